@@ -44,7 +44,7 @@ LABEL org.opencontainers.image.title="penstock" \
 RUN getent passwd 1000 > /dev/null \
     || { groupadd --gid 1000 penstock && useradd --uid 1000 --gid 1000 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin penstock; }
 COPY --from=build /opt/penstock /opt/penstock
-# First on PATH, so that a pod's `python -m penstock_cli` is this interpreter. Nothing is written at run
+# First on PATH, so that a pod's `python -m penstock.cli` is this interpreter. Nothing is written at run
 # time: the root file system is read-only in a cluster.
 ENV PATH=/opt/penstock/bin:$PATH \
     HOME=/tmp \

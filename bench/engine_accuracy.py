@@ -23,15 +23,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock_core.errors import UpstreamError
-from penstock_engine.core.engine import Engine
-from penstock_engine.core.prefix_keys import prefix_keys
-from penstock_engine.core.requests import EngineRequest
-from penstock_engine.core.timeline import Timeline
-from penstock_engine.serve.settings import ServeFlags, resolve
-from penstock_local.ports import ephemeral_port
-from penstock_wire.client import ConnectionPool
-from penstock_wire.loop import run
+from penstock.core.errors import UpstreamError
+from penstock.engine.core.engine import Engine
+from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.requests import EngineRequest
+from penstock.engine.core.timeline import Timeline
+from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.local.ports import ephemeral_port
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.loop import run
 
 RELATIVE, ABSOLUTE_S = 0.05, 0.002
 MODEL = "bench"
@@ -172,7 +172,7 @@ async def bench(flags: ServeFlags, rate: float, seconds: float) -> dict[str, Any
 @contextlib.contextmanager
 def worker(flags: ServeFlags) -> Iterator[None]:
     """Run a worker process."""
-    command = [sys.executable, "-m", "penstock_cli", "--log-level", "warning", "engine", "serve", MODEL]
+    command = [sys.executable, "-m", "penstock.cli", "--log-level", "warning", "engine", "serve", MODEL]
     command += ["--profile", flags.profile, "--port", str(flags.port)]
     with subprocess.Popen(command) as process:
         try:

@@ -12,12 +12,12 @@ import json
 import time
 from dataclasses import asdict, dataclass
 
-from penstock_engine import profiles
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.prefix_keys import prefix_keys
-from penstock_engine.core.requests import EngineRequest, EngineRole
-from penstock_engine.core.timeline import Timeline
+from penstock.engine import profiles
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.core.timeline import Timeline
 
 PROFILE = "h200-llama-3.1-8b-tp1"
 GOAL_TOKENS_PER_CPU_S = 300_000

@@ -23,13 +23,13 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from penstock_api import BreakerConfig, RouterConfig
-from penstock_router.admission import Admission
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.kv_listener import KvListener
-from penstock_router.make_core import make_core
-from penstock_router.policy.kv_events import KvEvents
-from penstock_router.policy.prefix_index import PrefixIndex
+from penstock.api import BreakerConfig, RouterConfig
+from penstock.router.admission import Admission
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.kv_listener import KvListener
+from penstock.router.make_core import make_core
+from penstock.router.policy.kv_events import KvEvents
+from penstock.router.policy.prefix_index import PrefixIndex
 
 FLEETS = (1, 100, 1000)
 UNIT, PROMPT = 16, 2048

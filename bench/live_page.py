@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from penstock_report.drawing import DPI, LINE_COLOURS, blank_figure, legend_above
-from penstock_workload.statistics import LAG_FLOOR_S, LAG_SHARE_OF_TTFT
+from penstock.report.drawing import DPI, LINE_COLOURS, blank_figure, legend_above
+from penstock.workload.statistics import LAG_FLOOR_S, LAG_SHARE_OF_TTFT
 
 NEAR = 0.10
 GOALS = ("TTFT p50", "TTFT p90", "TTFT p99")

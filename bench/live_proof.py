@@ -35,30 +35,30 @@ import live_page
 import sse_load
 from live_page import Request, Side
 
-from penstock_api import GraphDeployment, Role
-from penstock_core.clock import SimulatedClock
-from penstock_core.local_state import EntryState
-from penstock_engine.core.prefix_keys import prefix_keys
-from penstock_local.ports import ephemeral_port
-from penstock_manifests import load_graph
-from penstock_router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
-from penstock_runtimes import simulated
-from penstock_runtimes.process import RuntimeContext
-from penstock_simulator.graph_scenario import graph_pools, graph_router
-from penstock_simulator.jobs import Job, PrefixChains
-from penstock_simulator.scenario import Scenario
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
-from penstock_wire.client import ConnectionPool
-from penstock_wire.loop import run
-from penstock_workload.arrivals import Spread
-from penstock_workload.exchange import SendSettings
-from penstock_workload.prompts import PromptMaker
-from penstock_workload.record import RequestResult, RequestStatus
-from penstock_workload.replay import Replayer
-from penstock_workload.selection import OnLong
-from penstock_workload.statistics import summarise
-from penstock_workload.traces import TraceRequest
+from penstock.api import GraphDeployment, Role
+from penstock.core.clock import SimulatedClock
+from penstock.core.local_state import EntryState
+from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.local.ports import ephemeral_port
+from penstock.api.manifests import load_graph
+from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
+from penstock.runtimes import simulated
+from penstock.runtimes.process import RuntimeContext
+from penstock.simulator.graph_scenario import graph_pools, graph_router
+from penstock.simulator.jobs import Job, PrefixChains
+from penstock.simulator.scenario import Scenario
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.loop import run
+from penstock.workload.arrivals import Spread
+from penstock.workload.exchange import SendSettings
+from penstock.workload.prompts import PromptMaker
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.replay import Replayer
+from penstock.workload.selection import OnLong
+from penstock.workload.statistics import summarise
+from penstock.workload.traces import TraceRequest
 
 MODEL = "live"
 _START_S = 240.0
@@ -174,7 +174,7 @@ def processes(
         statefile = path.with_name("state.json")
         statefile.write_bytes(orjson.dumps(entries))
         for at, port in enumerate(ports):
-            words = [sys.executable, "-m", "penstock_cli", "router", "serve", "--graph", str(path)]
+            words = [sys.executable, "-m", "penstock.cli", "router", "serve", "--graph", str(path)]
             words += ["--port", port, "--speed", f"{speed:g}", "--discovery", str(statefile)]
             words += ["--access-log", str(path.with_name(f"access-{at}.jsonl"))]
             started[f"router-{at}"] = _start(words, path.parent)

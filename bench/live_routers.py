@@ -26,8 +26,8 @@ import live_proof
 from rich.console import Console
 from rich.table import Table
 
-from penstock_manifests import load_graph
-from penstock_workload.traces import TraceRequest
+from penstock.api.manifests import load_graph
+from penstock.workload.traces import TraceRequest
 
 WORKERS = 8
 PROFILE = "a100-qwen2.5-7b-bf16-tp1"

@@ -19,15 +19,15 @@ from typing import cast
 
 import uvloop
 
-from penstock_core.clock import SimulatedClock
-from penstock_wire.client import ConnectionPool
-from penstock_wire.messages import Request, Responder
-from penstock_wire.server import HttpServer
-from penstock_workload.exchange import SendSettings
-from penstock_workload.prompts import PromptMaker
-from penstock_workload.record import RequestResult, RequestStatus
-from penstock_workload.replay import Replayer
-from penstock_workload.traces import TraceRequest
+from penstock.core.clock import SimulatedClock
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.messages import Request, Responder
+from penstock.core.http.server import HttpServer
+from penstock.workload.exchange import SendSettings
+from penstock.workload.prompts import PromptMaker
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.replay import Replayer
+from penstock.workload.traces import TraceRequest
 
 EVENT = (
     b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"llama",'

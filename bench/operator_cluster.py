@@ -28,10 +28,10 @@ sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
 from apiserver import ControlPlane, free_port, missing_assets  # noqa: E402
 
-from penstock_kube.client import KubeClient  # noqa: E402
-from penstock_kube.informer import Informer  # noqa: E402
-from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT  # noqa: E402
-from penstock_wire.loop import run  # noqa: E402
+from penstock.kube.client import KubeClient  # noqa: E402
+from penstock.kube.informer import Informer  # noqa: E402
+from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT  # noqa: E402
+from penstock.core.http.loop import run  # noqa: E402
 
 PER_NAMESPACE = 100
 GOALS = {"first_s": 120.0, "change_p99_s": 1.0, "rss_mb": 400.0, "cpu_fraction": 0.05, "writes": 0}
@@ -60,7 +60,7 @@ def graph(namespace: str, name: str) -> dict[str, Any]:
 @contextmanager
 def operator(plane: ControlPlane) -> Iterator[int]:
     """Run the operator; give its process id."""
-    command = [sys.executable, "-m", "penstock_cli", "--log-level", "warning", "operator", "run"]
+    command = [sys.executable, "-m", "penstock.cli", "--log-level", "warning", "operator", "run"]
     command += ["--all-namespaces", "--kubeconfig", str(plane.kubeconfig), "--no-leader-election"]
     process = subprocess.Popen([*command, "--host", "127.0.0.1", "--metrics-port", str(free_port())])
     try:

@@ -25,30 +25,30 @@ from typing import Any, cast
 
 import uvloop
 
-from penstock_api import GraphDeployment, Role
-from penstock_core.clock import SimulatedClock
-from penstock_core.logs import configure
-from penstock_kube.client import KubeClient
-from penstock_planner.cluster.fleet import last_report
-from penstock_planner.cluster.plan import plan_of
-from penstock_planner.cluster.status import PlannerReason, StatusListener, StatusWriter
-from penstock_planner.dashboard import Dashboard
-from penstock_planner.ledger import Ledger
-from penstock_planner.loop import LoopSettings, ModelTime, PlannerLoop
-from penstock_planner.metrics import PlannerMetrics
-from penstock_planner.observers import Observer, Observers
-from penstock_planner.service import boot_id
-from penstock_planner.snapshot import SnapshotWriter
-from penstock_planner.sources.base import ReadingSource
-from penstock_planner.sources.chain import SourceChain
-from penstock_planner.sources.pages import MetricsPages
-from penstock_planner.sources.router import RouterSource, at
-from penstock_planner.sources.scrape import ScrapeSource
-from penstock_planner.targets.kubernetes import KubernetesTarget
-from penstock_planner.targets.pods import PodFacts
-from penstock_wire import loop as event_loop
-from penstock_wire.client import ConnectionPool
-from penstock_wire.server import HttpServer
+from penstock.api import GraphDeployment, Role
+from penstock.core.clock import SimulatedClock
+from penstock.core.logs import configure
+from penstock.kube.client import KubeClient
+from penstock.planner.cluster.fleet import last_report
+from penstock.planner.cluster.plan import plan_of
+from penstock.planner.cluster.status import PlannerReason, StatusListener, StatusWriter
+from penstock.planner.dashboard import Dashboard
+from penstock.planner.ledger import Ledger
+from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
+from penstock.planner.metrics import PlannerMetrics
+from penstock.planner.observers import Observer, Observers
+from penstock.planner.service import boot_id
+from penstock.planner.snapshot import SnapshotWriter
+from penstock.planner.sources.base import ReadingSource
+from penstock.planner.sources.chain import SourceChain
+from penstock.planner.sources.pages import MetricsPages
+from penstock.planner.sources.router import RouterSource, at
+from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.targets.kubernetes import KubernetesTarget
+from penstock.planner.targets.pods import PodFacts
+from penstock.core.http import loop as event_loop
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 
 BUDGET = 1.0
 """CPU seconds per second for 200 graphs of 16 workers; the product's bound."""

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from penstock_api import Role
-from penstock_engine.profiles.performance import SimulatedEngine, performance_of
-from penstock_planner.decide.baselines.rhythm import in_mode
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import judge
-from penstock_planner.decide.registry import POLICIES
-from penstock_planner.decide.state import PlannerState
+from penstock.api import Role
+from penstock.engine.profiles.performance import SimulatedEngine, performance_of
+from penstock.planner.decide.baselines.rhythm import in_mode
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.reading import judge
+from penstock.planner.decide.registry import POLICIES
+from penstock.planner.decide.state import PlannerState
 
 ROUNDS = 300
 BUDGET_US = 200.0

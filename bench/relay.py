@@ -1,4 +1,4 @@
-"""Measure a minimal HTTP relay built on penstock_wire against one on aiohttp, a bare byte relay and nginx, in one run.
+"""Measure a minimal HTTP relay built on penstock.core.http against one on aiohttp, a bare byte relay and nginx, in one run.
 
     python bench/relay.py [--seconds 6] [--json]
 
@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sse_load
 from aiohttp import web
 
-from penstock_local.ports import ephemeral_port
-from penstock_wire.client import ConnectionPool
-from penstock_wire.loop import run
-from penstock_wire.relay import relay
-from penstock_wire.server import HttpServer, Request, Responder
+from penstock.local.ports import ephemeral_port
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.loop import run
+from penstock.core.http.relay import relay
+from penstock.core.http.server import HttpServer, Request, Responder
 
 _ITL_MS = 5.0
 _STREAMS = 64
@@ -77,7 +77,7 @@ async def _serve_wire_relay(stop: asyncio.Event, source: str) -> None:
 
 
 async def _serve_aiohttp_relay(stop: asyncio.Event, source: str) -> None:
-    """Do what the relay on penstock_wire does, with aiohttp's server and client, on the same event loop."""
+    """Do what the relay on penstock.core.http does, with aiohttp's server and client, on the same event loop."""
     session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -208,7 +208,7 @@ def _measure_all(seconds: float) -> dict[str, dict[str, float]]:
     source_process, source = sse_load.spawn_source(_ITL_MS)
     figures: dict[str, dict[str, float]] = {}
     try:
-        for name, kind in (("penstock_wire", "wire"), ("aiohttp", "aiohttp"), ("bare uvloop bytes", "bytes")):
+        for name, kind in (("penstock.core.http", "wire"), ("aiohttp", "aiohttp"), ("bare uvloop bytes", "bytes")):
             with python_relay(kind, source) as (url, pid):
                 figures[name] = run(lambda _, url=url, pid=pid: _measure(url, pid, seconds))  # type: ignore[misc]
         nginx = sse_load.which_nginx()

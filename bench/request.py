@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from penstock_api import Role, RouterConfig
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
-from penstock_wire.capacity import connections_within_files
-from penstock_wire.client_connection import ClientConnection
-from penstock_wire.limits import ServerLimits
-from penstock_wire.loop import run
-from penstock_wire.server_connection import ServerConnection, Shared
+from penstock.api import Role, RouterConfig
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
+from penstock.core.http.capacity import connections_within_files
+from penstock.core.http.client_connection import ClientConnection
+from penstock.core.http.limits import ServerLimits
+from penstock.core.http.loop import run
+from penstock.core.http.server_connection import ServerConnection, Shared
 
 MODEL = "bench-model"
 WORKERS = 4

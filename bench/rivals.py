@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import graphs
 import sse_load
 
-from penstock_local.ports import ephemeral_port
-from penstock_wire.loop import run
+from penstock.local.ports import ephemeral_port
+from penstock.core.http.loop import run
 
 RIVALS = {
     "smg": ("smg", ("bin/smg", "launch")),
@@ -77,7 +77,7 @@ def penstock(policy: str | None, sources: Sequence[str]) -> Iterator[tuple[str, 
         graph, port = Path(folder) / "graph.yaml", ephemeral_port()
         pools = {"aggregated": len(sources)}
         graph.write_text(graphs.manifest("bench", sse_load.MODEL, pools, policy=policy))
-        argv = [sys.executable, "-m", "penstock_cli", "router", "serve", "--graph", str(graph)]
+        argv = [sys.executable, "-m", "penstock.cli", "router", "serve", "--graph", str(graph)]
         argv += [f"--worker=aggregated={url}" for url in sources] + ["--port", str(port)]
         with _process(argv, f"http://127.0.0.1:{port}/ready", Path(folder) / "log") as found:
             yield found

@@ -27,8 +27,8 @@ import graphs
 import relay as relays
 import sse_load
 
-from penstock_local.ports import ephemeral_port
-from penstock_wire.loop import run
+from penstock.local.ports import ephemeral_port
+from penstock.core.http.loop import run
 
 _ITL_MS = 5.0
 _STREAMS = 64
@@ -71,7 +71,7 @@ def _router(mode: str, sources: list[str], policy: str | None) -> Iterator[tuple
         graph.write_text(graphs.manifest("bench", sse_load.MODEL, pools, policy=policy))
         port = ephemeral_port()
         workers = [f"--worker={role}={url}" for role, url in zip(_ROLES[mode], sources, strict=True)]
-        argv = [sys.executable, "-m", "penstock_cli", "router", "serve", "--graph", str(graph), *workers]
+        argv = [sys.executable, "-m", "penstock.cli", "router", "serve", "--graph", str(graph), *workers]
         log = Path(folder) / "router.log"
         with log.open("wb") as stderr:
             process = subprocess.Popen([*argv, "--port", str(port)], stderr=stderr)

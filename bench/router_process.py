@@ -12,9 +12,9 @@ from pathlib import Path
 import orjson
 import sse_load
 
-from penstock_api import Role
-from penstock_core.local_state import EntryState
-from penstock_objects.names import GRAPH_SECRET_VARIABLE
+from penstock.api import Role
+from penstock.core.local_state import EntryState
+from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 
 _FORWARDED = 'penstock_router_forwarded_requests_total{outcome="answered"}'
 
@@ -34,7 +34,7 @@ def start(port: int, graph: Path, words: Sequence[str], log: Path) -> subprocess
     argv = [
         sys.executable,
         "-m",
-        "penstock_cli",
+        "penstock.cli",
         "router",
         "serve",
         "--graph",

@@ -17,19 +17,19 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
-from penstock_api import AdmissionConfig, AdmissionMode, BreakerConfig, Role, RouterConfig
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.core.router import RouterCore
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.make_core import make_core
-from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock_router.policy.keys import Prefix, prompt_keys
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_index import PrefixIndex
-from penstock_router.policy.registry import POLICIES, make_policy
-from penstock_router.policy.routing_policy import Arrival
+from penstock.api import AdmissionConfig, AdmissionMode, BreakerConfig, Role, RouterConfig
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.router import RouterCore
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.make_core import make_core
+from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
+from penstock.router.policy.keys import Prefix, prompt_keys
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.registry import POLICIES, make_policy
+from penstock.router.policy.routing_policy import Arrival
 
 FLEETS = (8, 64, 256, 1024)
 REQUESTS = 400

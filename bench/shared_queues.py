@@ -31,10 +31,10 @@ import graphs
 import router_process
 import sse_load
 
-from penstock_core.errors import PenstockError
-from penstock_local.ports import ephemeral_port
-from penstock_wire.client import ConnectionPool, Timeouts
-from penstock_wire.loop import run
+from penstock.core.errors import PenstockError
+from penstock.local.ports import ephemeral_port
+from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.loop import run
 
 WORKERS = 4
 PREFIXES = 64

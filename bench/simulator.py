@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import time
 
-from penstock_api import Role
-from penstock_simulator.plan import DEFAULT_PROFILE
-from penstock_simulator.routing import policy_names
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.simulator.plan import DEFAULT_PROFILE
+from penstock.simulator.routing import policy_names
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
 
 BUDGET_S = 20.0
 WORKERS = 8

@@ -17,7 +17,7 @@ from images import NODES, put_image
 from kube import Graph, wait_for
 from traffic import Load, client_of
 
-from penstock_local.random_model import RandomModel, write_model
+from penstock.local.random_model import RandomModel, write_model
 
 IMAGE = os.environ.get("DYNAMO_IMAGE")
 DEFINITION = ROOT / "manifests" / "dynamo-discovery.yaml"

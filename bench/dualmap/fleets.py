@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from setups import INSTANCES, Case, world
 
-from penstock_api import Role, RouterConfig
-from penstock_simulator.scenario import Resize, RouterSpec
-from penstock_simulator.sweep import RunSpec
+from penstock.api import Role, RouterConfig
+from penstock.simulator.scenario import Resize, RouterSpec
+from penstock.simulator.sweep import RunSpec
 
 WAYS = ("alone", "events", "shared")
 

@@ -11,12 +11,12 @@ from paper import KEY_DEPTHS
 from rich.console import Console
 from rich.table import Table
 
-from penstock_report.drawing import DPI, LINE_COLOURS, blank_figure, legend_above
-from penstock_report.html_parts import figure, page, table
-from penstock_report.html_parts import text as escaped
-from penstock_report.text import percent, seconds
-from penstock_simulator.charts import capacity, hits
-from penstock_simulator.text import COLUMNS, cells, goodput_text
+from penstock.report.drawing import DPI, LINE_COLOURS, blank_figure, legend_above
+from penstock.report.html_parts import figure, page, table
+from penstock.report.html_parts import text as escaped
+from penstock.report.text import percent, seconds
+from penstock.simulator.charts import capacity, hits
+from penstock.simulator.text import COLUMNS, cells, goodput_text
 
 Rows = list[tuple[str, ...]]
 Block = tuple[tuple[str, ...], Rows]

@@ -25,10 +25,10 @@ import page
 import setups
 from paper import CLAIMS
 
-from penstock_api import QueueOrder
-from penstock_simulator.output import open_directory, to_json
-from penstock_simulator.scoreboard import attainment_over_time
-from penstock_simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
+from penstock.api import QueueOrder
+from penstock.simulator.output import open_directory, to_json
+from penstock.simulator.scoreboard import attainment_over_time
+from penstock.simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
 
 PARTS = ("comparison", "engines", "ours", "ablation", "depths", "routers", "elasticity", "order", "scaling")
 WINDOW_S = 60.0

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock_api import QueueOrder, Role, RouterConfig
-from penstock_simulator.routing import policy_names
-from penstock_simulator.scenario import (
+from penstock.api import QueueOrder, Role, RouterConfig
+from penstock.simulator.routing import policy_names
+from penstock.simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
     Model,
@@ -25,8 +25,8 @@ from penstock_simulator.scenario import (
     Scenario,
     SimpleModel,
 )
-from penstock_simulator.sweep import RunSpec
-from penstock_simulator.workload import WorkloadSpec
+from penstock.simulator.sweep import RunSpec
+from penstock.simulator.workload import WorkloadSpec
 
 INSTANCES = 8
 SLO_S = 5.0

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.fan_out import Read
-from penstock_engine.core.heartbeat import HeartbeatSchedule
-from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock_engine.core.lease import LeaseTerms
-from penstock_engine.core.requests import EngineRequest, EngineRole
-from penstock_engine.core.timeline import Timeline
-from penstock_engine.core.transfer import LinkTerms
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.fan_out import Read
+from penstock.engine.core.heartbeat import HeartbeatSchedule
+from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.core.timeline import Timeline
+from penstock.engine.core.transfer import LinkTerms
 
 LATENCY = LatencyModel(QuadraticPrefill(0.016, 1.5e-5, 0.0), LinearDecode(0.02, 0.0, 0.0))
 """Chosen: round figures near an 8B model's: 16 ms and 15 us a token to prefill, 20 ms a decode step."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from cluster import Cluster, Shape
 
-from penstock_engine.core.lease import LeaseTerms
+from penstock.engine.core.lease import LeaseTerms
 
 CRASH_S = 120.0
 END_S = 640.0

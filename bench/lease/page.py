@@ -9,7 +9,7 @@ from crash import BLOCKS, CRASH_S, END_S, FIXED_S, CrashRun
 from table import BATCH, ENGINES, TableCost
 from waiting import FACTOR, LEASE_S, WaitingRun
 
-from penstock_report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
+from penstock.report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
 
 Verdict = tuple[str, str, bool]
 AFTER_S = (0, 10, 20, 30, 60, 240, 479, 481)

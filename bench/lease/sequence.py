@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock_report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
+from penstock.report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
 
 LANES = {"router": 0.0, "prefill worker": 1.0, "decode worker": 2.0}
 HAPPY = (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from penstock_engine.core.lease import LeaseTable
+from penstock.engine.core.lease import LeaseTable
 
 BATCH = 1000
 REPEATS = 200

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cluster import OUTPUT_TOKENS, Cluster, Counts, Shape
 
-from penstock_engine.core.lease import LeaseTerms
+from penstock.engine.core.lease import LeaseTerms
 
 LEASE_S = 30.0
 FACTOR = 10

@@ -9,7 +9,7 @@ import numpy as np
 from worker import TARGETS_S, Run
 from workload import TIERS
 
-from penstock_core.tiers import TierPriority
+from penstock.core.tiers import TierPriority
 
 PREMIUM, STANDARD, BACKGROUND = TIERS
 

@@ -8,14 +8,14 @@ import numpy as np
 from worker import BATCH_TOKENS, BLOCK_TOKENS, KV_BLOCKS, MAX_SEQS, PREEMPTION, PROFILE, TARGETS_S
 from workload import TIERS, traffic
 
-from penstock_api import Role, Tier
-from penstock_core.tiers import TierPriority
-from penstock_router.policy.slo_monitor import SheddingSettings
-from penstock_router.policy.tiers import SloTarget, TierSettings
-from penstock_simulator.jobs import Job, JobOutcome
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role, Tier
+from penstock.core.tiers import TierPriority
+from penstock.router.policy.slo_monitor import SheddingSettings
+from penstock.router.policy.tiers import SloTarget, TierSettings
+from penstock.simulator.jobs import Job, JobOutcome
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 SLOT_REQUESTS = MAX_SEQS * 3 // 2
 """Chosen: half a batch more than runs. The rest waits by tier in the router, yet a premium request finds a way to the

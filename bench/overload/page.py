@@ -18,8 +18,8 @@ from workload import (
     TIERS,
 )
 
-from penstock_core.tiers import TierPriority
-from penstock_report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
+from penstock.core.tiers import TierPriority
+from penstock.report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
 
 Runs = Mapping[str, Run]
 

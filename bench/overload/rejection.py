@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock_api import AdmissionConfig, AdmissionMode, Role, RouterPolicy
-from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds, busy_thresholds
-from penstock_simulator.graph_scenario import default_router
-from penstock_simulator.observer import Requests
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.api import AdmissionConfig, AdmissionMode, Role, RouterPolicy
+from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds, busy_thresholds
+from penstock.simulator.graph_scenario import default_router
+from penstock.simulator.observer import Requests
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 PROFILE = "a100-llama-70b-bf16-tp8"
 WORKERS = 4

@@ -18,7 +18,7 @@ from rejection import (
     Sweep,
 )
 
-from penstock_report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
+from penstock.report.drawing import DPI, GREY, LINE_COLOURS, blank_figure
 
 
 def rejection_verdicts(found: Sweep) -> list[tuple[str, str, bool]]:

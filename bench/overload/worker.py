@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from workload import TIERS, Request
 
-from penstock_api import Tier
-from penstock_core.tiers import TierPriority
-from penstock_engine import profiles
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.requests import EngineRequest, EngineRole, RequestState
-from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_router.policy.slo_monitor import EVALUATE_S, EndedRequest, SheddingSettings, SloMonitor
-from penstock_router.policy.tiers import SloTarget, TierSettings
+from penstock.api import Tier
+from penstock.core.tiers import TierPriority
+from penstock.engine import profiles
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.requests import EngineRequest, EngineRole, RequestState
+from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SheddingSettings, SloMonitor
+from penstock.router.policy.tiers import SloTarget, TierSettings
 
 PROFILE = "a100-llama-70b-bf16-tp8"
 KV_BLOCKS, BLOCK_TOKENS = 3072, 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock_core.tiers import TierPriority
+from penstock.core.tiers import TierPriority
 
 Integers = NDArray[np.int64]
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from workloads import Case
 
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_simulator.baselines import configured
-from penstock_simulator.measures import measures
-from penstock_simulator.observer import Floats, Recording
-from penstock_simulator.oracle import Aim
-from penstock_simulator.oracle_search import with_schedule
-from penstock_simulator.scenario import Scenario
-from penstock_simulator.workload import prepare
-from penstock_simulator.world import World
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.simulator.baselines import configured
+from penstock.simulator.measures import measures
+from penstock.simulator.observer import Floats, Recording
+from penstock.simulator.oracle import Aim
+from penstock.simulator.oracle_search import with_schedule
+from penstock.simulator.scenario import Scenario
+from penstock.simulator.workload import prepare
+from penstock.simulator.world import World
 
 
 @dataclass(frozen=True, slots=True)

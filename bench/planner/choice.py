@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workloads import Case, cases
 
-from penstock_planner.decide.config import Mode
+from penstock.planner.decide.config import Mode
 
 DATA_VARIABLE = "PENSTOCK_TRACES"
 """Folder of traces that are not packaged; `--data` wins."""

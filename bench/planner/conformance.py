@@ -9,9 +9,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from penstock_planner.decide.config import Mode
-from penstock_simulator.conformance.run import play
-from penstock_simulator.conformance.scenarios import SCENARIOS, ConformanceScenario
+from penstock.planner.decide.config import Mode
+from penstock.simulator.conformance.run import play
+from penstock.simulator.conformance.scenarios import SCENARIOS, ConformanceScenario
 
 CONFORMABLE = tuple(mode.value for mode in Mode if mode is Mode.SLA or not mode.needs_profile)
 """Policies that metrics are enough for, or the fluid's own profile; it has no latency profile and no future to know."""

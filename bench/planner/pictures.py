@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from workloads import Case
 
-from penstock_report.drawing import DPI, GREY, LINE_COLOURS, blank_figure, legend_above, legend_beside
-from penstock_simulator.observer import Recording
+from penstock.report.drawing import DPI, GREY, LINE_COLOURS, blank_figure, legend_above, legend_beside
+from penstock.simulator.observer import Recording
 
 SHOWN_CASE = "sine"
 """The case that is drawn over time."""

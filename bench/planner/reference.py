@@ -15,11 +15,11 @@ import orjson
 from cells import Cell, run_cell, scenario_of
 from workloads import Case
 
-from penstock_planner.decide.config import Mode
-from penstock_simulator.oracle import Aim
-from penstock_simulator.oracle_needs import Utilisation, needs
-from penstock_simulator.oracle_search import search
-from penstock_simulator.workload import prepare
+from penstock.planner.decide.config import Mode
+from penstock.simulator.oracle import Aim
+from penstock.simulator.oracle_needs import Utilisation, needs
+from penstock.simulator.oracle_search import search
+from penstock.simulator.workload import prepare
 
 FILE = Path(__file__).with_name("reference.json")
 ORACLES = (Mode.ORACLE.value, Mode.ORACLE_ONE_STEP.value)

@@ -8,7 +8,7 @@ from statistics import fmean
 from board import FIXED, ONE_STEP, ORACLE, REFERENCES, TIE, VERDICTS, Board, Row, verdict
 from workloads import Case
 
-from penstock_planner.decide.config import Mode
+from penstock.planner.decide.config import Mode
 
 PROFILED = Mode.SLA.value
 """The default with a profile and targets."""

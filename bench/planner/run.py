@@ -26,8 +26,8 @@ from pictures import draw
 from results import document
 from workloads import Case
 
-from penstock_planner.decide.config import Mode
-from penstock_simulator.sweep import map_all
+from penstock.planner.decide.config import Mode
+from penstock.simulator.sweep import map_all
 
 DEFAULT = Mode.ADAPTIVE.value
 """The planner's own default."""

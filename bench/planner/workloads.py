@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock_api import Role
-from penstock_simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, WorkerFailure
-from penstock_simulator.workload import WorkloadSpec
+from penstock.api import Role
+from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, WorkerFailure
+from penstock.simulator.workload import WorkloadSpec
 
 A100 = "a100-llama-8b-bf16-tp1"
 H200 = "h200-llama-3.1-8b-tp1"

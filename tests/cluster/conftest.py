@@ -24,7 +24,7 @@ from apiserver import CRDS, ControlPlane, asset, missing_assets
 from faulty import FaultyProxy
 from planning import World
 
-from penstock_kube.client import KubeClient
+from penstock.kube.client import KubeClient
 
 _numbers = itertools.count(1)
 

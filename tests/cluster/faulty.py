@@ -17,8 +17,8 @@ import httpx
 import orjson
 import yaml
 
-from penstock_core.errors import ClientDisconnected
-from penstock_wire.server import HttpServer
+from penstock.core.errors import ClientDisconnected
+from penstock.core.http.server import HttpServer
 
 READS = frozenset({"GET"})
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})

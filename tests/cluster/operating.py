@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 from apiserver import free_port
 
-from penstock_kube.informer import Informer
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, KINDS, POD
-from penstock_operator.metrics import OperatorMetrics
-from penstock_operator.plan.pods import pod_view
-from penstock_operator.plan.scale import Load
-from penstock_operator.queue import Pace
-from penstock_operator.service import Operator, OperatorService
-from penstock_operator.settings import OperatorSettings
+from penstock.kube.informer import Informer
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS, POD
+from penstock.operator.metrics import OperatorMetrics
+from penstock.operator.plan.pods import pod_view
+from penstock.operator.plan.scale import Load
+from penstock.operator.queue import Pace
+from penstock.operator.service import Operator, OperatorService
+from penstock.operator.settings import OperatorSettings
 
 CHILDREN = {
     "ConfigMap": {"g-router"},
@@ -135,7 +135,7 @@ async def running(client, namespace, *, loads=None, pace=None):
 def process(kubeconfig, namespace, *options):
     """Run `penstock operator run`; give the process and its metrics port."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock_cli", "operator", "run", "--namespace", namespace]
+    command = [sys.executable, "-m", "penstock.cli", "operator", "run", "--namespace", namespace]
     command += ["--kubeconfig", str(kubeconfig), "--host", "127.0.0.1", "--metrics-port", str(port), *options]
     environment = {**os.environ, "POD_NAME": f"operator-{port}"}
     running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

@@ -10,13 +10,13 @@ import contextlib
 import itertools
 import os
 
-from penstock_core.errors import ClusterError
-from penstock_engine.profiles.performance import graph_performance
-from penstock_kube.kinds import EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
-from penstock_objects.names import PLANNER
-from penstock_planner.cluster.service import ClusterService, run_until_stopped
-from penstock_planner.ledger import read_ledger
-from penstock_wire.server import HttpServer
+from penstock.core.errors import ClusterError
+from penstock.engine.profiles.performance import graph_performance
+from penstock.kube.kinds import EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock.kube.objects.names import PLANNER
+from penstock.planner.cluster.service import ClusterService, run_until_stopped
+from penstock.planner.ledger import read_ledger
+from penstock.core.http.server import HttpServer
 
 INTERVAL_S = 1.0
 """Adjustment interval of every graph."""

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from apiserver import asset
 
-from penstock_manifests import load_graph
-from penstock_operator.build import BuildContext, children
+from penstock.api.manifests import load_graph
+from penstock.operator.resources import BuildContext, children
 
 pytestmark = pytest.mark.cluster
 

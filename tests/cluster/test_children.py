@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock_api import GraphDeployment
-from penstock_cli.objects import as_yaml, objects_of
-from penstock_core.errors import ClusterError, ForbiddenError
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, KINDS
-from penstock_objects.names import OPERATOR
-from penstock_operator.build import BuildContext, adapter, children
+from penstock.api import GraphDeployment
+from penstock.cli.objects import as_yaml, objects_of
+from penstock.core.errors import ClusterError, ForbiddenError
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS
+from penstock.kube.objects.names import OPERATOR
+from penstock.operator.resources import BuildContext, adapter, children
 
 pytestmark = pytest.mark.cluster
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import yaml
 
-from penstock_core.errors import (
+from penstock.core.errors import (
     ClusterError,
     ConflictError,
     ForbiddenError,
@@ -15,10 +15,10 @@ from penstock_core.errors import (
     NotFoundError,
     UnavailableError,
 )
-from penstock_kube import client as client_module
-from penstock_kube import credentials as credentials_module
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import ACCESS_REVIEW, CONFIG_MAP, NODE, POD, SERVICE_ACCOUNT
+from penstock.kube import client as client_module
+from penstock.kube import credentials as credentials_module
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import ACCESS_REVIEW, CONFIG_MAP, NODE, POD, SERVICE_ACCOUNT
 
 pytestmark = pytest.mark.cluster
 
@@ -289,7 +289,7 @@ async def test_calls_wait_for_a_server_that_is_restarted(own_api_server):
 
 async def test_an_absent_server_is_unavailable_within_the_budget(own_api_server, monkeypatch):
     """Without a server the error says so after the budget, not after minutes."""
-    monkeypatch.setattr("penstock_kube.transport.BUDGET_S", 1.0)
+    monkeypatch.setattr("penstock.kube.transport.BUDGET_S", 1.0)
     client = await connect(own_api_server.kubeconfig)
     own_api_server.kill("kube-apiserver")
     started_s = time.monotonic()

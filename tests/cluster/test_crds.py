@@ -12,11 +12,11 @@ import pytest
 import yaml
 from manifest_table import TABLE, manifest_of, merged, named
 
-from penstock_api import GraphDeployment, ProfileRequest, ScalingAdapter
-from penstock_core.errors import InvalidObjectError, NotFoundError
-from penstock_crd import definitions
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
-from penstock_manifests import parse_manifests
+from penstock.api import GraphDeployment, ProfileRequest, ScalingAdapter
+from penstock.core.errors import InvalidObjectError, NotFoundError
+from penstock.api.crd import definitions
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
+from penstock.api.manifests import parse_manifests
 
 pytestmark = pytest.mark.cluster
 

@@ -17,12 +17,12 @@ from urllib.parse import unquote
 
 import pytest
 
-from penstock_core.errors import ClusterError
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, NODE, POD
-from penstock_operator.doctor.findings import Severity
-from penstock_operator.doctor.gather import Scope, gather
-from penstock_operator.doctor.judge import judge
+from penstock.core.errors import ClusterError
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, NODE, POD
+from penstock.operator.doctor.findings import Severity
+from penstock.operator.doctor.gather import Scope, gather
+from penstock.operator.doctor.judge import judge
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -266,7 +266,7 @@ def made_processes():
 
     def start(*arguments):
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock_cli", *map(str, arguments)],
+            [sys.executable, "-m", "penstock.cli", *map(str, arguments)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -463,7 +463,7 @@ def test_the_command_prints_json_and_its_exit_code_is_the_verdict(api_server, cr
     """--json holds every finding; a problem exits 1."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "penstock_cli", "doctor", "--json", "--interval", "0"),
+            *(sys.executable, "-m", "penstock.cli", "doctor", "--json", "--interval", "0"),
             *("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace),
         ],
         capture_output=True,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock_api import GraphDeployment
-from penstock_core.errors import ForbiddenError, InvalidObjectError
-from penstock_kube.kinds import KINDS
-from penstock_objects.names import OPERATOR
-from penstock_operator.build import BuildContext, adapter, children
-from penstock_operator.plan.drift import drifted, stamped
+from penstock.api import GraphDeployment
+from penstock.core.errors import ForbiddenError, InvalidObjectError
+from penstock.kube.kinds import KINDS
+from penstock.kube.objects.names import OPERATOR
+from penstock.operator.resources import BuildContext, adapter, children
+from penstock.operator.plan.drift import drifted, stamped
 
 pytestmark = pytest.mark.cluster
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from operating import condition, graph, names, running, until
 
-from penstock_core.errors import ForbiddenError
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import CONFIG_MAP, DYNAMO_WORKER_METADATA
-from penstock_operator.queue import Pace
+from penstock.core.errors import ForbiddenError
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import CONFIG_MAP, DYNAMO_WORKER_METADATA
+from penstock.operator.queue import Pace
 
 pytestmark = pytest.mark.cluster
 

@@ -11,10 +11,10 @@ import pytest
 from faulty import EVERY_FAULT, WRITES, Fault
 from operating import CHILDREN, all_children, condition, graph, running, settled, until
 
-from penstock_core.errors import NotFoundError
-from penstock_kube import transport
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import (
+from penstock.core.errors import NotFoundError
+from penstock.kube import transport
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import (
     DEPLOYMENT,
     GRAPH_DEPLOYMENT,
     KINDS,

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from operating import CHILDREN, all_children, condition, graph, names, running, settled, until
 
-from penstock_core.errors import ClusterError
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
+from penstock.core.errors import ClusterError
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
 
 pytestmark = [
     pytest.mark.cluster,

@@ -10,8 +10,8 @@ from faulty import EVERY_FAULT, Fault
 from operating import until
 from planning import is_now
 
-from penstock_kube.kinds import SCALING_ADAPTER
-from penstock_planner.replay import replay
+from penstock.kube.kinds import SCALING_ADAPTER
+from penstock.planner.replay import replay
 
 pytestmark = [
     pytest.mark.cluster,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from operating import condition, graph, running, until
 
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, POD
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, POD
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

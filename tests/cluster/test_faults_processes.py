@@ -28,8 +28,8 @@ from operating import (
     until,
 )
 
-from penstock_core.errors import ClusterError, NotFoundError
-from penstock_kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE, POD, SCALING_ADAPTER, SERVICE
+from penstock.core.errors import ClusterError, NotFoundError
+from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE, POD, SCALING_ADAPTER, SERVICE
 
 pytestmark = [
     pytest.mark.cluster,
@@ -72,7 +72,7 @@ async def test_twenty_kills_change_nothing_but_the_time(crds, kwok, make_node, c
     make_node(gpus=16)
     rng = random.Random(5)
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["penstock_operator.service", "penstock_operator.handlers"])
+    server.set_forkserver_preload(["penstock.operator.service", "penstock.operator.handlers"])
     await client.create(graph(namespace), field_manager="test")
     async with BudgetWatch(client, namespace).on() as budget:
         for number in range(KILLS):
@@ -186,7 +186,7 @@ async def test_a_frozen_leader_never_writes_beside_the_next_one(crds, client, na
 @contextlib.contextmanager
 def planner(kubeconfig, folder):
     """Run `penstock planner run` for all graphs of the namespace."""
-    command = [sys.executable, "-m", "penstock_cli", "planner", "run", "--environment", "kubernetes"]
+    command = [sys.executable, "-m", "penstock.cli", "planner", "run", "--environment", "kubernetes"]
     command += ["--namespace", NAMESPACE, "--log-dir", str(folder), "--metrics-port", "0"]
     running_one = subprocess.Popen(command, env={**os.environ, "KUBECONFIG": str(kubeconfig)})
     try:

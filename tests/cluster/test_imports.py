@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock_api import GraphDeployment
-from penstock_cli.objects import as_yaml, objects_of
-from penstock_importer import import_dgd
-from penstock_kube.kinds import GRAPH_DEPLOYMENT
+from penstock.api import GraphDeployment
+from penstock.cli.objects import as_yaml, objects_of
+from penstock.runtimes.importer import import_dgd
+from penstock.kube.kinds import GRAPH_DEPLOYMENT
 
 pytestmark = pytest.mark.cluster
 

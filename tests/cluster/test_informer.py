@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock_core.errors import ClusterError
-from penstock_kube import informer as informer_module
-from penstock_kube.client import KubeClient
-from penstock_kube.informer import Informer
-from penstock_kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, LEADER_WORKER_SET
+from penstock.core.errors import ClusterError
+from penstock.kube import informer as informer_module
+from penstock.kube.client import KubeClient
+from penstock.kube.informer import Informer
+from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, LEADER_WORKER_SET
 
 pytestmark = [
     pytest.mark.cluster,
@@ -217,7 +217,7 @@ async def test_the_copy_survives_a_killed_server(own_api_server):
 
 async def test_a_frozen_server_is_noticed(own_api_server, monkeypatch):
     """A server that keeps the connection but says nothing is taken for dead after the silence."""
-    monkeypatch.setattr("penstock_kube.transport.SILENCE_S", 1.0)
+    monkeypatch.setattr("penstock.kube.transport.SILENCE_S", 1.0)
     client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
     try:
         async with following(client, "default") as followed:

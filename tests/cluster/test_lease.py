@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock_core.errors import UnavailableError
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import LEASE
-from penstock_kube.lease import Election
+from penstock.core.errors import UnavailableError
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import LEASE
+from penstock.kube.lease import Election
 
 pytestmark = [
     pytest.mark.cluster,
@@ -29,8 +29,8 @@ ELECTOR = """
 import asyncio, sys, time
 from pathlib import Path
 
-from penstock_kube.client import KubeClient
-from penstock_kube.lease import Election
+from penstock.kube.client import KubeClient
+from penstock.kube.lease import Election
 
 kubeconfig, namespace, identity, term_s = sys.argv[1:]
 

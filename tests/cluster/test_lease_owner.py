@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 from operating import until
 
-from penstock_core.errors import NotFoundError
-from penstock_kube.kinds import LEASE, POD
-from penstock_kube.lease import Election, own_pod
+from penstock.core.errors import NotFoundError
+from penstock.kube.kinds import LEASE, POD
+from penstock.kube.lease import Election, own_pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from operating import all_children, graph, running, settled, until
 
-from penstock_api import Role
-from penstock_kube.kinds import CONFIG_MAP, DEPLOYMENT, GRAPH_DEPLOYMENT
-from penstock_manifests import load_graph
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
-from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
+from penstock.api import Role
+from penstock.kube.kinds import CONFIG_MAP, DEPLOYMENT, GRAPH_DEPLOYMENT
+from penstock.api.manifests import load_graph
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
 
 pytestmark = pytest.mark.cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from operating import all_children, condition, graph, names, running, settled, until
 
-from penstock_kube.kinds import DEPLOYMENT, SCALING_ADAPTER, SERVICE
+from penstock.kube.kinds import DEPLOYMENT, SCALING_ADAPTER, SERVICE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 from operating import BudgetWatch, Loads, condition, graph, names, running, settled, until
 
-from penstock_kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
-from penstock_operator.plan.pods import pod_view
-from penstock_operator.plan.scale import Load
+from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock.operator.plan.pods import pod_view
+from penstock.operator.plan.scale import Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -10,9 +10,9 @@ import pytest
 from accounts import account
 from operating import CHILDREN, all_children, graph, page, process, says, until
 
-from penstock_core.errors import NotFoundError
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, LEASE
-from penstock_operator.rbac import RULES
+from penstock.core.errors import NotFoundError
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE
+from penstock.operator.rbac import RULES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

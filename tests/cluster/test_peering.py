@@ -15,10 +15,10 @@ from accounts import EVERYTHING, account
 from apiserver import free_port
 from operating import graph, page, says, until
 
-from penstock_engine.profiles.performance import graph_performance
-from penstock_kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, LEASE
-from penstock_planner.cluster.service import ClusterService, run_until_stopped
-from penstock_planner.ledger import Ledger
+from penstock.engine.profiles.performance import graph_performance
+from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, LEASE
+from penstock.planner.cluster.service import ClusterService, run_until_stopped
+from penstock.planner.ledger import Ledger
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -40,7 +40,7 @@ class Installation:
         """Start the process, again if need be."""
         self.close()
         self.port = free_port()
-        command = [sys.executable, "-m", "penstock_cli", "operator", "run", *self._scope]
+        command = [sys.executable, "-m", "penstock.cli", "operator", "run", *self._scope]
         command += ["--kubeconfig", str(self._kubeconfig), "--host", "127.0.0.1"]
         command += ["--metrics-port", str(self.port)]
         environment = {**os.environ, "POD_NAME": f"operator-{self._home}", "POD_NAMESPACE": self._home}

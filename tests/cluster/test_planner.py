@@ -12,15 +12,15 @@ from apiserver import free_port
 from operating import until
 from planning import INTERVAL_S, WAIT_S, World, is_now
 
-from penstock_api import Role
-from penstock_core.errors import ConflictError, NotFoundError
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
-from penstock_planner.cluster.plan import parse
-from penstock_planner.cluster.watch import Watch
-from penstock_planner.replay import replay
-from penstock_planner.targets.kubernetes import KubernetesTarget
-from penstock_wire.client import ConnectionPool
-from penstock_wire.server import HttpServer
+from penstock.api import Role
+from penstock.core.errors import ConflictError, NotFoundError
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
+from penstock.planner.cluster.plan import parse
+from penstock.planner.cluster.watch import Watch
+from penstock.planner.replay import replay
+from penstock.planner.targets.kubernetes import KubernetesTarget
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 
 pytestmark = pytest.mark.cluster
 
@@ -183,8 +183,8 @@ async def test_graphs_come_change_and_go_while_the_planner_runs(world):
         await world.client.delete(GRAPH_DEPLOYMENT, "llama", namespace=world.namespace)
 
         async def is_released():
-            from penstock_core.errors import ConfigError
-            from penstock_planner.ledger import Ledger
+            from penstock.core.errors import ConfigError
+            from penstock.planner.ledger import Ledger
 
             ledger = Ledger(world.folder / world.namespace / "llama" / "ledger.jsonl")
             try:
@@ -252,7 +252,7 @@ async def test_the_command_plans_with_few_rights_and_ends_on_sigterm(world, api_
     world.kv = 0.95
     await world.make_graph(maxGpuBudget=3)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "from penstock_cli.main import main; main()"),
+        *(sys.executable, "-c", "from penstock.cli.main import main; main()"),
         *("planner", "run", "--environment", "kubernetes", "--namespace", world.namespace),
         *("--kubeconfig", str(kubeconfig), "--log-dir", str(world.folder), "--metrics-port", str(port)),
         stderr=asyncio.subprocess.PIPE,

@@ -10,12 +10,12 @@ from accounts import account
 from operating import until
 from planning import is_now
 
-from penstock_engine.profiles.performance import graph_performance
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
-from penstock_performance.profile import plain_profile
-from penstock_planner.cluster import fleet
-from penstock_planner.cluster.plan import parse
+from penstock.engine.profiles.performance import graph_performance
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
+from penstock.performance.profile import plain_profile
+from penstock.planner.cluster import fleet
+from penstock.planner.cluster.plan import parse
 
 pytestmark = pytest.mark.cluster
 
@@ -91,7 +91,7 @@ async def test_a_graph_without_a_profile_disturbs_no_other(world):
 
 async def test_get_is_all_that_the_planner_needs_of_config_maps(crds, world):
     """With the rights that the doctor asks for, no more."""
-    from penstock_operator.doctor.rights import PLANNER_RIGHTS
+    from penstock.operator.doctor.rights import PLANNER_RIGHTS
 
     rules = [
         {"apiGroups": [each.group], "resources": [each.resource], "verbs": [each.verb]}

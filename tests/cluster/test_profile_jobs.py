@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 from operating import graph, running, until
 
-from penstock_core.errors import NotFoundError
-from penstock_kube.informer import Informer
-from penstock_kube.kinds import JOB, POD, PROFILE_REQUEST, Kind
-from penstock_operator.plan.pods import pod_view
+from penstock.core.errors import NotFoundError
+from penstock.kube.informer import Informer
+from penstock.kube.kinds import JOB, POD, PROFILE_REQUEST, Kind
+from penstock.operator.plan.pods import pod_view
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

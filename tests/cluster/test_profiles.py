@@ -9,12 +9,12 @@ import pytest
 import yaml
 from operating import graph, running, until
 
-from penstock_api import ProfileRequest
-from penstock_cli.profile_cluster import follow
-from penstock_cli.profile_config_map import write_result
-from penstock_core.errors import InvalidObjectError, NotFoundError
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import (
+from penstock.api import ProfileRequest
+from penstock.cli.profile_cluster import follow
+from penstock.cli.profile_config_map import write_result
+from penstock.core.errors import InvalidObjectError, NotFoundError
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import (
     CONFIG_MAP,
     EVENT,
     GRAPH_DEPLOYMENT,
@@ -356,7 +356,7 @@ async def test_the_operators_own_rights_suffice(crds, client, namespace, tmp_pat
     """With the chart's Role and not one right more."""
     from accounts import account
 
-    from penstock_operator.rbac import RULES
+    from penstock.operator.rbac import RULES
 
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": sorted(verbs)}

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 from operating import CHILDREN, all_children, condition, graph, names, running, settled, until
 
-from penstock_core.errors import NotFoundError
-from penstock_kube.kinds import (
+from penstock.core.errors import NotFoundError
+from penstock.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     EVENT,
@@ -20,7 +20,7 @@ from penstock_kube.kinds import (
     SERVICE,
     SERVICE_ACCOUNT,
 )
-from penstock_operator.queue import Pace
+from penstock.operator.queue import Pace
 
 pytestmark = pytest.mark.cluster
 

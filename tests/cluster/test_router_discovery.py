@@ -7,14 +7,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import orjson
 import pytest
 
-from penstock_engine.core.requests import EngineRole
-from penstock_engine.serve.server import EngineServer
-from penstock_engine.serve.settings import ServeFlags, resolve
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import ENDPOINT_SLICE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
-from penstock_router.server import RouterServer
-from penstock_router.settings import GraphPlace, RouterSettings
-from penstock_wire.client import ConnectionPool, Timeouts
+from penstock.engine.core.requests import EngineRole
+from penstock.engine.serve.server import EngineServer
+from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import ENDPOINT_SLICE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from penstock.router.server import RouterServer
+from penstock.router.settings import GraphPlace, RouterSettings
+from penstock.core.http.client import ConnectionPool, Timeouts
 
 pytestmark = [
     pytest.mark.cluster,
@@ -234,7 +234,7 @@ async def test_without_the_right_the_router_says_which(api_server, namespace, mo
     """403: the router lives, serves nobody, and /ready carries the server's words."""
     kubeconfig = api_server.service_account_kubeconfig(namespace, "default")
     async with place_of(api_server, namespace, monkeypatch, kubeconfig) as place:
-        monkeypatch.setattr("penstock_router.discovery.kubernetes.FIRST_VIEW_S", 1.0)
+        monkeypatch.setattr("penstock.router.discovery.kubernetes.FIRST_VIEW_S", 1.0)
         await place.start_router()
         await place.until(lambda: "403" in (place.router._discovery.problem or ""))
         reasons = orjson.loads((await place.page("/ready")).body)["reasons"]

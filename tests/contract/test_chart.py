@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock_core import metric_names
-from penstock_objects.names import OPERATOR, PLANNER, lease_name
-from penstock_operator.rbac import RULES
+from penstock.core import metric_names
+from penstock.kube.objects.names import OPERATOR, PLANNER, lease_name
+from penstock.operator.rbac import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "penstock"

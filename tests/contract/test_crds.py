@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_api import GraphDeployment, ProfileRequest, ScalingAdapter
-from penstock_api.fields import keys_of, sections
-from penstock_crd import definitions, file_name
-from penstock_crd.__main__ import FOLDERS, documents, main, stale
+from penstock.api import GraphDeployment, ProfileRequest, ScalingAdapter
+from penstock.api.fields import keys_of, sections
+from penstock.api.crd import definitions, file_name
+from penstock.api.crd.__main__ import FOLDERS, documents, main, stale
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from penstock_cli.main import cli
+from penstock.cli.main import cli
 
 FOLDER = Path(__file__).resolve().parents[2] / "manifests" / "import"
 

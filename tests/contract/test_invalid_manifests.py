@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from manifest_table import manifest_of, named
 
-from penstock_manifests import parse_manifests
+from penstock.api.manifests import parse_manifests
 
 
 def patched(entry):

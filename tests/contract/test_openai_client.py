@@ -11,11 +11,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from penstock_api import Role, RouterConfig
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
-from penstock_wire.server import HttpServer
+from penstock.api import Role, RouterConfig
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
+from penstock.core.http.server import HttpServer
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ PROMPT = "The gate lets through what the turbine can use. " * 8
 def _start(log_dir, name, *arguments):
     """Start a `penstock` process that chooses its own port; return it and its log file."""
     log = log_dir / f"{name}.log"
-    command = [sys.executable, "-m", "penstock_cli", *arguments, "--port", "0", "--speed", SPEED]
+    command = [sys.executable, "-m", "penstock.cli", *arguments, "--port", "0", "--speed", SPEED]
     with log.open("wb") as file:
         env = {**os.environ, "PENSTOCK_API_KEYS": "sk-test"}
         return subprocess.Popen(command, stdout=file, stderr=file, env=env), log

@@ -8,13 +8,13 @@ import asyncio
 import openai
 import pytest
 
-from penstock_api import Role
-from penstock_engine.core.requests import EngineRole
-from penstock_engine.serve.server import EngineServer
-from penstock_engine.serve.settings import ServeFlags, resolve
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
+from penstock.api import Role
+from penstock.engine.core.requests import EngineRole
+from penstock.engine.serve.server import EngineServer
+from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
 
 MESSAGES = [{"role": "user", "content": "What does the gate let through?"}]
 PROMPT = "The gate lets through what the turbine can use. " * 4

@@ -1,7 +1,7 @@
 """The names of profiles that the API knows are those of the files that come with the engine."""
 
-from penstock_api.profiles import PROFILES
-from penstock_engine import profiles
+from penstock.api.profiles import PROFILES
+from penstock.engine import profiles
 
 
 def test_the_api_knows_every_profile_that_comes_with_penstock():

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_core import metric_names
-from penstock_engine.core.requests import EngineRole
-from penstock_engine.serve.server import EngineServer
-from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock.core import metric_names
+from penstock.engine.core.requests import EngineRole
+from penstock.engine.serve.server import EngineServer
+from penstock.engine.serve.settings import ServeFlags, resolve
 
 _HERE = Path(__file__).parent
 

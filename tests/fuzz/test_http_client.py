@@ -1,8 +1,8 @@
 import asyncio
 
-from penstock_core.errors import UpstreamError
-from penstock_wire.client_connection import ClientConnection
-from penstock_wire.limits import Timeouts
+from penstock.core.errors import UpstreamError
+from penstock.core.http.client_connection import ClientConnection
+from penstock.core.http.limits import Timeouts
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 CORPUS = [

@@ -2,9 +2,9 @@ import asyncio
 
 import httptools
 
-from penstock_core.errors import UpstreamError
-from penstock_wire.limits import ServerLimits
-from penstock_wire.server_connection import ServerConnection, Shared
+from penstock.core.errors import UpstreamError
+from penstock.core.http.limits import ServerLimits
+from penstock.core.http.server_connection import ServerConnection, Shared
 
 LIMITS = ServerLimits(max_header_bytes=2048, max_body_bytes=8192, max_connections=4)
 FAR_S = 1e6

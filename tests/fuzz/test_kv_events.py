@@ -2,14 +2,14 @@
 
 import pytest
 
-from penstock_api import BreakerConfig, Role, RouterConfig
-from penstock_router.admission import Admission
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.kv_listener import KvListener
-from penstock_router.make_core import make_core
-from penstock_router.policy.kv_events import KvEvents
-from penstock_router.policy.prefix_index import PrefixIndex
+from penstock.api import BreakerConfig, Role, RouterConfig
+from penstock.router.admission import Admission
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.kv_listener import KvListener
+from penstock.router.make_core import make_core
+from penstock.router.policy.kv_events import KvEvents
+from penstock.router.policy.prefix_index import PrefixIndex
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 pytest.importorskip("zmq", reason="pyzmq is not installed")

@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from penstock_engine.core.fan_out import Read
-from penstock_engine.serve.notifications import encode, parse
+from penstock.engine.core.fan_out import Read
+from penstock.engine.serve.notifications import encode, parse
 
 CORPUS = [
     encode("engine-1", [Read("a"), Read("b", 1, 3, 2)], ["c", "d"]),

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from endpoint import LEASE_S, Process
 
-from penstock_api.enums import Environment
-from penstock_local.ports import ephemeral_port
-from penstock_manifests import load_graph
-from penstock_runtimes import RuntimeContext, filled_env, process_specs
-from penstock_runtimes.process import SIDE_CHANNEL_PORT
+from penstock.api.enums import Environment
+from penstock.local.ports import ephemeral_port
+from penstock.api.manifests import load_graph
+from penstock.runtimes import RuntimeContext, filled_env, process_specs
+from penstock.runtimes.process import SIDE_CHANNEL_PORT
 
 ENGINE_ARGS = ["--enforce-eager", "--dtype", "bfloat16"]
 
@@ -82,7 +82,7 @@ class Deployment:
     def router(self, name, *more, **workers):
         """Start a router before the workers, each named by its role, and wait until it would serve."""
         flags = [word for role, each in workers.items() for word in ("--worker", f"{role}={each.url}")]
-        serve = [sys.executable, "-m", "penstock_cli", "router", "serve", "--port", "{port}"]
+        serve = [sys.executable, "-m", "penstock.cli", "router", "serve", "--port", "{port}"]
         router = self.start(name, [*serve, "--model", "tiny", "--kv-lease", str(LEASE_S), *more, *flags])
         router.wait_for("/ready")
         return router

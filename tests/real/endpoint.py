@@ -10,7 +10,7 @@ import urllib.request
 import openai
 import orjson
 
-from penstock_local.ports import ephemeral_port
+from penstock.local.ports import ephemeral_port
 
 STARTUP_S = 900
 """A loaded machine of two cores needs minutes to import and start a vLLM."""

@@ -3,12 +3,12 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.heartbeat import HeartbeatSchedule
-from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock_engine.core.lease import LeaseTerms
-from penstock_engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.heartbeat import HeartbeatSchedule
+from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.requests import EngineRequest, EngineRole
 
 _AT_ONCE = LatencyModel(QuadraticPrefill(1e-9, 0.0, 0.0), LinearDecode(1e-9, 0.0, 0.0))
 _PROMPT = "prompt"

@@ -18,9 +18,9 @@ import psutil
 import pytest
 import yaml
 
-from penstock_local.ports import choose_port
-from penstock_local.random_model import RandomModel, write_model
-from penstock_planner.ledger import read_ledger
+from penstock.local.ports import choose_port
+from penstock.local.random_model import RandomModel, write_model
+from penstock.planner.ledger import read_ledger
 
 ROOT = Path(__file__).parents[2]
 SPEED = 4
@@ -47,7 +47,7 @@ class Graph:
         """Run a command; return what it prints."""
         environment = {**os.environ, "PENSTOCK_LOCAL_STATE_DIR": str(self.state)}
         done = subprocess.run(
-            [sys.executable, "-m", "penstock_cli", *words],
+            [sys.executable, "-m", "penstock.cli", *words],
             env=environment,
             cwd=self.folder,
             capture_output=True,

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock_api import Environment, GraphDeployment
-from penstock_local.ports import choose_port
-from penstock_local.random_model import RandomModel, write_model
-from penstock_operator.build import BuildContext, children
-from penstock_runtimes import PORT, RuntimeContext, filled_argv, filled_env, process_specs
-from penstock_runtimes.process import SIDE_CHANNEL_PORT
+from penstock.api import Environment, GraphDeployment
+from penstock.local.ports import choose_port
+from penstock.local.random_model import RandomModel, write_model
+from penstock.operator.resources import BuildContext, children
+from penstock.runtimes import PORT, RuntimeContext, filled_argv, filled_env, process_specs
+from penstock.runtimes.process import SIDE_CHANNEL_PORT
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from endpoint import STARTUP_S, Endpoint
 
-from penstock_local.ports import ephemeral_port
+from penstock.local.ports import ephemeral_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -35,7 +35,7 @@ class UpGraph:
     def run(self, *words, timeout_s=60):
         """Run a `penstock` command; return what it prints."""
         done = subprocess.run(
-            [sys.executable, "-m", "penstock_cli", *words],
+            [sys.executable, "-m", "penstock.cli", *words],
             check=False,
             env=self._environment,
             timeout=timeout_s,

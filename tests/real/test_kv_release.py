@@ -29,7 +29,7 @@ class ListedPair:
         serve = [
             sys.executable,
             "-m",
-            "penstock_cli",
+            "penstock.cli",
             "router",
             "serve",
             "--port",

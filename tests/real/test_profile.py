@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_performance.profile import profile_from
+from penstock.performance.profile import profile_from
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -42,7 +42,7 @@ def test_a_real_vllm_is_profiled(deployment, tmp_path):
     path = os.pathsep.join([str(Path(os.environ["PENSTOCK_VLLM"]).parent), os.environ["PATH"]])
     options = f"--gpus 1 --isl 500 --osl 50 --ttft 60000 --itl 10000 --max-context 1024 --output-dir {folder}"
     done = subprocess.run(
-        [sys.executable, "-m", "penstock_cli", "profile", "--config", graph, *options.split()],
+        [sys.executable, "-m", "penstock.cli", "profile", "--config", graph, *options.split()],
         env={**os.environ, **VARIABLES, "PATH": path},
         capture_output=True,
         text=True,

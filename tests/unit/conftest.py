@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from penstock_api import GraphDeployment
+from penstock.api import GraphDeployment
 
 
 def _merge(target, changes):

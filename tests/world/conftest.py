@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import pytest
 
-from penstock_planner.ledger import read_ledger
+from penstock.planner.ledger import read_ledger
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1
@@ -45,7 +45,7 @@ DEFAULTS = {
     "interval": 30,
     "budget": 8,
 }
-PENSTOCK = (sys.executable, "-m", "penstock_cli")
+PENSTOCK = (sys.executable, "-m", "penstock.cli")
 GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 

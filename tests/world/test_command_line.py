@@ -5,7 +5,7 @@ import re
 import click
 import pytest
 
-from penstock_cli.main import cli
+from penstock.cli.main import cli
 
 FIFTEEN = {
     "--namespace": "dynamo",

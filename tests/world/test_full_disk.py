@@ -13,7 +13,7 @@ import json, os, pathlib, signal, subprocess, sys, time, urllib.request
 folder, manifest, port = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
 os.environ |= {"PENSTOCK_LOCAL_STATE_DIR": str(folder / "state"), "HOME": str(folder)}
-penstock = [sys.executable, "-m", "penstock_cli"]
+penstock = [sys.executable, "-m", "penstock.cli"]
 statefile = folder / "state" / "world.json"
 
 

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock_api import RouterConfig
-from penstock_core.simulated_tokens import token_ids
-from penstock_engine.serve.server import EngineServer
-from penstock_engine.serve.settings import ServeFlags, resolve
-from penstock_router.policy.keys import Prefix, token_keys
-from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
-from penstock_wire.client import ConnectionPool
+from penstock.api import RouterConfig
+from penstock.core.simulated_tokens import token_ids
+from penstock.engine.serve.server import EngineServer
+from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.router.policy.keys import Prefix, token_keys
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
+from penstock.core.http.client import ConnectionPool
 
 pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 pytest.importorskip("zmq", reason="pyzmq is not installed")

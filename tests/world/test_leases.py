@@ -19,7 +19,7 @@ def worker(role, *flags):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    argv = [sys.executable, "-m", "penstock_cli", "engine", "serve", "m", "--role", role, "--port", str(port)]
+    argv = [sys.executable, "-m", "penstock.cli", "engine", "serve", "m", "--role", role, "--port", str(port)]
     argv += ["--speed", str(SPEED), "--kv-transfer-config", json.dumps(CONNECTOR), *flags]
     process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     try:

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from penstock_local.liveness import identify
-from penstock_local.statefile import ArbiterInfo, EntryState, ProcessEntry, StateFile
-from penstock_local.store import StateStore
+from penstock.local.liveness import identify
+from penstock.local.statefile import ArbiterInfo, EntryState, ProcessEntry, StateFile
+from penstock.local.store import StateStore
 
 REPLICAS = 3
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

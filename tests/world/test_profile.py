@@ -9,10 +9,10 @@ import psutil
 import pytest
 import yaml
 
-from penstock_engine import profiles
-from penstock_manifests import load_graph
-from penstock_performance.profile import profile_from
-from penstock_profiler.journal import JOURNAL
+from penstock.engine import profiles
+from penstock.api.manifests import load_graph
+from penstock.performance.profile import profile_from
+from penstock.profiler.journal import JOURNAL
 
 SAMPLE = Path(__file__).resolve().parents[2] / "manifests" / "samples" / "disaggregated.yaml"
 STATED_ERROR = 0.1

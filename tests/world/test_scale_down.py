@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from penstock_api import Role
-from penstock_local.store import StateStore
-from penstock_local.target import LocalTarget
+from penstock.api import Role
+from penstock.local.store import StateStore
+from penstock.local.target import LocalTarget
 
 STREAMS = 200
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

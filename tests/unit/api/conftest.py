@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_runtimes import RuntimeContext
+from penstock.runtimes import RuntimeContext
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from typing import Annotated
 import pytest
 from pydantic import Field, JsonValue
 
-from penstock_api import Condition, GraphDeployment, Role, ScalingAdapter
-from penstock_api.base import DnsLabel, Flag, Integer, Number, SpecModel
-from penstock_api.rule import Rule
-from penstock_crd.schema import openapi
+from penstock.api import Condition, GraphDeployment, Role, ScalingAdapter
+from penstock.api.base import DnsLabel, Flag, Integer, Number, SpecModel
+from penstock.api.rule import Rule
+from penstock.api.crd.schema import openapi
 
 
 class Part(SpecModel):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock_manifests import parse_manifests
-from penstock_runtimes import extras
-from penstock_runtimes.extras import needed_extras
+from penstock.api.manifests import parse_manifests
+from penstock.runtimes import extras
+from penstock.runtimes.extras import needed_extras
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1

@@ -5,8 +5,8 @@ import json
 import pytest
 import yaml
 
-from penstock_core.errors import InvalidSpecError
-from penstock_importer import import_dgd
+from penstock.core.errors import InvalidSpecError
+from penstock.runtimes.importer import import_dgd
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 PAIR = ("prefill", "decode")

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_api import GraphDeployment
-from penstock_manifests.messages import shown, suggestion
-from penstock_manifests.validation import validate
+from penstock.api import GraphDeployment
+from penstock.api.manifests.messages import shown, suggestion
+from penstock.api.manifests.validation import validate
 
 
 def message_of(spec_change):

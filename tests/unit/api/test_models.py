@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock_api import (
+from penstock.api import (
     EngineConfig,
     GraphDeployment,
     LeaseConfig,
@@ -16,7 +16,7 @@ from penstock_api import (
     ScalingConfig,
     ServiceSpec,
 )
-from penstock_api.fields import walk
+from penstock.api.fields import walk
 
 
 def test_planner_defaults_are_the_documents():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_api import ProfileRequest
-from penstock_manifests import parse_manifests
+from penstock.api import ProfileRequest
+from penstock.api.manifests import parse_manifests
 
 HEAD = """\
 apiVersion: penstock.dev/v1alpha1

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock_api import GraphDeployment, PlannerConfig, ServiceSpec
-from penstock_api.fields import model_at, walk
-from penstock_manifests import load_graph
-from penstock_manifests.reference import markdown
-from penstock_runtimes import RuntimeContext, process_specs
+from penstock.api import GraphDeployment, PlannerConfig, ServiceSpec
+from penstock.api.fields import model_at, walk
+from penstock.api.manifests import load_graph
+from penstock.api.manifests.reference import markdown
+from penstock.runtimes import RuntimeContext, process_specs
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = [
@@ -19,7 +19,7 @@ SAMPLES = [
 
 
 def test_the_reference_is_current():
-    """docs/manifest.md is what the models say; renew it with `python -m penstock_manifests.reference`."""
+    """docs/manifest.md is what the models say; renew it with `python -m penstock.api.manifests.reference`."""
     assert (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8") == markdown()
 
 
@@ -77,6 +77,6 @@ def test_each_sample_is_valid_and_becomes_processes(path):
 def test_each_sample_names_a_profile_that_exists(path):
     """Simulated workers find their latency profile."""
     spec = load_graph(path).spec
-    profiles = {each.stem for each in (ROOT / "engine" / "penstock_engine" / "profiles").glob("*.yaml")}
+    profiles = {each.stem for each in (ROOT / "engine" / "penstock.engine" / "profiles").glob("*.yaml")}
     wanted = {service.profile or spec.engine.profile for service in spec.workers.values()}
     assert wanted <= profiles

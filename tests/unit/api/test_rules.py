@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock_api import RULE_ERROR, GraphDeployment, ScalingAdapter
-from penstock_api.fields import sections
-from penstock_api.rule import Rule, unless
-from penstock_crd import definitions
-from penstock_manifests import parse_manifests
+from penstock.api import RULE_ERROR, GraphDeployment, ScalingAdapter
+from penstock.api.fields import sections
+from penstock.api.rule import Rule, unless
+from penstock.api.crd import definitions
+from penstock.api.manifests import parse_manifests
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 from manifest_table import TABLE, manifest_of

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from penstock_api import Environment
-from penstock_core.errors import ConfigError
-from penstock_runtimes import (
+from penstock.api import Environment
+from penstock.core.errors import ConfigError
+from penstock.runtimes import (
     ProcessSpec,
     fill,
     filled_argv,
@@ -16,7 +16,7 @@ from penstock_runtimes import (
     masked_env,
     process_specs,
 )
-from penstock_runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint, kv_replay_port
+from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint, kv_replay_port
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
 
@@ -54,7 +54,7 @@ def test_simulated_worker(build, context):
     specs = by_service(graph, fast)
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": LEASE}
     assert specs["decode"].argv == (
-        "/py", "-m", "penstock_cli", "engine", "serve", "meta/llama", "--served-model-name", "llama",
+        "/py", "-m", "penstock.cli", "engine", "serve", "meta/llama", "--served-model-name", "llama",
         "--host", "127.0.0.1", "--port", "{port}", "--role", "decode", "--profile", "a100-x.yaml", "--speed", "20",
         "--max-model-len", "4096", "--block-size", "32", "--num-gpu-blocks-override", "100",
         "--max-num-seqs", "8", "--max-num-batched-tokens", "2048",
@@ -89,11 +89,11 @@ def test_simulated_router_and_planner(build, context):
     """Router and planner get the manifest, the discovery file and the speed; ports only where they listen."""
     specs = by_service(build(), dataclasses.replace(context, log_dir="/logs/planner"))
     assert specs["frontend"].argv == (
-        "/py", "-m", "penstock_cli", "router", "serve", "--graph", "/g.yaml",
+        "/py", "-m", "penstock.cli", "router", "serve", "--graph", "/g.yaml",
         "--discovery", "/state/llama.json", "--host", "127.0.0.1", "--port", "{port}", "--speed", "1",
     )  # fmt: skip
     assert specs["planner"].argv == (
-        "/py", "-m", "penstock_cli", "planner", "run", "--graph", "/g.yaml", "--namespace", "llama",
+        "/py", "-m", "penstock.cli", "planner", "run", "--graph", "/g.yaml", "--namespace", "llama",
         "--environment", "local", "--speed", "1", "--log-dir", "/logs/planner",
     )  # fmt: skip
     assert (specs["planner"].ports, specs["planner"].health_path, specs["planner"].gpus) == ((), None, 0)
@@ -171,7 +171,7 @@ def test_vllm_worker(build, context):
     }
     assert specs["decode"].ports == ("port", "side_channel_port")
     assert specs["decode"].gpus == 4
-    assert specs["frontend"].argv[2:5] == ("penstock_cli", "router", "serve")
+    assert specs["frontend"].argv[2:5] == ("penstock.cli", "router", "serve")
 
 
 @pytest.mark.parametrize(

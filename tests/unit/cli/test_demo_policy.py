@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock_api import RouterPolicy
-from penstock_cli.demo import with_policy
-from penstock_manifests import load_graph
+from penstock.api import RouterPolicy
+from penstock.cli.demo import with_policy
+from penstock.api.manifests import load_graph
 
 
 @pytest.mark.parametrize("policy", list(RouterPolicy))
 def test_only_the_policy_differs(tmp_path, policy):
     """The file is a graph like the first but for the router's policy."""
-    with resources.as_file(resources.files("penstock_cli") / "data" / "demo.yaml") as manifest:
+    with resources.as_file(resources.files("penstock.cli") / "data" / "demo.yaml") as manifest:
         changed = load_graph(with_policy(Path(manifest), policy.value, tmp_path))
         own = load_graph(Path(manifest))
     assert changed.spec.router.policy is policy

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from penstock_cli.demo_run import clear, end_load
-from penstock_core.errors import ConfigError
+from penstock.cli.demo_run import clear, end_load
+from penstock.core.errors import ConfigError
 
 STUBBORN = """
 import pathlib, signal, sys, time

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from penstock_cli.doctor import doctor
-from penstock_cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
-from penstock_core.errors import ConfigError
-from penstock_local.inspection import Hung, Stray
-from penstock_local.probes import RouterQueue, Traffic
-from penstock_local.status import LocalGraphStatus, PlannerView, ProcessStatus
-from penstock_operator.doctor.findings import Severity
+from penstock.cli.doctor import doctor
+from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
+from penstock.core.errors import ConfigError
+from penstock.local.inspection import Hung, Stray
+from penstock.local.probes import RouterQueue, Traffic
+from penstock.local.status import LocalGraphStatus, PlannerView, ProcessStatus
+from penstock.operator.doctor.findings import Severity
 
 
 def process(name, role, state="ready", **changes):
@@ -227,7 +227,7 @@ def test_a_failed_worker_comes_with_its_own_log_and_what_brings_it_back():
 
 def test_without_the_extra_the_doctor_names_the_check_that_needs_none(monkeypatch):
     """A user of local graphs has no Kubernetes client, and needs none."""
-    monkeypatch.setitem(sys.modules, "penstock_kube.client", None)
+    monkeypatch.setitem(sys.modules, "penstock.kube.client", None)
     done = CliRunner().invoke(doctor, [])
     assert isinstance(done.exception, ConfigError)
     assert "this machine's is `penstock doctor --local`" in str(done.exception)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock_cli.local import load_command
-from penstock_cli.main import cli, main
-from penstock_manifests import load_graph
-from penstock_runtimes import RuntimeContext, filled_argv, process_specs
+from penstock.cli.local import load_command
+from penstock.cli.main import cli, main
+from penstock.api.manifests import load_graph
+from penstock.runtimes import RuntimeContext, filled_argv, process_specs
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 DGD = """\
@@ -245,7 +245,7 @@ def test_rendered_commands_are_understood(tmp_path, sample, extra):
     )
     for spec in process_specs(load_graph(file), context):
         _, _, module, group, command, *arguments = filled_argv(spec, {"port": 8123})
-        assert module == "penstock_cli"
+        assert module == "penstock.cli"
         parsed = cli.get_command(None, group).get_command(None, command).make_context(command, arguments)
         assert parsed.params["speed"] == 20
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from penstock_cli import interruptible
+from penstock.cli import interruptible
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from penstock_cli.main import main
+from penstock.cli.main import main
 
 NAME = "h200-llama-3.1-8b-tp1"
 FAMILY = [word for size in (2, 4, 8) for word in ("--profile", f"h100-llama-3.3-70b-tp{size}")]

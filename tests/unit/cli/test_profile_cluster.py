@@ -9,14 +9,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from penstock_cli.profile import profile
-from penstock_cli.profile_cluster import ClusterFlags, follow, request_of
-from penstock_cli.profile_config_map import MAX_BYTES, read_result, result_data, write_files, write_result
-from penstock_core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
-from penstock_engine.profiles.performance import graph_performance
-from penstock_manifests import load_manifests
-from penstock_performance.profile import plain_profile
-from penstock_performance.recommend import Targets
+from penstock.cli.profile import profile
+from penstock.cli.profile_cluster import ClusterFlags, follow, request_of
+from penstock.cli.profile_config_map import MAX_BYTES, read_result, result_data, write_files, write_result
+from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
+from penstock.engine.profiles.performance import graph_performance
+from penstock.api.manifests import load_manifests
+from penstock.performance.profile import plain_profile
+from penstock.performance.recommend import Targets
 
 TARGETS = Targets(3000, 150, 0.2, 0.02)
 FLAGS = ClusterFlags(

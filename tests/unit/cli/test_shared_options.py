@@ -8,10 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from penstock_api import AdmissionConfig
-from penstock_cli import option
-from penstock_cli.main import cli
-from penstock_core.errors import ConfigError
+from penstock.api import AdmissionConfig
+from penstock.cli import option
+from penstock.cli.main import cli
+from penstock.core.errors import ConfigError
 
 SAMPLE = str(Path(__file__).parents[3] / "manifests" / "samples" / "disaggregated.yaml")
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.clock import SimulatedClock
-from penstock_core.errors import ConfigError
-from penstock_core.lag import LagTracker
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+from penstock.core.lag import LagTracker
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from penstock_core import errors, logs
-from penstock_core.errors import unwritable
+from penstock.core import errors, logs
+from penstock.core.errors import unwritable
 
 
 def test_every_exception_descends_from_the_root():

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from penstock_core.errors import ObservationError
-from penstock_core.exposition import parse_samples
+from penstock.core.errors import ObservationError
+from penstock.core.exposition import parse_samples
 
 PAGE = """\
 # HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.

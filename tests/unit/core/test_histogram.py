@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.histogram import (
+from penstock.core.histogram import (
     REQUEST_BOUNDS_S,
     ROUTER_ITL_BOUNDS_S,
     ROUTER_TTFT_BOUNDS_S,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_cli.main import main
-from penstock_core.printable import printable
+from penstock.cli.main import main
+from penstock.core.printable import printable
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.stamps import micro_stamp, seconds, stamp
+from penstock.core.stamps import micro_stamp, seconds, stamp
 
 T0 = 1_767_225_600.0
 """2026-01-01T00:00:00Z."""

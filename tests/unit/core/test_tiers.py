@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_core.tiers import TierPriority, priority_of, tier_of
+from penstock.core.tiers import TierPriority, priority_of, tier_of
 
 
 def test_lower_runs_first_and_no_tier_counts_as_premium():

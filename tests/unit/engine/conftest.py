@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock_engine.core.lease import LeaseTerms
-from penstock_engine.core.requests import EngineRequest, EngineRole
-from penstock_engine.core.timeline import Timeline
-from penstock_engine.core.transfer import LinkTerms
-from penstock_engine.serve.server import EngineServer
-from penstock_engine.serve.settings import ServeFlags, resolve
-from penstock_wire.client import ConnectionPool
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.core.timeline import Timeline
+from penstock.engine.core.transfer import LinkTerms
+from penstock.engine.serve.server import EngineServer
+from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.core.http.client import ConnectionPool
 
 LINK = LinkTerms(latency_s=0.5, bytes_per_s=100.0)
 """One byte per token: 100 tokens a second."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_engine.core.requests import Status
+from penstock.engine.core.requests import Status
 
 
 def spans_of(step):

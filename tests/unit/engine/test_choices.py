@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock_engine.serve.vocabulary import LOG_HALF
+from penstock.engine.serve.vocabulary import LOG_HALF
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 RUNNING = "vllm:num_requests_running"

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from penstock_cli.main import main
-from penstock_core.errors import UpstreamError
-from penstock_engine import profiles
-from penstock_wire.client import ConnectionPool
+from penstock.cli.main import main
+from penstock.core.errors import UpstreamError
+from penstock.engine import profiles
+from penstock.core.http.client import ConnectionPool
 
 
 def run_cli(capsys, *arguments):
@@ -63,7 +63,7 @@ def test_wrong_configuration_exits_with_2(capsys, arguments, message):
 async def test_sigterm_drains_and_exits_with_0(unused_tcp_port):
     """During the drain health and new requests are 503; the stream ends whole; the process leaves with 0."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock_cli", "engine", "serve", "llama"),
+        *(sys.executable, "-m", "penstock.cli", "engine", "serve", "llama"),
         *("--port", str(unused_tcp_port), "--speed", "2"),
         stderr=asyncio.subprocess.PIPE,
     )

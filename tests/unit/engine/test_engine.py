@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock_engine.core.fan_out import Read
-from penstock_engine.core.lease import LeaseTerm
-from penstock_engine.core.requests import FinishReason, Status
+from penstock.engine.core.fan_out import Read
+from penstock.engine.core.lease import LeaseTerm
+from penstock.engine.core.requests import FinishReason, Status
 
 
 def prefill(engine, request, now_s=0.0):

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock_engine.core.lease import LeaseTerms
-from penstock_engine.core.requests import EngineRequest, EngineRole
-from penstock_engine.core.timeline import Timeline
-from penstock_engine.core.transfer import LinkTerms
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.core.timeline import Timeline
+from penstock.engine.core.transfer import LinkTerms
 
 LATENCY = LatencyModel(QuadraticPrefill(0.02, 1e-4, 1e-8), LinearDecode(0.005, 1e-5, 1e-7))
 BLOCK = 4

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_engine.core.kv_blocks import BlockPool
+from penstock.engine.core.kv_blocks import BlockPool
 
 
 def test_blank_blocks_are_handed_out_in_order():

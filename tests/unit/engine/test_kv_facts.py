@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.kv_facts import BlocksRemoved, BlocksStored, CacheCleared
-from penstock_engine.core.prefix_keys import prefix_keys
-from penstock_engine.core.requests import EngineRequest, EngineRole
-from penstock_engine.core.timeline import Timeline
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.kv_facts import BlocksRemoved, BlocksStored, CacheCleared
+from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.core.timeline import Timeline
 
 BLOCK = 4
 WIDTH = 4 * BLOCK

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_engine import profiles
-from penstock_engine.core.latency import (
+from penstock.engine import profiles
+from penstock.engine.core.latency import (
     DecodeCurve,
     LatencyModel,
     LinearDecode,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_engine.core.lease import LeaseTable, LeaseTerms
+from penstock.engine.core.lease import LeaseTable, LeaseTerms
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.fan_out import reads_of
-from penstock_engine.core.heartbeat import HeartbeatSchedule
-from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock_engine.core.lease import LeaseTerms
-from penstock_engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.fan_out import reads_of
+from penstock.engine.core.heartbeat import HeartbeatSchedule
+from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.requests import EngineRequest, EngineRole
 
 LATENCY = LatencyModel(QuadraticPrefill(0.01, 0.0, 0.0), LinearDecode(0.01, 0.0, 0.0))
 TERMS = LeaseTerms(30.0, 60.0)

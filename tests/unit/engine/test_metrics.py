@@ -3,12 +3,12 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock_core import metric_names
-from penstock_core.lag import LagTracker
-from penstock_engine.core.request_slots import RequestSlots
-from penstock_engine.serve.histogram import Histogram, token_buckets
-from penstock_engine.serve.metrics import EngineMetrics
-from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock.core import metric_names
+from penstock.core.lag import LagTracker
+from penstock.engine.core.request_slots import RequestSlots
+from penstock.engine.serve.histogram import Histogram, token_buckets
+from penstock.engine.serve.metrics import EngineMetrics
+from penstock.engine.serve.settings import ServeFlags, resolve
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_engine.profiles.performance import SimulatedEngine, performance_of, planning_profile
-from penstock_performance.profile import plain_profile
+from penstock.core.errors import ConfigError
+from penstock.engine.profiles.performance import SimulatedEngine, performance_of, planning_profile
+from penstock.performance.profile import plain_profile
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock_engine import profiles
-from penstock_engine.core.latency import QuadraticPrefill
-from penstock_engine.core.preemption import PreemptionCosts, PreemptionKind, PreemptionTerms
-from penstock_engine.core.requests import EngineRequest, RequestState
-from penstock_engine.core.transfer import LinkTerms
-from penstock_engine.core.victims import Candidate, choose_victims
+from penstock.engine import profiles
+from penstock.engine.core.latency import QuadraticPrefill
+from penstock.engine.core.preemption import PreemptionCosts, PreemptionKind, PreemptionTerms
+from penstock.engine.core.requests import EngineRequest, RequestState
+from penstock.engine.core.transfer import LinkTerms
+from penstock.engine.core.victims import Candidate, choose_victims
 
 KV_BYTES = 80 * 4096
 """Llama-3-70B: 80 layers of 8 heads of 128 values, key and value, 2 bytes each."""

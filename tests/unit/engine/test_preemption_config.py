@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_engine.core.transfer import LinkTerms
-from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock.core.errors import ConfigError
+from penstock.engine.core.transfer import LinkTerms
+from penstock.engine.serve.settings import ServeFlags, resolve
 
 
 def flags(config=None, **changes):

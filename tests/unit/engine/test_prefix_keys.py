@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_engine.core.prefix_keys import count_tokens, prefix_keys
+from penstock.engine.core.prefix_keys import count_tokens, prefix_keys
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from penstock_engine.core.requests import EngineRole
-from penstock_engine.serve.fields import RequestError
-from penstock_engine.serve.protocol import Api, RemoteKv, parse
-from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock.engine.core.requests import EngineRole
+from penstock.engine.serve.fields import RequestError
+from penstock.engine.serve.protocol import Api, RemoteKv, parse
+from penstock.engine.serve.settings import ServeFlags, resolve
 
 
 @pytest.fixture(scope="module")

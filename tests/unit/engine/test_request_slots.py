@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock_core.errors import ConfigError
-from penstock_engine.core.request_slots import RequestSlots, SlotState
-from penstock_engine.serve.request_gate import AtCapacity, RequestGate
-from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock.core.errors import ConfigError
+from penstock.engine.core.request_slots import RequestSlots, SlotState
+from penstock.engine.serve.request_gate import AtCapacity, RequestGate
+from penstock.engine.serve.settings import ServeFlags, resolve
 
 LIMIT, QUEUE = 3, 2
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_engine.core.requests import EngineRole
-from penstock_engine.serve import response_fields, sampling
-from penstock_engine.serve.fields import RequestError
-from penstock_engine.serve.protocol import Api, parse
-from penstock_engine.serve.settings import ServeFlags, resolve
+from penstock.engine.core.requests import EngineRole
+from penstock.engine.serve import response_fields, sampling
+from penstock.engine.serve.fields import RequestError
+from penstock.engine.serve.protocol import Api, parse
+from penstock.engine.serve.settings import ServeFlags, resolve
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES = {Api.COMPLETIONS: {"prompt": "hello"}, Api.CHAT: CHAT, Api.RESPONSES: {"input": "hello"}}

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from penstock_core.errors import PortInUseError, StreamBroken
+from penstock.core.errors import PortInUseError, StreamBroken
 
 WAITING = "vllm:num_requests_waiting"
 RUNNING = "vllm:num_requests_running"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_engine.core.requests import EngineRole
-from penstock_engine.serve.settings import LoadFailurePolicy, ServeFlags, resolve
+from penstock.core.errors import ConfigError
+from penstock.engine.core.requests import EngineRole
+from penstock.engine.serve.settings import LoadFailurePolicy, ServeFlags, resolve
 
 PROFILE = "h100-llama-3.3-70b-tp2"
 

@@ -4,13 +4,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock_core.tiers import TierPriority
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock_engine.core.preemption import PreemptionTerms
-from penstock_engine.core.requests import EngineRequest, EngineRole, Status
-from penstock_engine.core.transfer import LinkTerms
+from penstock.core.tiers import TierPriority
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock.engine.core.preemption import PreemptionTerms
+from penstock.engine.core.requests import EngineRequest, EngineRole, Status
+from penstock.engine.core.transfer import LinkTerms
 
 LATENCY = LatencyModel(QuadraticPrefill(0.02, 1e-4, 1e-6), LinearDecode(0.005, 1e-5, 1e-7))
 BLOCK = 4

@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock_engine.core.batching import BatchLimits
-from penstock_engine.core.engine import Engine, EngineSettings
-from penstock_engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock_engine.core.preemption import PreemptionKind, PreemptionTerms
-from penstock_engine.core.requests import EngineRole, FinishReason, Status
-from penstock_engine.core.transfer import LinkTerms
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
+from penstock.engine.core.preemption import PreemptionKind, PreemptionTerms
+from penstock.engine.core.requests import EngineRole, FinishReason, Status
+from penstock.engine.core.transfer import LinkTerms
 
 SLOW_LINK = LinkTerms(latency_s=0.0, bytes_per_s=10.0)
 """A token of one byte takes 0.1 s each way."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.simulated_tokens import token_ids
-from penstock_engine.serve.vocabulary import Stop, alternatives, find_stop, words
+from penstock.core.simulated_tokens import token_ids
+from penstock.engine.serve.vocabulary import Stop, alternatives, find_stop, words
 
 SALT = 7
 

@@ -9,8 +9,8 @@ import pytest
 import uvloop
 import yaml
 
-from penstock_kube.client import KubeClient
-from penstock_wire.server import HttpServer
+from penstock.kube.client import KubeClient
+from penstock.core.http.server import HttpServer
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -130,5 +130,5 @@ def no_pause(monkeypatch):
         pauses.append(seconds)
         await real(0)
 
-    monkeypatch.setattr("penstock_kube.transport.asyncio.sleep", sleep)
+    monkeypatch.setattr("penstock.kube.transport.asyncio.sleep", sleep)
     return pauses

@@ -5,10 +5,10 @@ import stat
 
 import pytest
 
-from penstock_core.errors import ClusterError, ConfigError
-from penstock_kube import credentials as credentials_module
-from penstock_kube.client import KubeClient
-from penstock_kube.credentials import Credentials
+from penstock.core.errors import ClusterError, ConfigError
+from penstock.kube import credentials as credentials_module
+from penstock.kube.client import KubeClient
+from penstock.kube.credentials import Credentials
 
 
 @pytest.fixture

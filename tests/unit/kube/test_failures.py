@@ -8,7 +8,7 @@ from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import BadHttpMessage
 from yarl import URL
 
-from penstock_core.errors import (
+from penstock.core.errors import (
     ConfigError,
     ConflictError,
     ExpiredError,
@@ -18,7 +18,7 @@ from penstock_core.errors import (
     PenstockError,
     UnavailableError,
 )
-from penstock_kube.failures import cluster_error, event_error, penstock_errors, status_error
+from penstock.kube.failures import cluster_error, event_error, penstock_errors, status_error
 
 KEY = ConnectionKey("10.0.0.1", 443, True, True, None, None, None)
 REQUEST = aiohttp.RequestInfo(URL("https://10.0.0.1/api"), "GET", {})

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import InvalidObjectError
-from penstock_kube.backoff import Backoff
-from penstock_kube.client import selector_of
-from penstock_kube.kinds import CRD, DEPLOYMENT, KINDS, NODE, POD, SCALING_ADAPTER, kind_of
+from penstock.core.errors import InvalidObjectError
+from penstock.kube.backoff import Backoff
+from penstock.kube.client import selector_of
+from penstock.kube.kinds import CRD, DEPLOYMENT, KINDS, NODE, POD, SCALING_ADAPTER, kind_of
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from contextlib import suppress
 
 import pytest
 
-from penstock_core.errors import ClusterError, NotFoundError
-from penstock_kube.lease import Election
+from penstock.core.errors import ClusterError, NotFoundError
+from penstock.kube.lease import Election
 
 TERM_S = 0.3
 

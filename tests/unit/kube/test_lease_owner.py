@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_kube.lease import own_pod
+from penstock.kube.lease import own_pod
 
 POD = {"POD_NAME": "penstock-operator-1", "POD_NAMESPACE": "serving", "POD_UID": "u1"}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_kube.lease_scopes import (
+from penstock.kube.lease_scopes import (
     Keys,
     LeaseScope,
     ObservedScope,

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from penstock_core.errors import UnavailableError
-from penstock_kube.lease_scopes import Keys
-from penstock_kube.ownership import ElectionScope, GraphOwnership
+from penstock.core.errors import UnavailableError
+from penstock.kube.lease_scopes import Keys
+from penstock.kube.ownership import ElectionScope, GraphOwnership
 
 KEYS = Keys("component", "scope", "graph")
 TERM_S = 15.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock_manifests import parse_manifests
-from penstock_objects.pod_template import unknown_fields
+from penstock.api.manifests import parse_manifests
+from penstock.kube.objects.pod_template import unknown_fields
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from penstock_core.errors import (
+from penstock.core.errors import (
     ClusterError,
     ConfigError,
     ConflictError,
@@ -13,9 +13,9 @@ from penstock_core.errors import (
     InvalidObjectError,
     UnavailableError,
 )
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import CONFIG_MAP, SCALING_ADAPTER
-from penstock_kube.transport import MAX_CALLS
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import CONFIG_MAP, SCALING_ADAPTER
+from penstock.kube.transport import MAX_CALLS
 
 OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
 ME = "penstock-test"

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from penstock_kube.informer import Informer
-from penstock_kube.kinds import CONFIG_MAP
+from penstock.kube.informer import Informer
+from penstock.kube.kinds import CONFIG_MAP
 
 
 def obj(name, version):
@@ -26,7 +26,7 @@ def listing(version, *objs):
 @pytest.fixture
 async def follow(api, client, monkeypatch):
     """Return a function that runs an informer by a script until a condition holds, without pauses."""
-    monkeypatch.setattr("penstock_kube.backoff.Backoff.pause_s", lambda self: 0.0)
+    monkeypatch.setattr("penstock.kube.backoff.Backoff.pause_s", lambda self: 0.0)
     tasks, end = [], asyncio.Event()
 
     async def run(script, condition):
@@ -114,7 +114,7 @@ async def test_a_broken_stream_continues_where_it_broke(api, follow):
 
 async def test_a_silent_stream_is_taken_for_dead(api, follow, monkeypatch):
     """No byte for longer than two bookmarks would take: a new connection, the copy stays."""
-    monkeypatch.setattr("penstock_kube.transport.SILENCE_S", 0.05)
+    monkeypatch.setattr("penstock.kube.transport.SILENCE_S", 0.05)
     silence = asyncio.Event()
     informer, _ = await follow([listing(5, obj("a", 4)), api.stream(then=silence)], asked_all(api))
     assert [name for _, name in informer.objects] == ["a"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_local.plan import Limits
-from penstock_local.statefile import ProcessEntry, StateFile
+from penstock.local.plan import Limits
+from penstock.local.statefile import ProcessEntry, StateFile
 
 sys.path.insert(0, str(Path(__file__).parent))
 

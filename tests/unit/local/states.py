@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile
+from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile
 
 
 def make_state(namespace: str = "dynamo", *, gpus: int = 8, budget: int | None = None, **fields) -> StateFile:

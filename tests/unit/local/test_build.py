@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_core.local_state import EntryState
-from penstock_local.build import LocalOptions, initial_state
-from penstock_manifests import load_graph
-from penstock_runtimes import RuntimeContext
+from penstock.core.errors import ConfigError
+from penstock.core.local_state import EntryState
+from penstock.local.build import LocalOptions, initial_state
+from penstock.api.manifests import load_graph
+from penstock.runtimes import RuntimeContext
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1

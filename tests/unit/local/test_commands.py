@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from penstock_local.commands import argv_of, environment_of, ports_for, visible_devices
-from penstock_local.ports import FIRST_PORT, LAST_PORT, choose_port, ephemeral_port, is_free
+from penstock.local.commands import argv_of, environment_of, ports_for, visible_devices
+from penstock.local.ports import FIRST_PORT, LAST_PORT, choose_port, ephemeral_port, is_free
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from penstock_core.errors import InvalidSpecError
-from penstock_core.local_state import EntryState
-from penstock_local.door import RouterDoor, door_of
-from penstock_local.dynamo_door import DynamoDoor, deregister
-from penstock_local.dynamo_python import check_dynamo
-from penstock_local.probes import NoAnswer, Probes
-from penstock_local.store import StateStore
-from penstock_wire.server import HttpServer
+from penstock.core.errors import InvalidSpecError
+from penstock.core.local_state import EntryState
+from penstock.local.door import RouterDoor, door_of
+from penstock.local.dynamo_door import DynamoDoor, deregister
+from penstock.local.dynamo_python import check_dynamo
+from penstock.local.probes import NoAnswer, Probes
+from penstock.local.store import StateStore
+from penstock.core.http.server import HttpServer
 
 WORKER, OTHER = 0x7AF62B357CF8BFFF, 0xBEC3E3A012ED7E68
 PAGE = """\

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_local.gpus import GpuRefusal, Grant, allocate
+from penstock.local.gpus import GpuRefusal, Grant, allocate
 
 
 @pytest.mark.parametrize(

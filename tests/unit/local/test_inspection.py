@@ -9,11 +9,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from penstock_core.local_state import EntryState
-from penstock_local.inspection import hung, strays
-from penstock_local.liveness import MARK_VARIABLE, identify
-from penstock_local.ports import ephemeral_port
-from penstock_local.store import StateStore
+from penstock.core.local_state import EntryState
+from penstock.local.inspection import hung, strays
+from penstock.local.liveness import MARK_VARIABLE, identify
+from penstock.local.ports import ephemeral_port
+from penstock.local.store import StateStore
 
 LEADER = """
 import subprocess, sys, time

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock_local import liveness
-from penstock_local.launcher import Launcher
-from penstock_local.liveness import MARK_VARIABLE, ProcessId, end, group_of, identify, is_alive, leftovers
+from penstock.local import liveness
+from penstock.local.launcher import Launcher
+from penstock.local.liveness import MARK_VARIABLE, ProcessId, end, group_of, identify, is_alive, leftovers
 
 
 @pytest.fixture

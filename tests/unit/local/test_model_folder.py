@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock_api import GraphSpec
-from penstock_core.errors import InvalidSpecError
-from penstock_local.model_folder import check_model, model_warnings
+from penstock.api import GraphSpec
+from penstock.core.errors import InvalidSpecError
+from penstock.local.model_folder import check_model, model_warnings
 
 
 def spec_of(name, runtime="vllm"):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock_core.local_state import EntryState
-from penstock_local.actions import (
+from penstock.core.local_state import EntryState
+from penstock.local.actions import (
     Abandon,
     BeginDrain,
     Forget,
@@ -15,7 +15,7 @@ from penstock_local.actions import (
     Start,
     Terminate,
 )
-from penstock_local.plan import (
+from penstock.local.plan import (
     Drain,
     Fault,
     Limits,

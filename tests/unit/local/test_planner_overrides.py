@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from penstock_cli import local as commands
-from penstock_core.errors import ConfigError, InvalidSpecError
-from penstock_local.up import UpOptions, prepare
+from penstock.cli import local as commands
+from penstock.core.errors import ConfigError, InvalidSpecError
+from penstock.local.up import UpOptions, prepare
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_local import private
-from penstock_local.store import StateStore
-from penstock_local.up import UpOptions, up
+from penstock.core.errors import ConfigError
+from penstock.local import private
+from penstock.local.store import StateStore
+from penstock.local.up import UpOptions, up
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1

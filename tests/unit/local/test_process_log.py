@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_local.process_log import bound, last_lines, log_path, size_of
+from penstock.local.process_log import bound, last_lines, log_path, size_of
 
 
 def test_the_last_lines_of_this_run_are_quoted(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 from tokenizers import Tokenizer
 
-from penstock_cli.make_model import make_model
-from penstock_core.errors import ConfigError
-from penstock_local.random_model import RandomModel, safetensors, write_model
+from penstock.cli.make_model import make_model
+from penstock.core.errors import ConfigError
+from penstock.local.random_model import RandomModel, safetensors, write_model
 
 
 def _read(content):

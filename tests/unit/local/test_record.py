@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_core.local_state import EntryState
-from penstock_local.liveness import ProcessId
-from penstock_local.merge import merge
-from penstock_local.record import Record
-from penstock_local.store import StateStore, UnwritableError
+from penstock.core.local_state import EntryState
+from penstock.local.liveness import ProcessId
+from penstock.local.merge import merge
+from penstock.local.record import Record
+from penstock.local.store import StateStore, UnwritableError
 
 
 class Disk(StateStore):

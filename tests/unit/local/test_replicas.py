@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.local_state import EntryState
-from penstock_local.replicas import WITHDRAWN, choose_victim, replicas_of, scale, withdraw
-from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile, retire
+from penstock.core.local_state import EntryState
+from penstock.local.replicas import WITHDRAWN, choose_victim, replicas_of, scale, withdraw
+from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, retire
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_local.restart import GiveUp, Restart, RestartPolicy, after_exit
+from penstock.local.restart import GiveUp, Restart, RestartPolicy, after_exit
 
 POLICY = RestartPolicy(first_delay_s=1, factor=2, max_delay_s=5, give_up_after=5, stable_after_s=10)
 

@@ -5,12 +5,12 @@ import subprocess
 
 import pytest
 
-from penstock_core.errors import ConfigError, NotFoundError
-from penstock_local import arbiter
-from penstock_local.arbiter import end_unrecorded, resume_in_time
-from penstock_local.liveness import MARK_VARIABLE, identify
-from penstock_local.store import StateStore, UnwritableError
-from penstock_local.watchdog import Watchdog
+from penstock.core.errors import ConfigError, NotFoundError
+from penstock.local import arbiter
+from penstock.local.arbiter import end_unrecorded, resume_in_time
+from penstock.local.liveness import MARK_VARIABLE, identify
+from penstock.local.store import StateStore, UnwritableError
+from penstock.local.watchdog import Watchdog
 
 
 class Disk(StateStore):

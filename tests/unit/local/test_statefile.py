@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import ConfigError
-from penstock_core.local_state import EntryState
-from penstock_local.gpus import GpuRefusal
-from penstock_local.replicas import request_replica, template
-from penstock_local.statefile import ArbiterInfo, ProcessEntry, free_name, retire
-from penstock_local.statefile_json import entry_to_json, from_json, to_json
+from penstock.core.errors import ConfigError
+from penstock.core.local_state import EntryState
+from penstock.local.gpus import GpuRefusal
+from penstock.local.replicas import request_replica, template
+from penstock.local.statefile import ArbiterInfo, ProcessEntry, free_name, retire
+from penstock.local.statefile_json import entry_to_json, from_json, to_json
 
 
 def add(state):
@@ -129,7 +129,7 @@ def test_what_is_not_a_statefile_is_named(data, words):
 @given(steps=st.lists(st.integers(min_value=0, max_value=9), max_size=30))
 def test_names_never_collide_and_the_base_entry_stays(steps):
     """Whatever is added and removed, the base entry exists and live names are distinct workers."""
-    from penstock_local.statefile import ArbiterInfo, ProcessEntry, StateFile
+    from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile
 
     arbiter = ArbiterInfo(0, "", "", "", "n", "", "", 1.0, "", gpus=8, budget=8, router_url="")
     base = ProcessEntry("s", "decode", ("c",), state=EntryState.STOPPED, gpus_per_replica=1)

@@ -6,13 +6,13 @@ import json
 import pytest
 from rich.console import Console
 
-from penstock_core.errors import NotFoundError
-from penstock_core.local_state import EntryState
-from penstock_local.ledger_tail import LedgerTail
-from penstock_local.probes import RouterQueue, RouterView, Traffic, WorkerView
-from penstock_local.render import render
-from penstock_local.status import PlannerView, StatusReader, read_planner, summarise
-from penstock_local.store import StateStore
+from penstock.core.errors import NotFoundError
+from penstock.core.local_state import EntryState
+from penstock.local.ledger_tail import LedgerTail
+from penstock.local.probes import RouterQueue, RouterView, Traffic, WorkerView
+from penstock.local.render import render
+from penstock.local.status import PlannerView, StatusReader, read_planner, summarise
+from penstock.local.store import StateStore
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_core.errors import ConfigError, ConflictError, NotFoundError
-from penstock_core.local_state import state_dir
-from penstock_local import store as store_module
-from penstock_local.liveness import identify
-from penstock_local.store import StateStore, log_root, namespaces
+from penstock.core.errors import ConfigError, ConflictError, NotFoundError
+from penstock.core.local_state import state_dir
+from penstock.local import store as store_module
+from penstock.local.liveness import identify
+from penstock.local.store import StateStore, log_root, namespaces
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_core.local_state import EntryState
-from penstock_local import process_log
-from penstock_local import supervisor as supervisor_module
-from penstock_local.launcher import Ended
-from penstock_local.plan import Limits, ObservedProcess, Supervision
-from penstock_local.store import StateStore
-from penstock_local.supervisor import Supervisor
+from penstock.core.local_state import EntryState
+from penstock.local import process_log
+from penstock.local import supervisor as supervisor_module
+from penstock.local.launcher import Ended
+from penstock.local.plan import Limits, ObservedProcess, Supervision
+from penstock.local.store import StateStore
+from penstock.local.supervisor import Supervisor
 
 
 class Unkillable:

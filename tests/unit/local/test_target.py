@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock_api import Role
-from penstock_core.errors import ClusterError
-from penstock_core.local_state import EntryState
-from penstock_local.store import StateStore
-from penstock_local.target import LocalTarget, target_state
+from penstock.api import Role
+from penstock.core.errors import ClusterError
+from penstock.core.local_state import EntryState
+from penstock.local.store import StateStore
+from penstock.local.target import LocalTarget, target_state
 
 
 @pytest.fixture

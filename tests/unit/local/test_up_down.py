@@ -8,17 +8,17 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from penstock_cli import local as cli
-from penstock_cli.graph import validate
-from penstock_core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
-from penstock_core.local_state import EntryState
-from penstock_local.down import choose_namespace, default_timeout_s, down
-from penstock_local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
-from penstock_local.private import make_endpoints
-from penstock_local.recovery import recover
-from penstock_local.store import StateStore
-from penstock_local.up import UpOptions, _wait_ready, prepare, ready_timeout_s, up
-from penstock_runtimes import extras
+from penstock.cli import local as cli
+from penstock.cli.graph import validate
+from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
+from penstock.core.local_state import EntryState
+from penstock.local.down import choose_namespace, default_timeout_s, down
+from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
+from penstock.local.private import make_endpoints
+from penstock.local.recovery import recover
+from penstock.local.store import StateStore
+from penstock.local.up import UpOptions, _wait_ready, prepare, ready_timeout_s, up
+from penstock.runtimes import extras
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1
@@ -154,7 +154,7 @@ async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_wi
 
 async def test_a_predictor_whose_library_is_absent_is_said_and_hinders_nothing(tmp_path, monkeypatch):
     """The planner goes by its own trend, so `up` starts the graph, and `validate` says what is missing."""
-    from penstock_runtimes import extras
+    from penstock.runtimes import extras
 
     monkeypatch.setattr(extras, "find_spec", lambda _name: None)
     path = tmp_path / "tiny.yaml"
@@ -292,7 +292,7 @@ def test_up_names_the_reason_of_a_worker_that_cannot_start_and_leaves_nothing(
     """The worker's own words end in the error; processes and file are gone."""
     import asyncio
 
-    from penstock_local.ports import ephemeral_port
+    from penstock.local.ports import ephemeral_port
 
     bad = tmp_path / "bad.yaml"
     bad.write_text(GRAPH.replace("role: aggregated", "role: aggregated, args: [--no-such-flag]"))

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 
 import orjson
 
-from penstock_core.errors import ConflictError, InvalidObjectError, NotFoundError
-from penstock_kube.kinds import kind_of
+from penstock.core.errors import ConflictError, InvalidObjectError, NotFoundError
+from penstock.kube.kinds import kind_of
 
 
 class Crash(BaseException):

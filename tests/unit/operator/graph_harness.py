@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock_kube.informer import Informer
-from penstock_operator.metrics import OperatorMetrics
-from penstock_operator.service import Operator
-from penstock_operator.settings import OperatorSettings
+from penstock.kube.informer import Informer
+from penstock.operator.metrics import OperatorMetrics
+from penstock.operator.service import Operator
+from penstock.operator.settings import OperatorSettings
 
 KEY = ("ns", "g")
 GATE = {"name": "penstock.dev/gpu-budget"}

@@ -8,10 +8,10 @@ import copy
 import pytest
 from fake_api import FakeApi
 
-from penstock_core.errors import ForbiddenError, UnavailableError
-from penstock_kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, SCALING_ADAPTER
-from penstock_operator import cluster as cluster_module
-from penstock_operator.cluster import Cluster
+from penstock.core.errors import ForbiddenError, UnavailableError
+from penstock.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, SCALING_ADAPTER
+from penstock.operator import cluster as cluster_module
+from penstock.operator.cluster import Cluster
 
 KEY = ("ns", "g")
 

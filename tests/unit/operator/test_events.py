@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_core.errors import ClusterError, ForbiddenError, NotFoundError
-from penstock_kube.events import MAX_NOTE, EventMessage
-from penstock_operator.events import MAX_REMEMBERED, EventRecorder
+from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
+from penstock.kube.events import MAX_NOTE, EventMessage
+from penstock.operator.events import MAX_REMEMBERED, EventRecorder
 
 GRAPH = {
     "apiVersion": "penstock.dev/v1alpha1",

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock_kube.kinds import SCALING_ADAPTER
-from penstock_operator.handler_store import STALLED_S, HandlerStore, Listed
-from penstock_operator.trim import trim_child
+from penstock.kube.kinds import SCALING_ADAPTER
+from penstock.operator.handler_store import STALLED_S, HandlerStore, Listed
+from penstock.operator.trim import trim_child
 
 KEY = ("ns", "a")
 

@@ -9,14 +9,14 @@ import pytest
 import uvloop
 import yaml
 
-from penstock_kube.client import KubeClient
-from penstock_kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
-from penstock_operator import handlers as handlers_module
-from penstock_operator.handler_store import HandlerStore
-from penstock_operator.handlers import KopfOperator
-from penstock_operator.trim import trim_child
-from penstock_wire import loop as loop_module
-from penstock_wire.server import HttpServer
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
+from penstock.operator import handlers as handlers_module
+from penstock.operator.handler_store import HandlerStore
+from penstock.operator.handlers import KopfOperator
+from penstock.operator.trim import trim_child
+from penstock.core.http import loop as loop_module
+from penstock.core.http.server import HttpServer
 
 GROUP = "/apis/penstock.dev/v1alpha1"
 KINDS = {"graphdeployments": "GraphDeployment", "scalingadapters": "ScalingAdapter"}
@@ -246,7 +246,7 @@ async def test_kopf_that_ends_is_started_again(running):
 
 async def test_handlers_that_miss_an_object_are_started_again(running, monkeypatch):
     """An object that the list shows and no handler reported: the next run lists it."""
-    monkeypatch.setattr("penstock_operator.handler_store.STALLED_S", 0.0)
+    monkeypatch.setattr("penstock.operator.handler_store.STALLED_S", 0.0)
     running.server.put("graphdeployments", "missed", is_told=False)
     assert await running.change() == ("ADDED", "missed")
 

@@ -1,4 +1,4 @@
-from penstock_operator.lru_cache import LruCache
+from penstock.operator.lru_cache import LruCache
 
 
 def test_what_was_used_last_stays():

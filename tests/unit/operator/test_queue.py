@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import ClusterError
-from penstock_operator.queue import NEVER_S, Pace, WorkQueue, serve
+from penstock.core.errors import ClusterError
+from penstock.operator.queue import NEVER_S, Pace, WorkQueue, serve
 
 A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
 

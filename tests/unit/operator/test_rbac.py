@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from penstock_operator.rbac import RULES
+from penstock.operator.rbac import RULES
 
 CHART = Path(__file__).parents[3] / "charts" / "penstock" / "templates" / "_rules.tpl"
 

@@ -9,7 +9,7 @@ import pytest
 from fake_api import Crash, FakeApi
 from graph_harness import KEY, Loads, graph, operator, to_rest, told
 
-from penstock_core.errors import (
+from penstock.core.errors import (
     ClusterError,
     ConflictError,
     ForbiddenError,
@@ -17,7 +17,7 @@ from penstock_core.errors import (
     NotFoundError,
     UnavailableError,
 )
-from penstock_kube.kinds import GRAPH_DEPLOYMENT
+from penstock.kube.kinds import GRAPH_DEPLOYMENT
 
 
 def state(api):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from graph_harness import KEY, Loads, operator, pod, to_rest, told
 
-from penstock_core.errors import (
+from penstock.core.errors import (
     UnavailableError,
 )
-from penstock_kube.kinds import GRAPH_DEPLOYMENT
-from penstock_operator.plan.scale import Load
+from penstock.kube.kinds import GRAPH_DEPLOYMENT
+from penstock.operator.plan.scale import Load
 
 
 async def test_a_deleted_adapter_comes_back_with_the_number_that_runs(api):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from graph_harness import KEY, Loads, graph, operator, pod, router, to_rest, told
 
-from penstock_kube.kinds import GRAPH_DEPLOYMENT
-from penstock_operator.metrics import OperatorMetrics
-from penstock_operator.plan.scale import Load
+from penstock.kube.kinds import GRAPH_DEPLOYMENT
+from penstock.operator.metrics import OperatorMetrics
+from penstock.operator.plan.scale import Load
 
 
 async def test_a_missing_kind_is_named_with_its_remedy(api):

@@ -6,8 +6,8 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from penstock_cli.main import cli
-from penstock_core.errors import InvalidSpecError
+from penstock.cli.main import cli
+from penstock.core.errors import InvalidSpecError
 
 
 def _dry_run(*arguments, **keys):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock_performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep
+from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep
 
 
 def make_engine(

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import ConfigError
-from penstock_performance.capacity import Load, UnreachableError, figures, plan_capacity
-from penstock_performance.changes import Question, changes
-from penstock_performance.recommend import Targets
-from penstock_performance.sweep import Sweep
+from penstock.core.errors import ConfigError
+from penstock.performance.capacity import Load, UnreachableError, figures, plan_capacity
+from penstock.performance.changes import Question, changes
+from penstock.performance.recommend import Targets
+from penstock.performance.sweep import Sweep
 
 TARGETS = Targets(isl=2000, osl=2000, ttft_s=0.5, itl_s=0.02)
 

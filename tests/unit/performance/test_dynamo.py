@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_performance import dynamo
-from penstock_performance.sweep import DecodePoint, EngineSweep, PrefillPoint
+from penstock.performance import dynamo
+from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint
 
 PREFILL = {"prefill_isl": [100, 1000], "prefill_ttft": [20.0, 50.0], "prefill_thpt_per_gpu": [1250.0, 5000.0]}
 DECODE = {

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.quality import (
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.quality import (
     Severity,
     decode_findings,
     mismatches,
@@ -13,7 +13,7 @@ from penstock_performance.quality import (
     profile_findings,
     sweep_findings,
 )
-from penstock_performance.sweep import DecodePoint, PrefillPoint, Sweep
+from penstock.performance.sweep import DecodePoint, PrefillPoint, Sweep
 
 
 def texts(found, severity):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_performance.queueing import most_in_flight, wait_probability, wait_quantile_s
+from penstock.performance.queueing import most_in_flight, wait_probability, wait_quantile_s
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_performance.recommend import Targets, best_batch, decode_choices, recommend
-from penstock_performance.sweep import Sweep
+from penstock.core.errors import ConfigError
+from penstock.performance.recommend import Targets, best_batch, decode_choices, recommend
+from penstock.performance.sweep import Sweep
 
 TARGETS = Targets(isl=2000, osl=2000, ttft_s=0.3, itl_s=0.02)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_performance.profile import plain_profile, profile_from
-from penstock_performance.sweep import (
+from penstock.performance.profile import plain_profile, profile_from
+from penstock.performance.sweep import (
     DecodePoint,
     EngineSweep,
     PrefillPoint,
@@ -16,7 +16,7 @@ from penstock_performance.sweep import (
     sweep_from,
     sweep_of,
 )
-from penstock_performance.tables import PrefillTable
+from penstock.performance.tables import PrefillTable
 
 POSITIVE = st.floats(1e-3, 1e6)
 

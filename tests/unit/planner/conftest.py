@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock_api import Role
-from penstock_core.errors import ClusterError
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Pull, Window, summarise
-from penstock_planner.decide.reading import Reading, judge, missing
-from penstock_planner.ledger import Ledger
-from penstock_planner.loop import LoopSettings, PlannerLoop
-from penstock_planner.observers import Observers, View
-from penstock_planner.sources.base import Query, Readings
-from penstock_planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.api import Role
+from penstock.core.errors import ClusterError
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, Window, summarise
+from penstock.planner.decide.reading import Reading, judge, missing
+from penstock.planner.ledger import Ledger
+from penstock.planner.loop import LoopSettings, PlannerLoop
+from penstock.planner.observers import Observers, View
+from penstock.planner.sources.base import Query, Readings
+from penstock.planner.targets.base import Endpoint, PoolState, TargetState
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from penstock_api import Role
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import judge
-from penstock_planner.decide.state import PlannerState
+from penstock.api import Role
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.reading import judge
+from penstock.planner.decide.state import PlannerState
 
 SPEED = 10_000.0
 """Prompt tokens/s of one engine in these tests."""

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_planner.decide.adaptive import supply, trend
-from penstock_planner.decide.adaptive.kv import KvView, LightDecoding
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory, Trend, read, write
-from penstock_planner.decide.adaptive.trend import Forecast
-from penstock_planner.decide.codec import config_from, state_from, to_plain, window_from
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Action, Reason
-from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
-from penstock_planner.decide.pipeline import decide, roll_back
-from penstock_planner.decide.reading import judge
-from penstock_planner.decide.state import PlannerState, RoleState
+from penstock.api import Role
+from penstock.planner.decide.adaptive import supply, trend
+from penstock.planner.decide.adaptive.kv import KvView, LightDecoding
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory, Trend, read, write
+from penstock.planner.decide.adaptive.trend import Forecast
+from penstock.planner.decide.codec import config_from, state_from, to_plain, window_from
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.pipeline import decide, roll_back
+from penstock.planner.decide.reading import judge
+from penstock.planner.decide.state import PlannerState, RoleState
 
 CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)
 SPEED = 10_000

@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner.decide.baselines import dynamo, dynamo_throughput, hpa, kpa
-from penstock_planner.decide.baselines.dynamo_throughput import IntervalLoad
-from penstock_planner.decide.baselines.keda import prefill_threshold_s
-from penstock_planner.decide.baselines.rhythm import in_mode
-from penstock_planner.decide.baselines.settings import BaselineSettings
-from penstock_planner.decide.codec import config_from, to_plain
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Action, Reason
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import Quality, Reading, missing
-from penstock_planner.decide.state import PlannerState
+from penstock.api import Role
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner.decide.baselines import dynamo, dynamo_throughput, hpa, kpa
+from penstock.planner.decide.baselines.dynamo_throughput import IntervalLoad
+from penstock.planner.decide.baselines.keda import prefill_threshold_s
+from penstock.planner.decide.baselines.rhythm import in_mode
+from penstock.planner.decide.baselines.settings import BaselineSettings
+from penstock.planner.decide.codec import config_from, to_plain
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.reading import Quality, Reading, missing
+from penstock.planner.decide.state import PlannerState
 
 FRESH = {"age_s": 0.0, "source": "test"}
 

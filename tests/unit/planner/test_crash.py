@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Predictor, Role
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner import loop as looping
-from penstock_planner.decide.baselines.settings import BaselineSettings
-from penstock_planner.decide.config import Mode
-from penstock_planner.decide.observation import Demand
-from penstock_planner.ledger import read_ledger
-from penstock_planner.predict.forecasts import fits_at_once
-from penstock_planner.predict.models import MODELS
-from penstock_planner.replay import replay
+from penstock.api import Predictor, Role
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner import loop as looping
+from penstock.planner.decide.baselines.settings import BaselineSettings
+from penstock.planner.decide.config import Mode
+from penstock.planner.decide.observation import Demand
+from penstock.planner.ledger import read_ledger
+from penstock.planner.predict.forecasts import fits_at_once
+from penstock.planner.predict.models import MODELS
+from penstock.planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
 HORIZON_S = 260.0

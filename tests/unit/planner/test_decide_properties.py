@@ -6,14 +6,14 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_planner.decide.codec import config_from, pull_from, state_from, to_plain, to_short, window_from
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action
-from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import judge
-from penstock_planner.decide.state import PlannerState, RoleState
+from penstock.api import Role
+from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, to_short, window_from
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Action
+from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.reading import judge
+from penstock.planner.decide.state import PlannerState, RoleState
 
 counts = st.integers(0, 6)
 pools = st.builds(

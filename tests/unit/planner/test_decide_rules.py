@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_core.errors import ConfigError
-from penstock_planner.decide.codec import config_from, to_plain
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Action, Reason
-from penstock_planner.decide.observation import Demand, PoolCounts, WorkerSummary
-from penstock_planner.decide.pipeline import decide, finish, roll_back
-from penstock_planner.decide.proposal import Proposal, RoleProposal
-from penstock_planner.decide.propose import against
-from penstock_planner.decide.state import PlannerState, RoleState
+from penstock.api import Role
+from penstock.core.errors import ConfigError
+from penstock.planner.decide.codec import config_from, to_plain
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.observation import Demand, PoolCounts, WorkerSummary
+from penstock.planner.decide.pipeline import decide, finish, roll_back
+from penstock.planner.decide.proposal import Proposal, RoleProposal
+from penstock.planner.decide.propose import against
+from penstock.planner.decide.state import PlannerState, RoleState
 
 CONFIG = DecideConfig()
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import BreakerConfig, Role
-from penstock_core.exposition import parse_samples
-from penstock_planner.decide.observation import Demand
-from penstock_planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
-from penstock_router.core.assignment import Assignment
-from penstock_router.core.turned_away import TurnedAway
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.metrics import MetricsPage, QueueGauges, RouterCollector, RouterMetrics
-from penstock_router.policy.prompt_tokens import PromptTokenCounts
+from penstock.api import BreakerConfig, Role
+from penstock.core.exposition import parse_samples
+from penstock.planner.decide.observation import Demand
+from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.turned_away import TurnedAway
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.metrics import MetricsPage, QueueGauges, RouterCollector, RouterMetrics
+from penstock.router.policy.prompt_tokens import PromptTokenCounts
 
 COUNTERS = (
     "arrivals",

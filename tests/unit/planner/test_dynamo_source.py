@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_core.clock import SimulatedClock
-from penstock_core.errors import ObservationError
-from penstock_core.exposition import parse_samples
-from penstock_planner.decide.reading import Quality
-from penstock_planner.sources.base import Query
-from penstock_planner.sources.door import door_source
-from penstock_planner.sources.dynamo import DynamoSource
-from penstock_planner.sources.dynamo_demand import FRONTEND_NAMES, FrontendMeter, read_frontend
-from penstock_planner.sources.pages import MetricsPages
-from penstock_planner.sources.router import RouterSource, at
-from penstock_planner.sources.scrape import ScrapeSource
-from penstock_planner.targets.base import Endpoint
-from penstock_wire.client import ConnectionPool
-from penstock_wire.server import HttpServer
+from penstock.api import Role
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ObservationError
+from penstock.core.exposition import parse_samples
+from penstock.planner.decide.reading import Quality
+from penstock.planner.sources.base import Query
+from penstock.planner.sources.door import door_source
+from penstock.planner.sources.dynamo import DynamoSource
+from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, FrontendMeter, read_frontend
+from penstock.planner.sources.pages import MetricsPages
+from penstock.planner.sources.router import RouterSource, at
+from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.targets.base import Endpoint
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 
 PAGES = Path(__file__).parent / "dynamo"
 

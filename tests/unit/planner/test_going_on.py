@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_planner.core.schedule import Schedule
-from penstock_planner.core.starts import ReadyReplica, added, finished, without_oldest
-from penstock_planner.core.state import PlannerPhase
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.ledger import read_ledger
-from penstock_planner.replay import replay
+from penstock.api import Role
+from penstock.planner.core.schedule import Schedule
+from penstock.planner.core.starts import ReadyReplica, added, finished, without_oldest
+from penstock.planner.core.state import PlannerPhase
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.ledger import read_ledger
+from penstock.planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
 

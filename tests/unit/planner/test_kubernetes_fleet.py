@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock_core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
-from penstock_engine.profiles.performance import graph_performance
-from penstock_kube.kinds import CONFIG_MAP
-from penstock_performance.profile import plain_profile
-from penstock_planner.cluster import fleet as fleet_module
-from penstock_planner.cluster.fleet import Fleet
-from penstock_planner.cluster.plan import parse, plan_of
-from penstock_planner.cluster.profiles import ConfigMapProfiles
-from penstock_planner.cluster.service import ClusterService
-from penstock_planner.cluster.status import PlannerReason
-from penstock_planner.cluster.watch import Watch, _trim_adapter, _trim_graph, _trim_pod
+from penstock.core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
+from penstock.engine.profiles.performance import graph_performance
+from penstock.kube.kinds import CONFIG_MAP
+from penstock.performance.profile import plain_profile
+from penstock.planner.cluster import fleet as fleet_module
+from penstock.planner.cluster.fleet import Fleet
+from penstock.planner.cluster.plan import parse, plan_of
+from penstock.planner.cluster.profiles import ConfigMapProfiles
+from penstock.planner.cluster.service import ClusterService
+from penstock.planner.cluster.status import PlannerReason
+from penstock.planner.cluster.watch import Watch, _trim_adapter, _trim_graph, _trim_pod
 
 A, B = ("serving", "a"), ("serving", "b")
 

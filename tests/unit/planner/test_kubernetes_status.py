@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_core.errors import NotFoundError, UnavailableError
-from penstock_kube.events import MAX_NOTE, EventMessage
-from penstock_planner.cluster import events as events_module
-from penstock_planner.cluster import status as status_module
-from penstock_planner.cluster.beyond import BeyondLimits
-from penstock_planner.cluster.events import DecisionEventWriter, EventListener
-from penstock_planner.cluster.fleet import last_report
-from penstock_planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter, is_said
-from penstock_planner.decide.config import Mode
-from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
-from penstock_planner.decide.observation import Demand
+from penstock.api import Role
+from penstock.core.errors import NotFoundError, UnavailableError
+from penstock.kube.events import MAX_NOTE, EventMessage
+from penstock.planner.cluster import events as events_module
+from penstock.planner.cluster import status as status_module
+from penstock.planner.cluster.beyond import BeyondLimits
+from penstock.planner.cluster.events import DecisionEventWriter, EventListener
+from penstock.planner.cluster.fleet import last_report
+from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter, is_said
+from penstock.planner.decide.config import Mode
+from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
+from penstock.planner.decide.observation import Demand
 
 KEY = ("serving", "llama")
 D = Role.DECODE

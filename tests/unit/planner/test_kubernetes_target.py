@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import GraphDeployment, Role
-from penstock_core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
-from penstock_planner.targets.kubernetes import GATED_S, STUCK_S, KubernetesTarget
-from penstock_planner.targets.pods import PodFacts
+from penstock.api import GraphDeployment, Role
+from penstock.core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
+from penstock.planner.targets.kubernetes import GATED_S, STUCK_S, KubernetesTarget
+from penstock.planner.targets.pods import PodFacts
 
 D, P = Role.DECODE, Role.PREFILL
 

@@ -6,8 +6,8 @@ import os
 import orjson
 import pytest
 
-from penstock_core.errors import ConfigError, LedgerError
-from penstock_planner.ledger import SCHEMA, Ledger, read_ledger
+from penstock.core.errors import ConfigError, LedgerError
+from penstock.planner.ledger import SCHEMA, Ledger, read_ledger
 
 ANCHORS = frozenset({"decision"})
 
@@ -182,7 +182,7 @@ def test_a_resumed_header_is_no_anchor(ledger):
 
 def test_the_tail_of_a_long_ledger_is_found_across_chunks(ledger, monkeypatch):
     """Lines longer than the chunk that is read backward come out whole."""
-    monkeypatch.setattr("penstock_planner.ledger._CHUNK_BYTES", 64)
+    monkeypatch.setattr("penstock.planner.ledger._CHUNK_BYTES", 64)
     ledger.append({"type": "decision", "id": "d000001"})
     for slot in range(20):
         ledger.append({"type": "pull", "slot": slot, "text": "x" * (slot * 17)})
@@ -210,8 +210,8 @@ def test_an_unreadable_ledger_is_set_aside_under_a_new_name(ledger):
 
 async def test_a_long_ledger_goes_on_in_a_new_file_as_if_it_had_not(new_world):
     """Same decisions, ids and states; each file can be replayed, both as one, and the new one resumed."""
-    from penstock_planner.explain import select
-    from penstock_planner.replay import replay
+    from penstock.planner.explain import select
+    from penstock.planner.replay import replay
 
     def build():
         world = new_world()

@@ -14,20 +14,20 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from penstock_api import Role
-from penstock_core.errors import PortInUseError
-from penstock_core.exposition import parse_samples
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner import dashboard as dashboard_module
-from penstock_planner.dashboard import Dashboard
-from penstock_planner.dashboard_layout import layout_of
-from penstock_planner.dashboard_points import attainment_points, demand_points, target_points
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import Demand
-from penstock_planner.metrics import PlannerMetrics, serve
-from penstock_planner.snapshot import SnapshotWriter
-from penstock_wire.client import ConnectionPool
+from penstock.api import Role
+from penstock.core.errors import PortInUseError
+from penstock.core.exposition import parse_samples
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner import dashboard as dashboard_module
+from penstock.planner.dashboard import Dashboard
+from penstock.planner.dashboard_layout import layout_of
+from penstock.planner.dashboard_points import attainment_points, demand_points, target_points
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.observation import Demand
+from penstock.planner.metrics import PlannerMetrics, serve
+from penstock.planner.snapshot import SnapshotWriter
+from penstock.core.http.client import ConnectionPool
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -44,7 +44,7 @@ async def _drawn_run(world, tmp_path):
     read = world.load.read
 
     async def with_latency(query):
-        from penstock_planner.sources.base import Readings
+        from penstock.planner.sources.base import Readings
 
         answer = await read(query)
         count = world.time.at_s - 1000

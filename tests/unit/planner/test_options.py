@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_api.planner import PlannerConfig
-from penstock_core.errors import InvalidSpecError
-from penstock_manifests import load_graph
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.options import FLAGS, SETTINGS, PlannerOptions, join
+from penstock.api import Role
+from penstock.api.planner import PlannerConfig
+from penstock.core.errors import InvalidSpecError
+from penstock.api.manifests import load_graph
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.options import FLAGS, SETTINGS, PlannerOptions, join
 
 PROFILE = PerformanceProfile(
     PrefillTable((100.0, 1000.0), (0.1, 1.0)), DecodeTable((100.0,), (1.0,), ((0.01,),), ((100.0,),), 1000.0)

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock_api import Predictor
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.demand_forecast import DemandForecast
-from penstock_planner.decide.observation import NO_WORKERS, Demand, Pull
-from penstock_planner.predict import models
-from penstock_planner.predict.fit import POINTS_LEAST, STEPS_AHEAD, Fit
-from penstock_planner.predict.forecasts import fits_at_once, fits_in_thread, with_forecast
-from penstock_planner.predict.history import BUCKET_S, GAP_MOST, POINTS_MOST, History
+from penstock.api import Predictor
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.demand_forecast import DemandForecast
+from penstock.planner.decide.observation import NO_WORKERS, Demand, Pull
+from penstock.planner.predict import models
+from penstock.planner.predict.fit import POINTS_LEAST, STEPS_AHEAD, Fit
+from penstock.planner.predict.forecasts import fits_at_once, fits_in_thread, with_forecast
+from penstock.planner.predict.history import BUCKET_S, GAP_MOST, POINTS_MOST, History
 
 OF_STATSMODELS = [Predictor.HOLT_WINTERS, Predictor.ARIMA, Predictor.KALMAN]
 CONFIG = DecideConfig(mode=Mode.SLA, predictor=Predictor.KALMAN)
@@ -225,7 +225,7 @@ def test_a_thread_fits_the_newest_history_while_pulls_go_on(monkeypatch):
 
     monkeypatch.setitem(models.MODELS, Predictor.KALMAN, slow)
     # Real time stands still, so that a fit takes none of it and nothing has to rest.
-    monkeypatch.setattr("penstock_planner.predict.forecasts.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("penstock.planner.predict.forecasts.time.monotonic", lambda: 0.0)
     forecasts = fits_in_thread(CONFIG)
     until_s = time.perf_counter() + WAIT_S
     at_s = 0
@@ -248,7 +248,7 @@ def test_a_thread_fits_the_newest_history_while_pulls_go_on(monkeypatch):
 def test_a_thread_begins_with_the_fit_that_the_process_before_may_not_have_finished(monkeypatch):
     """Its recorded pulls suffice: a forecast comes at once, and not after two minutes."""
     monkeypatch.setitem(models.MODELS, Predictor.KALMAN, _flat)
-    monkeypatch.setattr("penstock_planner.predict.forecasts.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("penstock.planner.predict.forecasts.time.monotonic", lambda: 0.0)
     forecasts = fits_in_thread(CONFIG)
     forecasts.resume(_pull(at_s) for at_s in range(1, 156))
     until_s = time.perf_counter() + WAIT_S
@@ -262,10 +262,10 @@ def test_a_thread_begins_with_the_fit_that_the_process_before_may_not_have_finis
 
 def test_a_missing_library_is_said_when_a_planner_starts(monkeypatch):
     """Before the first decision, with the remedy; the planner runs."""
-    monkeypatch.setattr("penstock_runtimes.extras.find_spec", lambda _name: None)
+    monkeypatch.setattr("penstock.runtimes.extras.find_spec", lambda _name: None)
     said = []
     monkeypatch.setattr(
-        "penstock_planner.predict.forecasts.log",
+        "penstock.planner.predict.forecasts.log",
         SimpleNamespace(warning=lambda *words, **_: said.extend(words)),
     )
     assert fits_in_thread(CONFIG) is not None

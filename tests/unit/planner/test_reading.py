@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_planner.decide.reading import Quality, judge, missing
+from penstock.planner.decide.reading import Quality, judge, missing
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_planner.decide.codec import state_from, to_plain
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, Reason
-from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.stabilise import rolled_back
-from penstock_planner.decide.state import PlannerState, RoleState
-from penstock_planner.ledger import read_ledger
-from penstock_planner.replay import replay
+from penstock.api import Role
+from penstock.planner.decide.codec import state_from, to_plain
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.stabilise import rolled_back
+from penstock.planner.decide.state import PlannerState, RoleState
+from penstock.planner.ledger import read_ledger
+from penstock.planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
 FULL = DecideConfig(max_gpu_budget=4)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_core.errors import LedgerError
-from penstock_planner.core.recent_pulls import recent_pulls
-from penstock_planner.core.records import pull_record
-from penstock_planner.decide.observation import NO_WORKERS, Demand, Pull
-from penstock_planner.ledger import Ledger
+from penstock.core.errors import LedgerError
+from penstock.planner.core.recent_pulls import recent_pulls
+from penstock.planner.core.records import pull_record
+from penstock.planner.decide.observation import NO_WORKERS, Demand, Pull
+from penstock.planner.ledger import Ledger
 
 
 def _pull(at_s):

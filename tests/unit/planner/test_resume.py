@@ -7,21 +7,21 @@ from dataclasses import replace
 import hypothesis
 from hypothesis import strategies as st
 
-from penstock_api import Predictor, Role
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner.core.messages import BeginLedger, Started
-from penstock_planner.core.planner import PlannerCore
-from penstock_planner.core.records import History
-from penstock_planner.core.state import CoreSettings, begin
-from penstock_planner.decide.adaptive import memory as adaptive_memory
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.demand_forecast import DemandForecast
-from penstock_planner.decide.memories import resumed
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.state import PlannerState
-from penstock_planner.ledger import read_ledger
+from penstock.api import Predictor, Role
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner.core.messages import BeginLedger, Started
+from penstock.planner.core.planner import PlannerCore
+from penstock.planner.core.records import History
+from penstock.planner.core.state import CoreSettings, begin
+from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.demand_forecast import DemandForecast
+from penstock.planner.decide.memories import resumed
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.state import PlannerState
+from penstock.planner.ledger import read_ledger
 
 D, P = Role.DECODE, Role.PREFILL
 

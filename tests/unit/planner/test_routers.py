@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from penstock_api import Role
-from penstock_core.errors import ObservationError
-from penstock_planner.decide.reading import Quality
-from penstock_planner.sources import pages
-from penstock_planner.sources.base import Query
-from penstock_planner.sources.pages import MetricsPages
-from penstock_planner.sources.router import RouterSource
-from penstock_planner.targets.base import Endpoint
-from penstock_wire.client import ConnectionPool
-from penstock_wire.server import HttpServer
+from penstock.api import Role
+from penstock.core.errors import ObservationError
+from penstock.planner.decide.reading import Quality
+from penstock.planner.sources import pages
+from penstock.planner.sources.base import Query
+from penstock.planner.sources.pages import MetricsPages
+from penstock.planner.sources.router import RouterSource
+from penstock.planner.targets.base import Endpoint
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 
 QUERY = Query(
     (

@@ -7,14 +7,14 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from penstock_api import Role
-from penstock_planner.decide.codec import state_from, to_plain
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Action, Reason
-from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import judge, missing
-from penstock_planner.decide.state import PlannerState
+from penstock.api import Role
+from penstock.planner.decide.codec import state_from, to_plain
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.reading import judge, missing
+from penstock.planner.decide.state import PlannerState
 
 P, D, A = Role.PREFILL, Role.DECODE, Role.AGGREGATED
 AFTER_S = 120.0

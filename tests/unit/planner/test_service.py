@@ -12,16 +12,16 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from penstock_api import Role
-from penstock_cli.planner import planner
-from penstock_core.errors import ConfigError, InvalidSpecError
-from penstock_planner import service as planner_service
-from penstock_planner.ledger import read_ledger
-from penstock_planner.options import join
-from penstock_planner.replay import replay
-from penstock_planner.service import PlannerService, run_until_stopped
-from penstock_planner.targets.base import Endpoint, PoolState, Target, TargetState
-from penstock_wire.server import HttpServer
+from penstock.api import Role
+from penstock.cli.planner import planner
+from penstock.core.errors import ConfigError, InvalidSpecError
+from penstock.planner import service as planner_service
+from penstock.planner.ledger import read_ledger
+from penstock.planner.options import join
+from penstock.planner.replay import replay
+from penstock.planner.service import PlannerService, run_until_stopped
+from penstock.planner.targets.base import Endpoint, PoolState, Target, TargetState
+from penstock.core.http.server import HttpServer
 
 D, P = Role.DECODE, Role.PREFILL
 SPEED = 200.0

@@ -8,13 +8,13 @@ import orjson
 import pytest
 from sla_load import CONFIG, SPEED, decided_after, itl_s_of, pull_of, step_of
 
-from penstock_api import Predictor, Role
-from penstock_core.errors import ConfigError
-from penstock_planner.decide.codec import config_from, state_from, to_plain, window_from
-from penstock_planner.decide.decision import Action, Reason
-from penstock_planner.decide.observation import Window
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.state import PlannerState
+from penstock.api import Predictor, Role
+from penstock.core.errors import ConfigError
+from penstock.planner.decide.codec import config_from, state_from, to_plain, window_from
+from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.observation import Window
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.state import PlannerState
 
 
 def test_without_a_profile_it_says_what_to_run():

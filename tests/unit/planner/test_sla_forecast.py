@@ -9,22 +9,22 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from penstock_api import Predictor, Role
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner import loop as looping
-from penstock_planner.decide.codec import pull_from, to_plain
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.demand_forecast import DemandForecast
-from penstock_planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import judge
-from penstock_planner.decide.sla import memory
-from penstock_planner.decide.sla.expected_rate import PEAK_MOST, STALE_S
-from penstock_planner.decide.state import PlannerState
-from penstock_planner.ledger import read_ledger
-from penstock_planner.predict.forecasts import fits_at_once
-from penstock_planner.replay import replay
+from penstock.api import Predictor, Role
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner import loop as looping
+from penstock.planner.decide.codec import pull_from, to_plain
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.demand_forecast import DemandForecast
+from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.reading import judge
+from penstock.planner.decide.sla import memory
+from penstock.planner.decide.sla.expected_rate import PEAK_MOST, STALE_S
+from penstock.planner.decide.state import PlannerState
+from penstock.planner.ledger import read_ledger
+from penstock.planner.predict.forecasts import fits_at_once
+from penstock.planner.replay import replay
 
 _PROFILE = PerformanceProfile(
     PrefillTable((100.0, 20_000.0), (0.01, 2.0)),

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from sla_load import CONFIG, decided_after, pull_of, step_of
 
-from penstock_api import Role
-from penstock_planner.decide.adaptive.trend import Forecast
-from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.decide.sla import learning, steady
-from penstock_planner.decide.sla.memory import SlaMemory, SteadyRate, read, write
+from penstock.api import Role
+from penstock.planner.decide.adaptive.trend import Forecast
+from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.decide.sla import learning, steady
+from penstock.planner.decide.sla.memory import SlaMemory, SteadyRate, read, write
 
 
 def followed_for(seconds, rate=3.0):

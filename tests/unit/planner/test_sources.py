@@ -7,21 +7,21 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from penstock_api import Role
-from penstock_core.clock import SimulatedClock
-from penstock_core.errors import ObservationError
-from penstock_planner.decide.observation import Demand
-from penstock_planner.decide.reading import Quality, judge, missing
-from penstock_planner.sources import pages as pages_module
-from penstock_planner.sources.base import Query, Readings
-from penstock_planner.sources.chain import SourceChain
-from penstock_planner.sources.pages import MetricsPages
-from penstock_planner.sources.prometheus import GraphLabels, PrometheusSource, connect
-from penstock_planner.sources.router import RouterSource, at
-from penstock_planner.sources.scrape import ScrapeSource
-from penstock_planner.targets.base import Endpoint
-from penstock_wire.client import ConnectionPool
-from penstock_wire.server import HttpServer
+from penstock.api import Role
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ObservationError
+from penstock.planner.decide.observation import Demand
+from penstock.planner.decide.reading import Quality, judge, missing
+from penstock.planner.sources import pages as pages_module
+from penstock.planner.sources.base import Query, Readings
+from penstock.planner.sources.chain import SourceChain
+from penstock.planner.sources.pages import MetricsPages
+from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
+from penstock.planner.sources.router import RouterSource, at
+from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.targets.base import Endpoint
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 
 
 @asynccontextmanager

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_core.exposition import parse_samples
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import Demand
-from penstock_planner.metrics import PlannerMetrics
+from penstock.core.exposition import parse_samples
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.observation import Demand
+from penstock.planner.metrics import PlannerMetrics
 
 PREFIX = "penstock_planner_"
 FAMILIES = (

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Action, Reason
-from penstock_planner.decide.observation import PoolCounts
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.state import PlannerState, RoleState
+from penstock.api import Role
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import Action, Reason
+from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.state import PlannerState, RoleState
 
 D, P = Role.DECODE, Role.PREFILL
 CALM = DecideConfig(min_total_gpus=4)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_planner.decide.observation import Observation, PoolCounts, WorkerSummary, summarise
-from penstock_planner.decide.window import kv_signal, queue_signal, queue_trend
+from penstock.api import Role
+from penstock.planner.decide.observation import Observation, PoolCounts, WorkerSummary, summarise
+from penstock.planner.decide.window import kv_signal, queue_signal, queue_trend
 
 
 def test_kv_is_the_mean_over_pulls_of_the_mean_over_workers(make):

@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from penstock_wire.server import HttpServer
+from penstock.core.http.server import HttpServer
 
 FIRST_TOKEN_S = 0.001
 """Real seconds before the first token: no engine answers in the tenth of a millisecond that a loopback takes."""

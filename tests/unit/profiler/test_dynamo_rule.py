@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock_engine import profiles
-from penstock_performance.recommend import Targets, recommend
-from penstock_performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep
+from penstock.engine import profiles
+from penstock.performance.recommend import Targets, recommend
+from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep
 
 KV_TOKENS = 224_133.0
 """What its tables state for every size."""

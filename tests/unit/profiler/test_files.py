@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock_core.errors import ConfigError
-from penstock_manifests import load_graph
-from penstock_performance.profile import profile_from
-from penstock_performance.quality import sweep_findings
-from penstock_performance.recommend import Targets, recommend
-from penstock_profiler.graph_back import graph_back
-from penstock_profiler.reading import engine_sweep, read_sweep
-from penstock_profiler.writing import write_result
+from penstock.core.errors import ConfigError
+from penstock.api.manifests import load_graph
+from penstock.performance.profile import profile_from
+from penstock.performance.quality import sweep_findings
+from penstock.performance.recommend import Targets, recommend
+from penstock.profiler.graph_back import graph_back
+from penstock.profiler.reading import engine_sweep, read_sweep
+from penstock.profiler.writing import write_result
 
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
 NAME = "h200-llama-3.1-8b-tp1"

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from penstock_profiler import gpus
+from penstock.profiler import gpus
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_performance.sweep import DecodePoint, PrefillPoint
-from penstock_profiler.journal import JOURNAL, Journal
-from penstock_profiler.phase import Phase
+from penstock.core.errors import ConfigError
+from penstock.performance.sweep import DecodePoint, PrefillPoint
+from penstock.profiler.journal import JOURNAL, Journal
+from penstock.profiler.phase import Phase
 
 CONDITIONS = {"decode": "worker --a 1", "prefill": "worker --a 1"}
 PREFILL = PrefillPoint(100.0, 0.02)

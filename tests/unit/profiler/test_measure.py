@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from penstock_core.errors import UpstreamError
-from penstock_profiler.measure import Measurer
-from penstock_workload.exchange import SendSettings
+from penstock.core.errors import UpstreamError
+from penstock.profiler.measure import Measurer
+from penstock.workload.exchange import SendSettings
 
 
 @pytest.fixture

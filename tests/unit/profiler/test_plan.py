@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_performance.recommend import Targets
-from penstock_profiler import estimate
-from penstock_profiler.candidates import family
-from penstock_profiler.plan import ProfileConfig, plan_profile
+from penstock.core.errors import ConfigError
+from penstock.performance.recommend import Targets
+from penstock.profiler import estimate
+from penstock.profiler.candidates import family
+from penstock.profiler.plan import ProfileConfig, plan_profile
 
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
 

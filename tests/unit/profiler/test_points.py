@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import ConfigError
-from penstock_performance.quality import GAP_RATIO
-from penstock_performance.recommend import Targets
-from penstock_performance.sweep import DecodePoint
-from penstock_profiler import points
-from penstock_profiler.points import Limits
+from penstock.core.errors import ConfigError
+from penstock.performance.quality import GAP_RATIO
+from penstock.performance.recommend import Targets
+from penstock.performance.sweep import DecodePoint
+from penstock.profiler import points
+from penstock.profiler.points import Limits
 
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
 LIMITS = Limits(kv_tokens=430_000, max_concurrency=256, max_context=16_384)

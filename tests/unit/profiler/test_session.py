@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock_core.errors import ConfigError, UpstreamError
-from penstock_performance.quality import Severity, sweep_findings
-from penstock_performance.recommend import Targets
-from penstock_profiler.plan import ProfileConfig, plan_profile
-from penstock_profiler.session import run_profile
+from penstock.core.errors import ConfigError, UpstreamError
+from penstock.performance.quality import Severity, sweep_findings
+from penstock.performance.recommend import Targets
+from penstock.profiler.plan import ProfileConfig, plan_profile
+from penstock.profiler.session import run_profile
 
 TARGETS = Targets(isl=600, osl=40, ttft_s=1.0, itl_s=0.5)
 

@@ -6,18 +6,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from penstock_api import Role
-from penstock_planner.core import records
-from penstock_planner.core.records import Change, Deciding, DecisionKind, Header, Outcome, Place
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
-from penstock_planner.decide.pipeline import decide
-from penstock_planner.decide.reading import Quality, Reading
-from penstock_planner.decide.state import PlannerState
-from penstock_planner.ledger import Ledger, read_ledger
-from penstock_workload.record import RequestResult, RequestStatus
-from penstock_workload.results import SCHEMA, ResultWriter
-from penstock_workload.statistics import Punctuality, summarise
+from penstock.api import Role
+from penstock.planner.core import records
+from penstock.planner.core.records import Change, Deciding, DecisionKind, Header, Outcome, Place
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
+from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.reading import Quality, Reading
+from penstock.planner.decide.state import PlannerState
+from penstock.planner.ledger import Ledger, read_ledger
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.results import SCHEMA, ResultWriter
+from penstock.workload.statistics import Punctuality, summarise
 
 ZERO_MODEL_S = 100_000.0
 ZERO_UNIX_S = 1_700_000_000.0

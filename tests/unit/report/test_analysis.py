@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import PoolCounts
-from penstock_report.analysis import gpu_steps, gpu_use, violations
-from penstock_report.findings import RunReport
-from penstock_report.ledger_view import (
+from penstock.api import Role
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.observation import PoolCounts
+from penstock.report.analysis import gpu_steps, gpu_use, violations
+from penstock.report.findings import RunReport
+from penstock.report.ledger_view import (
     DecisionMark,
     LedgerSample,
     LoadOrigin,
@@ -19,8 +19,8 @@ from penstock_report.ledger_view import (
     RoleChange,
     view_of,
 )
-from penstock_workload.record import RequestResult, RequestStatus
-from penstock_workload.results import LoadRun
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.results import LoadRun
 
 
 def _sample(at_s, prefill=1, decode=1, draining=0):

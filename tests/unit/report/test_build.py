@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock_cli.report import report as report_command
-from penstock_core.errors import ConfigError, LedgerError
-from penstock_planner.decide.config import Mode
-from penstock_report.build import as_json, write_report
-from penstock_report.findings import analyse
-from penstock_report.page import render_page
-from penstock_report.text import latency_cells, report_text
+from penstock.cli.report import report as report_command
+from penstock.core.errors import ConfigError, LedgerError
+from penstock.planner.decide.config import Mode
+from penstock.report.build import as_json, write_report
+from penstock.report.findings import analyse
+from penstock.report.page import render_page
+from penstock.report.text import latency_cells, report_text
 
 
 def _printed(report):
@@ -232,7 +232,7 @@ def test_the_command_prints_every_decision_as_json(written):
 def test_thresholds_are_drawn_where_the_planner_goes_by_them(written, mode, lines):
     """Mode load compares both signals with two thresholds each; mode adaptive with none."""
     pytest.importorskip("matplotlib")
-    charts = importlib.import_module("penstock_report.charts")
+    charts = importlib.import_module("penstock.report.charts")
     folder = written[1]
     report = analyse(folder / "run", ledger=folder / "ledger.jsonl")
     run = replace(report.planner, config=replace(report.planner.config, mode=mode))
@@ -268,7 +268,7 @@ def _naming(ledger, graph_file):
 def test_the_graph_that_the_ledger_names_is_simulated_on_other_fleets(make_run, ledger_file, tmp_path):
     """Nothing else has to be given; the effort can be bounded."""
     path = tmp_path / "graph.yaml"
-    path.write_bytes(resources.files("penstock_cli").joinpath("data", "demo.yaml").read_bytes())
+    path.write_bytes(resources.files("penstock.cli").joinpath("data", "demo.yaml").read_bytes())
 
     found = _reported(make_run(), _naming(ledger_file, path), tmp_path / "out", "--counterfactual-cpu-s", "1")
 

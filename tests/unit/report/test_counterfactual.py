@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock_report.analysis import GpuUse
-from penstock_report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
-from penstock_report.service_time import service_lines, service_times
-from penstock_workload.record import RequestResult, RequestStatus
+from penstock.report.analysis import GpuUse
+from penstock.report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
+from penstock.report.service_time import service_lines, service_times
+from penstock.workload.record import RequestResult, RequestStatus
 
 
 class _PerToken:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock_api import Role
-from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.observation import Demand
-from penstock_planner.forecast import Forecast
-from penstock_report.demand import demand_bins, demand_line, demand_summary
-from penstock_report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
+from penstock.api import Role
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.observation import Demand
+from penstock.planner.forecast import Forecast
+from penstock.report.demand import demand_bins, demand_line, demand_summary
+from penstock.report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
 
 
 def _sample(at_s, demand):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_report import series
-from penstock_workload.record import RequestStatus
+from penstock.report import series
+from penstock.workload.record import RequestStatus
 
 
 def _result(sent_s, ended_s, **changes):

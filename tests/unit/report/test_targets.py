@@ -9,20 +9,20 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from penstock_api import Role
-from penstock_cli.report import report as report_command
-from penstock_performance.profile import PerformanceProfile
-from penstock_performance.tables import DecodeTable, PrefillTable
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import Demand
-from penstock_planner.forecast import Forecast
-from penstock_planner.profiled import ProfileReading
-from penstock_report.demand import arrivals_over_time, demand_summary
-from penstock_report.findings import analyse
-from penstock_report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
-from penstock_report.targets import attainment_over_time, kept, target_lines, targets_summary
-from penstock_report.text import report_text
-from penstock_workload.record import RequestResult, RequestStatus
+from penstock.api import Role
+from penstock.cli.report import report as report_command
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.observation import Demand
+from penstock.planner.forecast import Forecast
+from penstock.planner.profiled import ProfileReading
+from penstock.report.demand import arrivals_over_time, demand_summary
+from penstock.report.findings import analyse
+from penstock.report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
+from penstock.report.targets import attainment_over_time, kept, target_lines, targets_summary
+from penstock.report.text import report_text
+from penstock.workload.record import RequestResult, RequestStatus
 
 CONFIG = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.9)
 ENGINE = PerformanceProfile(

@@ -8,14 +8,14 @@ import orjson
 import pytest
 import uvloop
 
-from penstock_api import Role, RouterConfig
-from penstock_core.errors import StreamBroken
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.proxy.auth import GRAPH_SECRET
-from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
-from penstock_wire.client import ConnectionPool, Timeouts
-from penstock_wire.server import HttpServer
+from penstock.api import Role, RouterConfig
+from penstock.core.errors import StreamBroken
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.proxy.auth import GRAPH_SECRET
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
+from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.server import HttpServer
 
 PARAMS = {
     "do_remote_prefill": True,

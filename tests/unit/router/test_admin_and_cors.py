@@ -3,9 +3,9 @@
 import orjson
 import pytest
 
-from penstock_api import RouterConfig
-from penstock_router.proxy.auth import AdminCheck, is_loopback
-from penstock_router.proxy.refusal import RequestRefused
+from penstock.api import RouterConfig
+from penstock.router.proxy.auth import AdminCheck, is_loopback
+from penstock.router.proxy.refusal import RequestRefused
 
 DRAIN = "/workers/aggregated-0/drain"
 KEY = (b"authorization", b"Bearer root")

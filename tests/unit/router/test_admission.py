@@ -6,16 +6,16 @@ import os
 import orjson
 import pytest
 
-from penstock_api import BreakerConfig, Role, RouterConfig
-from penstock_core.errors import NoEndpointsError, SaturatedError
-from penstock_router.admission import Admission, NoWorker, QueueTimeout
-from penstock_router.core.assignment import Assignment
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.make_core import make_core
-from penstock_router.policy.arrival import Arrival
-from penstock_router.proxy.completion import parse_completion
-from penstock_router.proxy.prefix import read_prompt
+from penstock.api import BreakerConfig, Role, RouterConfig
+from penstock.core.errors import NoEndpointsError, SaturatedError
+from penstock.router.admission import Admission, NoWorker, QueueTimeout
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.make_core import make_core
+from penstock.router.policy.arrival import Arrival
+from penstock.router.proxy.completion import parse_completion
+from penstock.router.proxy.prefix import read_prompt
 
 PLACING = ("prefix-cost", "dualmap", "cache-affinity", "min-ttft", "preble", "kv-cost")
 MTIMES = iter(range(1_000, 10_000))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_router.policy.keys import MAX_BYTES, render_chat
-from penstock_router.proxy.body_bounds import (
+from penstock.router.policy.keys import MAX_BYTES, render_chat
+from penstock.router.proxy.body_bounds import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_STRINGS,
@@ -16,10 +16,10 @@ from penstock_router.proxy.body_bounds import (
     check_depth,
     check_size,
 )
-from penstock_router.proxy.completion import parse_completion
-from penstock_router.proxy.prefix import ExactKeys, PromptReader, read_prompt
-from penstock_router.proxy.refusal import RequestRefused
-from penstock_router.tokenizer import PromptTokenizer
+from penstock.router.proxy.completion import parse_completion
+from penstock.router.proxy.prefix import ExactKeys, PromptReader, read_prompt
+from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.tokenizer import PromptTokenizer
 
 CHAT = "/v1/chat/completions"
 BASE = {"model": "llama", "messages": [{"role": "user", "content": "x"}]}

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.core.retries import RetryBudget
-from penstock_router.policy.breaker import Circuit, CircuitBreaker, may_eject
-from penstock_router.policy.token_estimate import TokenEstimator
+from penstock.router.core.retries import RetryBudget
+from penstock.router.policy.breaker import Circuit, CircuitBreaker, may_eject
+from penstock.router.policy.token_estimate import TokenEstimator
 
 
 def _opened(now_s=0.0):

@@ -5,13 +5,13 @@ import json
 import orjson
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_local.random_model import CHAT_TEMPLATE, RandomModel, write_model
-from penstock_router.chat_template import ChatTemplate, load_chat_template
-from penstock_router.policy.keys import token_keys
-from penstock_router.proxy.completion import parse_completion
-from penstock_router.proxy.prefix import ExactKeys, read_prompt
-from penstock_router.tokenizer import load_tokenizer
+from penstock.core.errors import ConfigError
+from penstock.local.random_model import CHAT_TEMPLATE, RandomModel, write_model
+from penstock.router.chat_template import ChatTemplate, load_chat_template
+from penstock.router.policy.keys import token_keys
+from penstock.router.proxy.completion import parse_completion
+from penstock.router.proxy.prefix import ExactKeys, read_prompt
+from penstock.router.tokenizer import load_tokenizer
 
 LLAMA = (
     "{{- bos_token }}\n"

@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.proxy.call import request_id
-from penstock_router.proxy.completion import ApiEndpoint, parse_completion
-from penstock_router.proxy.kv_transfer import (
+from penstock.router.proxy.call import request_id
+from penstock.router.proxy.completion import ApiEndpoint, parse_completion
+from penstock.router.proxy.kv_transfer import (
     decode_body,
     prefill_body,
     read_prefill_answer,
     with_cached_tokens,
 )
-from penstock_router.proxy.refusal import RequestRefused
+from penstock.router.proxy.refusal import RequestRefused
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 

@@ -5,8 +5,8 @@ import asyncio
 import orjson
 import pytest
 
-from penstock_api import GraphDeployment, Tier
-from penstock_operator.build.config_map import config_digest, router_manifest
+from penstock.api import GraphDeployment, Tier
+from penstock.operator.resources.config_map import config_digest, router_manifest
 
 
 def graph(*, tiers=None, **admission):

@@ -3,11 +3,11 @@ import os
 
 import pytest
 
-from penstock_api import Role
-from penstock_core.errors import ConfigError
-from penstock_router.discovery.page import kv_usage
-from penstock_router.discovery.statefile import StatefileDiscovery, parse_statefile
-from penstock_router.discovery.static import parse_static_workers
+from penstock.api import Role
+from penstock.core.errors import ConfigError
+from penstock.router.discovery.page import kv_usage
+from penstock.router.discovery.statefile import StatefileDiscovery, parse_statefile
+from penstock.router.discovery.static import parse_static_workers
 
 
 def _entry(role="decode", state="ready", url="http://127.0.0.1:9", **more):

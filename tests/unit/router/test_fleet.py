@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import BreakerConfig, Role
-from penstock_core.errors import NotFoundError
-from penstock_router.core.assignment import Assignment
-from penstock_router.core.worker import WorkerState
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
+from penstock.api import BreakerConfig, Role
+from penstock.core.errors import NotFoundError
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.worker import WorkerState
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
 
 SPEC = WorkerSpec("w", Role.DECODE, "http://127.0.0.1:9", supervised=True)
 

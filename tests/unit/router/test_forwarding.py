@@ -5,9 +5,9 @@ import time
 
 import orjson
 
-from penstock_router.proxy.auth import GRAPH_SECRET
-from penstock_router.proxy.forwarding import FORWARDED
-from penstock_wire.client import Timeouts
+from penstock.router.proxy.auth import GRAPH_SECRET
+from penstock.router.proxy.forwarding import FORWARDED
+from penstock.core.http.client import Timeouts
 
 JSON = (b"content-type", b"application/json")
 

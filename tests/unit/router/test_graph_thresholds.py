@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import BreakerConfig, RouterConfig
-from penstock_router.admission import Admission
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.graph_thresholds import GraphThresholds
-from penstock_router.make_core import make_core
-from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.api import BreakerConfig, RouterConfig
+from penstock.router.admission import Admission
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.graph_thresholds import GraphThresholds
+from penstock.router.make_core import make_core
+from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 
 
 def routers(count):

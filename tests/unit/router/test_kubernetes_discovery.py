@@ -5,13 +5,13 @@ import asyncio
 import orjson
 import pytest
 
-from penstock_api import Role
-from penstock_core.errors import ConfigError
-from penstock_router import server as server_module
-from penstock_router.discovery import kubernetes as kubernetes_module
-from penstock_router.discovery.endpoint_slices import parse_slices
-from penstock_router.discovery.kubernetes import KubernetesDiscovery
-from penstock_router.settings import GraphPlace, RouterSettings
+from penstock.api import Role
+from penstock.core.errors import ConfigError
+from penstock.router import server as server_module
+from penstock.router.discovery import kubernetes as kubernetes_module
+from penstock.router.discovery.endpoint_slices import parse_slices
+from penstock.router.discovery.kubernetes import KubernetesDiscovery
+from penstock.router.settings import GraphPlace, RouterSettings
 
 READY = {"ready": True, "serving": True, "terminating": False}
 STARTING = {"ready": False, "serving": False, "terminating": False}
@@ -345,7 +345,7 @@ async def test_a_cluster_that_is_away_stops_no_request_and_is_reported(harness, 
 
 def test_without_the_extra_the_error_names_it(monkeypatch):
     """A router installed without the Kubernetes packages says what to install."""
-    monkeypatch.setitem(__import__("sys").modules, "penstock_router.discovery.kubernetes", None)
+    monkeypatch.setitem(__import__("sys").modules, "penstock.router.discovery.kubernetes", None)
     settings = RouterSettings(model="llama", disaggregated=True, kubernetes=GraphPlace("llama"))
     with pytest.raises(ConfigError, match=r"penstock\[kubernetes\]"):
         server_module.RouterServer(settings)

@@ -5,19 +5,19 @@ import sys
 
 import pytest
 
-from penstock_api import BreakerConfig, Role, RouterConfig
-from penstock_core.errors import ConfigError
-from penstock_router.admission import Admission
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.kv_listener import KvListener
-from penstock_router.make_core import make_core
-from penstock_router.policy.keys import Prefix, exact_keys, token_keys
-from penstock_router.policy.kv_events import KvEvents
-from penstock_router.policy.prefix_index import PrefixIndex
-from penstock_router.proxy.completion import parse_completion
-from penstock_router.proxy.prefix import ExactKeys, read_prompt
-from penstock_router.tokenizer import PromptTokenizer, load_tokenizer
+from penstock.api import BreakerConfig, Role, RouterConfig
+from penstock.core.errors import ConfigError
+from penstock.router.admission import Admission
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.kv_listener import KvListener
+from penstock.router.make_core import make_core
+from penstock.router.policy.keys import Prefix, exact_keys, token_keys
+from penstock.router.policy.kv_events import KvEvents
+from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.proxy.completion import parse_completion
+from penstock.router.proxy.prefix import ExactKeys, read_prompt
+from penstock.router.tokenizer import PromptTokenizer, load_tokenizer
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")

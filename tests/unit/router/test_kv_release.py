@@ -6,8 +6,8 @@ import json
 import orjson
 import pytest
 
-from penstock_api import Role
-from penstock_router.proxy.kv_release import REFUSED_MODEL
+from penstock.api import Role
+from penstock.router.proxy.kv_release import REFUSED_MODEL
 
 AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
 UNKNOWN_MODEL = b'{"error":{"message":"The model does not exist.","type":"NotFoundError","code":404}}'

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock_router import kv_replay
-from penstock_router.kv_subscription import KvAddress, KvSink, KvSubscription
-from penstock_router.policy.kv_events import KvEvents
-from penstock_router.policy.prefix_index import PrefixIndex
+from penstock.router import kv_replay
+from penstock.router.kv_subscription import KvAddress, KvSink, KvSubscription
+from penstock.router.policy.kv_events import KvEvents
+from penstock.router.policy.prefix_index import PrefixIndex
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 pytest.importorskip("zmq.asyncio")

@@ -5,10 +5,10 @@ import asyncio
 import orjson
 import pytest
 
-from penstock_router.discovery.endpoint_slices import router_urls
-from penstock_router.discovery.statefile import router_urls as local_router_urls
-from penstock_router.peer_load import read_load
-from penstock_router.policy.busy import BusyThresholds
+from penstock.router.discovery.endpoint_slices import router_urls
+from penstock.router.discovery.statefile import router_urls as local_router_urls
+from penstock.router.peer_load import read_load
+from penstock.router.policy.busy import BusyThresholds
 
 
 class Graph:

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import RouterPolicy
-from penstock_core.errors import ConfigError
-from penstock_router.policy.load import KV_MAX_AGE_S, WorkerLoad
-from penstock_router.policy.registry import POLICIES, decode_policy, make_policy
-from penstock_router.policy.routing_policy import Arrival, AssignTime, Estimates
-from penstock_router.policy.worker_queue import WorkerQueue
+from penstock.api import RouterPolicy
+from penstock.core.errors import ConfigError
+from penstock.router.policy.load import KV_MAX_AGE_S, WorkerLoad
+from penstock.router.policy.registry import POLICIES, decode_policy, make_policy
+from penstock.router.policy.routing_policy import Arrival, AssignTime, Estimates
+from penstock.router.policy.worker_queue import WorkerQueue
 
 REQUEST = Arrival((), 100)
 WHEN_FREE = sorted(name for name in POLICIES if make_policy(name).assigns is AssignTime.WHEN_FREE)

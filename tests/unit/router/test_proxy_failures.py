@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from penstock_router.policy.breaker import Circuit
+from penstock.router.policy.breaker import Circuit
 
 
 def _error(answer):

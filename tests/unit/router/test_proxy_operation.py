@@ -8,14 +8,14 @@ import os
 import orjson
 import pytest
 
-from penstock_api import Role
-from penstock_core.errors import ConfigError, PortInUseError, UpstreamError
-from penstock_router.access_log import AccessLog
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.proxy.auth import API_KEYS, read_keys
-from penstock_router.proxy.kv_release import REFUSED_MODEL
-from penstock_router.server import RouterServer
-from penstock_router.settings import RouterSettings
+from penstock.api import Role
+from penstock.core.errors import ConfigError, PortInUseError, UpstreamError
+from penstock.router.access_log import AccessLog
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.proxy.auth import API_KEYS, read_keys
+from penstock.router.proxy.kv_release import REFUSED_MODEL
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
 
 _MTIMES = iter(range(1_000, 10_000))
 
@@ -255,7 +255,7 @@ class _StuckDiscovery:
 
 async def test_a_failed_start_is_told_though_background_work_does_not_end(harness, monkeypatch):
     """A router that cannot bind ends within bounds, as one does that is stopped."""
-    monkeypatch.setattr("penstock_router.server.STOP_REAL_S", 0.05)
+    monkeypatch.setattr("penstock.router.server.STOP_REAL_S", 0.05)
     worker = await harness.worker("aggregated")
     server = RouterServer(_settings(port=worker.server.port))
     server._discovery = _StuckDiscovery()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock_router.metrics import RouterMetrics
-from penstock_router.recent_traffic import RecentTraffic
+from penstock.router.metrics import RouterMetrics
+from penstock.router.recent_traffic import RecentTraffic
 
 
 def test_only_the_last_minute_counts():

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_api import BreakerConfig, RouterConfig
-from penstock_router.admission import Admission
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.graph_thresholds import GraphThresholds
-from penstock_router.make_core import make_core
-from penstock_router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
-from penstock_router.proxy.retry_after import retry_after
+from penstock.api import BreakerConfig, RouterConfig
+from penstock.router.admission import Admission
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.graph_thresholds import GraphThresholds
+from penstock.router.make_core import make_core
+from penstock.router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
+from penstock.router.proxy.retry_after import retry_after
 
 BUSY = {"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}}
 AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'

@@ -3,15 +3,15 @@
 import orjson
 import pytest
 
-from penstock_api import BreakerConfig, Role
-from penstock_router.core.assignment import Assignment
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.metrics import RouterMetrics
-from penstock_router.proxy.completion import ApiEndpoint, parse_completion
-from penstock_router.proxy.prefix import read_prompt
-from penstock_router.proxy.refusal import RequestRefused
-from penstock_router.proxy.stream_meter import RelayMeter
+from penstock.api import BreakerConfig, Role
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.completion import ApiEndpoint, parse_completion
+from penstock.router.proxy.prefix import read_prompt
+from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.proxy.stream_meter import RelayMeter
 
 PATH = "/v1/responses"
 USAGE = {"input_tokens": 40, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 2}

@@ -5,13 +5,13 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from penstock_api import AdmissionConfig, RouterPolicy
-from penstock_cli import router as command
-from penstock_cli.simulate import simulate
-from penstock_core.errors import ConfigError, InvalidSpecError
-from penstock_router.policy.busy import BusyThresholds, busy_thresholds
-from penstock_router.proxy.auth import API_KEYS
-from penstock_router.settings import GraphPlace
+from penstock.api import AdmissionConfig, RouterPolicy
+from penstock.cli import router as command
+from penstock.cli.simulate import simulate
+from penstock.core.errors import ConfigError, InvalidSpecError
+from penstock.router.policy.busy import BusyThresholds, busy_thresholds
+from penstock.router.proxy.auth import API_KEYS
+from penstock.router.settings import GraphPlace
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1

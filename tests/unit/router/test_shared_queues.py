@@ -5,10 +5,10 @@ import asyncio
 import orjson
 import pytest
 
-from penstock_router.core.queue_sharing import PROMPTS
-from penstock_router.peer_load import read_load
-from penstock_router.proxy.auth import GRAPH_SECRET
-from penstock_router.proxy.forwarding import FORWARDED, WORKER
+from penstock.router.core.queue_sharing import PROMPTS
+from penstock.router.peer_load import read_load
+from penstock.router.proxy.auth import GRAPH_SECRET
+from penstock.router.proxy.forwarding import FORWARDED, WORKER
 
 JSON = (b"content-type", b"application/json")
 PROMPT = "a beginning that many share " * 400

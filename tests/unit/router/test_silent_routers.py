@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from penstock_router.silence import ASK_REAL_S, BREAK_REAL_S, SilenceWatch, Wait
+from penstock.router.silence import ASK_REAL_S, BREAK_REAL_S, SilenceWatch, Wait
 
 JSON = (b"content-type", b"application/json")
 FORWARDED = "penstock_router_forwarded_requests_total"
@@ -59,9 +59,9 @@ class Cable:
 @pytest.fixture
 def bounds(monkeypatch):
     """Shorter silences, so that tests are; long enough for a busy machine."""
-    monkeypatch.setattr("penstock_router.peers.ASK_REAL_S", 0.3)
-    monkeypatch.setattr("penstock_router.silence.FALL_BACK_REAL_S", 0.6)
-    monkeypatch.setattr("penstock_router.silence.BREAK_REAL_S", 1.5)
+    monkeypatch.setattr("penstock.router.peers.ASK_REAL_S", 0.3)
+    monkeypatch.setattr("penstock.router.silence.FALL_BACK_REAL_S", 0.6)
+    monkeypatch.setattr("penstock.router.silence.BREAK_REAL_S", 1.5)
 
 
 @pytest.fixture

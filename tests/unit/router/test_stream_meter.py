@@ -3,13 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import BreakerConfig, Role
-from penstock_core.errors import StreamBroken, WrongAnswer
-from penstock_router.core.assignment import Assignment
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.metrics import RouterMetrics
-from penstock_router.proxy.stream_meter import Correction, RelayMeter
+from penstock.api import BreakerConfig, Role
+from penstock.core.errors import StreamBroken, WrongAnswer
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.stream_meter import Correction, RelayMeter
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 DONE = b"data: [DONE]\n\n"

@@ -5,12 +5,12 @@ import asyncio
 import orjson
 import pytest
 
-from penstock_api import Tier, TiersConfig
-from penstock_core.errors import ConfigError
-from penstock_router.proxy.completion import parse_completion
-from penstock_router.proxy.refusal import RequestRefused
-from penstock_router.proxy.tier_door import TierDoor, TierIdentity
-from penstock_router.proxy.tier_keys import TierKey, TierKeys, read_tier_keys
+from penstock.api import Tier, TiersConfig
+from penstock.core.errors import ConfigError
+from penstock.router.proxy.completion import parse_completion
+from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.proxy.tier_door import TierDoor, TierIdentity
+from penstock.router.proxy.tier_keys import TierKey, TierKeys, read_tier_keys
 
 KEYS = TierKeys(
     {

@@ -8,11 +8,11 @@ import random
 import orjson
 import pytest
 
-from penstock_api import Role
-from penstock_router.core.transfers import KvTransfer, end_at_fault
-from penstock_router.core.worker import Worker
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.policy.breaker import CircuitBreaker
+from penstock.api import Role
+from penstock.router.core.transfers import KvTransfer, end_at_fault
+from penstock.router.core.worker import Worker
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.policy.breaker import CircuitBreaker
 
 REQUESTS, AT_ONCE = 120, 16
 HTML = b"<html><body>It works!</body></html>"

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_api import AdmissionConfig, BreakerConfig, Role, RouterConfig, Tier
-from penstock_router.core.busy_workers import ALL_BUSY
-from penstock_router.core.effects import Dispatch, RefusalReason, Refuse
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.make_core import make_core
-from penstock_router.policy.arrival import Arrival
-from penstock_router.policy.busy import (
+from penstock.api import AdmissionConfig, BreakerConfig, Role, RouterConfig, Tier
+from penstock.router.core.busy_workers import ALL_BUSY
+from penstock.router.core.effects import Dispatch, RefusalReason, Refuse
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.make_core import make_core
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.busy import (
     NO_THRESHOLDS,
     BusyThresholds,
     Excess,
@@ -21,7 +21,7 @@ from penstock_router.policy.busy import (
     rank_loads,
     worker_excess,
 )
-from penstock_router.policy.drain_rate import DrainRate
+from penstock.router.policy.drain_rate import DrainRate
 
 BOTH = BusyThresholds(0.85, 10_000)
 POLICIES = ("prefix-cost", "dualmap", "least-loaded", "round-robin")

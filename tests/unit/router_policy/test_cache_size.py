@@ -2,14 +2,14 @@
 
 import pytest
 
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import CACHE_BLOCKS, QueueSettings
-from penstock_router.policy.key_density import KeyDensity
-from penstock_router.policy.keys import Prefix
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_cost import PrefixCost
-from penstock_router.policy.prefix_index import PrefixIndex
-from penstock_router.policy.routing_policy import Arrival
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import CACHE_BLOCKS, QueueSettings
+from penstock.router.policy.key_density import KeyDensity
+from penstock.router.policy.keys import Prefix
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_cost import PrefixCost
+from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.routing_policy import Arrival
 
 
 def queue_of(capacity_tokens):

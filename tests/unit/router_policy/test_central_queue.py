@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.policy.baselines import LeastLoaded, RoundRobin
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.routing_policy import Arrival
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.baselines import LeastLoaded, RoundRobin
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.routing_policy import Arrival
 
 
 def queue_of(*names, policy=LeastLoaded, **settings):

@@ -2,15 +2,15 @@
 
 import pytest
 
-from penstock_api import QueueOrder
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.policy.dualmap import DualMapSettings
-from penstock_router.policy.keys import prompt_keys
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.registry import POLICIES
-from penstock_router.policy.routing_policy import Arrival, AssignTime, RoutingDecision
-from penstock_router.policy.sticky import StickySessions
+from penstock.api import QueueOrder
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.dualmap import DualMapSettings
+from penstock.router.policy.keys import prompt_keys
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.registry import POLICIES
+from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision
+from penstock.router.policy.sticky import StickySessions
 
 NAMES = ["a", "b", "c"]
 

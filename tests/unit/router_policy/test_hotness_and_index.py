@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.policy.hotness import HotnessTree
-from penstock_router.policy.keys import Prefix
-from penstock_router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.hotness import HotnessTree
+from penstock.router.policy.keys import Prefix
+from penstock.router.policy.prefix_index import PrefixIndex
 
 
 def test_a_prefix_that_everybody_shares_makes_keys_longer():

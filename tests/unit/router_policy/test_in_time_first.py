@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock_api import QueueOrder
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.policy.baselines import LeastPending
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.routing_policy import Arrival
+from penstock.api import QueueOrder
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.baselines import LeastPending
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.routing_policy import Arrival
 
 PACE = 1000.0
 

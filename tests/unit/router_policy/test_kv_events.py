@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.policy.arrival import Arrival
-from penstock_router.policy.keys import Prefix, exact_keys, token_keys
-from penstock_router.policy.kv_events import KvEvents
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_index import PrefixIndex
-from penstock_router.policy.worker_queue import LOAD_COST, WorkerQueue
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.keys import Prefix, exact_keys, token_keys
+from penstock.router.policy.kv_events import KvEvents
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.worker_queue import LOAD_COST, WorkerQueue
 
 UNIT, BLOCK = 4, 16
 

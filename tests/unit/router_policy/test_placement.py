@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import QueueOrder
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.policy.baselines import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
-from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_cost import PrefixCost
-from penstock_router.policy.rebalance import Aim, plan_moves
-from penstock_router.policy.registry import POLICIES
-from penstock_router.policy.routing_policy import Arrival
-from penstock_router.policy.sticky import StickySessions
-from penstock_router.policy.worker_queue import PrefillThroughput, QueuedRequest
+from penstock.api import QueueOrder
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.baselines import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
+from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_cost import PrefixCost
+from penstock.router.policy.rebalance import Aim, plan_moves
+from penstock.router.policy.registry import POLICIES
+from penstock.router.policy.routing_policy import Arrival
+from penstock.router.policy.sticky import StickySessions
+from penstock.router.policy.worker_queue import PrefillThroughput, QueuedRequest
 
 PACE = 1000.0
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_cost import PrefixCost
-from penstock_router.policy.registry import make_policy
-from penstock_router.policy.routing_policy import Arrival
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_cost import PrefixCost
+from penstock.router.policy.registry import make_policy
+from penstock.router.policy.routing_policy import Arrival
 
 CHAIN = tuple(range(11, 19))
 

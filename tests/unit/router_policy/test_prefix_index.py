@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from penstock_router.policy.keys import Prefix
-from penstock_router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.keys import Prefix
+from penstock.router.policy.prefix_index import PrefixIndex
 
 
 class PlainIndex:

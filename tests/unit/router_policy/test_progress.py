@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.policy.baselines import MinTtft
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_cost import PrefixCost
-from penstock_router.policy.routing_policy import Arrival
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.baselines import MinTtft
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_cost import PrefixCost
+from penstock.router.policy.routing_policy import Arrival
 
 
 def busy(policy=None, *, tokens=(8000, 4000), tokens_per_s=10_000.0):

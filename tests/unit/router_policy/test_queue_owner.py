@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.policy.queue_owner import QueueOwners, RouterState, owner_count, owners_among
+from penstock.router.policy.queue_owner import QueueOwners, RouterState, owner_count, owners_among
 
 NAMES = st.sets(st.integers(0, 40).map("router-{}".format), min_size=2, max_size=8)
 

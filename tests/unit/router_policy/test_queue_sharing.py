@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.core.queue_sharing import (
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_sharing import (
     PASSED_ON,
     PROMPTS,
     TOLD_KEYS,
@@ -13,12 +13,12 @@ from penstock_router.core.queue_sharing import (
     QueuedPrompt,
     QueueSharing,
 )
-from penstock_router.policy.arrival import Arrival
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.registry import POLICIES, make_policy
-from penstock_router.policy.routing_policy import AssignTime
-from penstock_router.policy.shortlist import ALL_UP_TO
-from penstock_router.policy.sticky import StickySessions
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.registry import POLICIES, make_policy
+from penstock.router.policy.routing_policy import AssignTime
+from penstock.router.policy.shortlist import ALL_UP_TO
+from penstock.router.policy.sticky import StickySessions
 
 
 def prompt(number, blocks=1):

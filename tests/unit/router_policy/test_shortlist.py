@@ -5,12 +5,12 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.prefix_cost import HIT_WEIGHT, PrefixCost, prefix_cost
-from penstock_router.policy.routing_policy import Arrival
-from penstock_router.policy.shortlist import ALL_UP_TO, Shortlist
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_cost import HIT_WEIGHT, PrefixCost, prefix_cost
+from penstock.router.policy.routing_policy import Arrival
+from penstock.router.policy.shortlist import ALL_UP_TO, Shortlist
 
 FLEET = 100
 _NOISE = 0.02

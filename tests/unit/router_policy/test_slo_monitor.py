@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import Tier
-from penstock_router.policy.sliding_window import SlidingWindow, percentile
-from penstock_router.policy.slo_monitor import EndedRequest, SheddingSettings, SloMonitor
-from penstock_router.policy.tiers import TierSettings
+from penstock.api import Tier
+from penstock.router.policy.sliding_window import SlidingWindow, percentile
+from penstock.router.policy.slo_monitor import EndedRequest, SheddingSettings, SloMonitor
+from penstock.router.policy.tiers import TierSettings
 
 SETTINGS = SheddingSettings()
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock_api import Tier
-from penstock_router.policy.arrival import Arrival
-from penstock_router.policy.lane import Lane
-from penstock_router.policy.queued_request import QueuedRequest
-from penstock_router.policy.tier_queue import TierQueue, longest_wait_tokens
-from penstock_router.policy.tiers import PRIORITIES, SHARED, TierSettings
+from penstock.api import Tier
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.lane import Lane
+from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.tier_queue import TierQueue, longest_wait_tokens
+from penstock.router.policy.tiers import PRIORITIES, SHARED, TierSettings
 
 LARGEST = 3000
 

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_api import BreakerConfig, QueueOrder, Role, RouterConfig, Tier
-from penstock_router.core.dispatch_queue import DispatchQueue
-from penstock_router.core.effects import Dispatch, RefusalReason
-from penstock_router.core.queue_room import QueueRoom
-from penstock_router.core.queue_settings import QueueSettings
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.make_core import make_core
-from penstock_router.policy.arrival import Arrival
-from penstock_router.policy.dualmap import DualMapSettings
-from penstock_router.policy.load import WorkerLoad
-from penstock_router.policy.registry import POLICIES
-from penstock_router.policy.tier_queue import longest_wait_tokens
-from penstock_router.policy.tiers import SHARED, SloTarget, TierSettings
+from penstock.api import BreakerConfig, QueueOrder, Role, RouterConfig, Tier
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.effects import Dispatch, RefusalReason
+from penstock.router.core.queue_room import QueueRoom
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.make_core import make_core
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.dualmap import DualMapSettings
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.registry import POLICIES
+from penstock.router.policy.tier_queue import longest_wait_tokens
+from penstock.router.policy.tiers import SHARED, SloTarget, TierSettings
 
 SLO_S = 2.0
 ALIKE = TierSettings(targets={tier: SloTarget(ttft_s=SLO_S) for tier in Tier})

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock_api import Role
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario, SimpleModel
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario, SimpleModel
+from penstock.workload.traces import TraceRequest
 
 SIMPLE = SimpleModel("test", 0.001, 100_000)
 """1 ms per token."""

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from penstock_api import Role
-from penstock_engine import profiles
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.engine import profiles
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
 
 PROFILES = ["a100-llama-8b-bf16-tp1", "h100-llama-3.3-70b-tp4-table", "h200-llama-3.1-8b-tp1-table"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_api import Role
-from penstock_engine import profiles
-from penstock_planner.decide.sla import queueing
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.engine import profiles
+from penstock.planner.decide.sla import queueing
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
 
 PROFILE = "a100-llama-8b-bf16-tp1"
 TTFT_S = 5.0

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock_api import Role
-from penstock_performance.capacity import Load, plan_capacity
-from penstock_performance.recommend import Targets
-from penstock_profiler.reading import engine_sweep
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role
+from penstock.performance.capacity import Load, plan_capacity
+from penstock.performance.recommend import Targets
+from penstock.profiler.reading import engine_sweep
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 PROFILE = "a100-llama-8b-bf16-tp1"
 _STATED_ERROR = 0.15

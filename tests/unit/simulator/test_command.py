@@ -6,10 +6,10 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from penstock_cli.main import cli
-from penstock_core.errors import ConfigError
-from penstock_planner.decide.registry import POLICIES
-from penstock_simulator.routing import policy_names
+from penstock.cli.main import cli
+from penstock.core.errors import ConfigError
+from penstock.planner.decide.registry import POLICIES
+from penstock.simulator.routing import policy_names
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "disaggregated.yaml"
 FAST = ("--limit", "60", "--jobs", "1")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from penstock_api import Role
-from penstock_planner.decide.config import Mode
-from penstock_planner.decide.registry import POLICIES
-from penstock_simulator.conformance.plant import DECODE_SLOTS, Plant, Situation, steady
-from penstock_simulator.conformance.run import play
-from penstock_simulator.conformance.scenarios import SCENARIOS
-from penstock_simulator.faults import Fault, FaultPeriod, Faults
+from penstock.api import Role
+from penstock.planner.decide.config import Mode
+from penstock.planner.decide.registry import POLICIES
+from penstock.simulator.conformance.plant import DECODE_SLOTS, Plant, Situation, steady
+from penstock.simulator.conformance.run import play
+from penstock.simulator.conformance.scenarios import SCENARIOS
+from penstock.simulator.faults import Fault, FaultPeriod, Faults
 
 MISSED = {
     Mode.LOAD: frozenset(

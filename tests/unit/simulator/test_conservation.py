@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_simulator.faults import Fault, FaultPeriod, Faults
-from penstock_simulator.scenario import ProfiledModel, Resize, RouterSpec, WorkerFailure
-from penstock_simulator.scoreboard import score
-from penstock_simulator.sweep import RunSpec, simulate
-from penstock_simulator.workload import WorkloadSpec
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.simulator.faults import Fault, FaultPeriod, Faults
+from penstock.simulator.scenario import ProfiledModel, Resize, RouterSpec, WorkerFailure
+from penstock.simulator.scoreboard import score
+from penstock.simulator.sweep import RunSpec, simulate
+from penstock.simulator.workload import WorkloadSpec
+from penstock.simulator.world import World
 
 SMALL = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=9000)
 """A cache that three of the prompts below fill."""

@@ -6,21 +6,21 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from penstock_api import Role, Tier
-from penstock_cli.report import report as report_command
-from penstock_core.errors import ConfigError
-from penstock_manifests import load_graph
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import PoolCounts
-from penstock_report.analysis import GpuUse, violations
-from penstock_report.counterfactual import sentences
-from penstock_report.findings import RunReport, analyse
-from penstock_report.ledger_view import LedgerSample, PlannerRun
-from penstock_simulator.counterfactual import Effort, compare
-from penstock_simulator.recorded import recorded_traffic
-from penstock_workload.record import RequestResult, RequestStatus
-from penstock_workload.results import SCHEMA, LoadRun, ResultWriter
-from penstock_workload.statistics import Punctuality, summarise
+from penstock.api import Role, Tier
+from penstock.cli.report import report as report_command
+from penstock.core.errors import ConfigError
+from penstock.api.manifests import load_graph
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.observation import PoolCounts
+from penstock.report.analysis import GpuUse, violations
+from penstock.report.counterfactual import sentences
+from penstock.report.findings import RunReport, analyse
+from penstock.report.ledger_view import LedgerSample, PlannerRun
+from penstock.simulator.counterfactual import Effort, compare
+from penstock.simulator.recorded import recorded_traffic
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
+from penstock.workload.statistics import Punctuality, summarise
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_manifests import load_graph
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.observation import PoolCounts
-from penstock_report.analysis import GpuUse, violations
-from penstock_report.findings import RunReport
-from penstock_report.ledger_view import LedgerSample, PlannerRun
-from penstock_simulator.counterfactual_setting import MOST_SPLITS, setting_of
-from penstock_workload.results import LoadRun
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role
+from penstock.api.manifests import load_graph
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.observation import PoolCounts
+from penstock.report.analysis import GpuUse, violations
+from penstock.report.findings import RunReport
+from penstock.report.ledger_view import LedgerSample, PlannerRun
+from penstock.simulator.counterfactual_setting import MOST_SPLITS, setting_of
+from penstock.workload.results import LoadRun
+from penstock.workload.traces import TraceRequest
 
 P, D = Role.PREFILL, Role.DECODE
 MANIFEST = """

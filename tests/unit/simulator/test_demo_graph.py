@@ -5,17 +5,17 @@ from importlib import resources
 
 import pytest
 
-from penstock_api import Role
-from penstock_cli.demo import demo
-from penstock_manifests import load_graph
-from penstock_planner.options import join
-from penstock_simulator.baselines import configured
-from penstock_simulator.graph_scenario import graph_pools, graph_router
-from penstock_simulator.scenario import Scenario
-from penstock_simulator.scoreboard import score
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
-from penstock_workload.arrivals import Spread
+from penstock.api import Role
+from penstock.cli.demo import demo
+from penstock.api.manifests import load_graph
+from penstock.planner.options import join
+from penstock.simulator.baselines import configured
+from penstock.simulator.graph_scenario import graph_pools, graph_router
+from penstock.simulator.scenario import Scenario
+from penstock.simulator.scoreboard import score
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
+from penstock.workload.arrivals import Spread
 
 START_UP_S = 12.0
 """A simulated worker's process takes a bit less than two real seconds to start, at speed 7."""
@@ -24,7 +24,7 @@ START_UP_S = 12.0
 @pytest.fixture(scope="module")
 def base():
     """The graph, with nothing that scales."""
-    with resources.as_file(resources.files("penstock_cli") / "data" / "demo.yaml") as path:
+    with resources.as_file(resources.files("penstock.cli") / "data" / "demo.yaml") as path:
         graph = load_graph(path)
     pools = tuple(replace(pool, model=replace(pool.model, block_size=128)) for pool in graph_pools(graph))
     config = join(given={}, graph=graph).decide_config(graph)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_planner.decide.config import DecideConfig
-from penstock_simulator.door import DoorCounters
-from penstock_simulator.gaps import GapHistogram
-from penstock_simulator.jobs import Job
-from penstock_simulator.planning import VirtualPlanner
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role
+from penstock.planner.decide.config import DecideConfig
+from penstock.simulator.door import DoorCounters
+from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.jobs import Job
+from penstock.simulator.planning import VirtualPlanner
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 
 class _Recorder(VirtualPlanner):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_api import RouterConfig
-from penstock_simulator.scenario import DUALMAP_7B
+from penstock.api import RouterConfig
+from penstock.simulator.scenario import DUALMAP_7B
 
 BENCH = Path(__file__).parents[3] / "bench"
 

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_api import Predictor, Role
-from penstock_core.errors import ConfigError
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Reason
-from penstock_planner.predict.models import MODELS
-from penstock_simulator.baselines import configured
-from penstock_simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
+from penstock.api import Predictor, Role
+from penstock.core.errors import ConfigError
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import Reason
+from penstock.planner.predict.models import MODELS
+from penstock.simulator.baselines import configured
+from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
 
 BUSY = "poisson:rate=4,duration_s=200,input_tokens=8000,output_tokens=100,length_cv=0"
 
@@ -217,9 +217,9 @@ def test_impossible_faults_are_refused(make, told):
 
 def test_every_mode_lives_through_every_fault(split_world):
     """Nothing raises, and the budget holds."""
-    from penstock_planner.decide.registry import POLICIES
-    from penstock_simulator.baselines import configured
-    from penstock_simulator.oracle_search import foreseen
+    from penstock.planner.decide.registry import POLICIES
+    from penstock.simulator.baselines import configured
+    from penstock.simulator.oracle_search import foreseen
 
     requests = prepare(WorkloadSpec(BUSY.replace("duration_s=200", "duration_s=90")), seed=0).requests
     periods = tuple(FaultPeriod(kind, 10.0 + 10 * i, 25.0 + 10 * i) for i, kind in enumerate(Fault))

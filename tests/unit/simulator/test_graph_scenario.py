@@ -3,11 +3,11 @@
 import pytest
 from click.testing import CliRunner
 
-from penstock_api import QueueOrder
-from penstock_cli.simulate import simulate
-from penstock_manifests import load_graph
-from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
-from penstock_simulator.graph_scenario import graph_pools, graph_router
+from penstock.api import QueueOrder
+from penstock.cli.simulate import simulate
+from penstock.api.manifests import load_graph
+from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.simulator.graph_scenario import graph_pools, graph_router
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_simulator.kernel import Kernel, Order
+from penstock.simulator.kernel import Kernel, Order
 
 
 def drain(kernel):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from penstock_api import Role
-from penstock_simulator.measures import measures, reversals, violation_s
-from penstock_simulator.observer import PlannerChange
-from penstock_simulator.scenario import RouterSpec
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.simulator.measures import measures, reversals, violation_s
+from penstock.simulator.observer import PlannerChange
+from penstock.simulator.scenario import RouterSpec
+from penstock.simulator.world import World
 
 
 def change(at_s, role, current, desired):

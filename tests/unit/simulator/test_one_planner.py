@@ -8,20 +8,20 @@ from pathlib import Path
 import hypothesis
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_core.errors import ClusterError
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Reason
-from penstock_planner.decide.observation import Demand, PoolCounts
-from penstock_planner.decide.reading import judge
-from penstock_planner.ledger import Ledger, read_ledger
-from penstock_planner.loop import LoopSettings, PlannerLoop
-from penstock_planner.observers import Observers
-from penstock_planner.replay import replay
-from penstock_planner.sources.base import Readings
-from penstock_planner.targets.base import Endpoint, PoolState, TargetState
-from penstock_simulator.conformance.plant import Situation, performance_of, steady
-from penstock_simulator.planning import SimulatedObservation, VirtualPlanner
+from penstock.api import Role
+from penstock.core.errors import ClusterError
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import Reason
+from penstock.planner.decide.observation import Demand, PoolCounts
+from penstock.planner.decide.reading import judge
+from penstock.planner.ledger import Ledger, read_ledger
+from penstock.planner.loop import LoopSettings, PlannerLoop
+from penstock.planner.observers import Observers
+from penstock.planner.replay import replay
+from penstock.planner.sources.base import Readings
+from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+from penstock.simulator.conformance.plant import Situation, performance_of, steady
+from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
 
 D, P, A = Role.DECODE, Role.PREFILL, Role.AGGREGATED
 PIECE_S = 40.0

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_core.errors import ConfigError
-from penstock_planner.decide.baselines.oracle import size_at
-from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
-from penstock_simulator.baselines import baseline_settings, configured
-from penstock_simulator.measures import measures
-from penstock_simulator.oracle import Aim, reachable, schedule
-from penstock_simulator.oracle_needs import Utilisation, needs
-from penstock_simulator.oracle_queue import share_in_time, worker_changes
-from penstock_simulator.oracle_search import foreseen, search, with_schedule
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.core.errors import ConfigError
+from penstock.planner.decide.baselines.oracle import size_at
+from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
+from penstock.simulator.baselines import baseline_settings, configured
+from penstock.simulator.measures import measures
+from penstock.simulator.oracle import Aim, reachable, schedule
+from penstock.simulator.oracle_needs import Utilisation, needs
+from penstock.simulator.oracle_queue import share_in_time, worker_changes
+from penstock.simulator.oracle_search import foreseen, search, with_schedule
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
 
 AT = Utilisation(0.8, 0.9)
 AIM = Aim(0.75, 0.8)

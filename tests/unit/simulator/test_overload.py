@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock_api import Role
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
-from penstock_simulator.jobs import JobOutcome
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.simulator.jobs import JobOutcome
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.world import World
 
 PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1")
 POLICIES = ("least-loaded", "prefix-cost")

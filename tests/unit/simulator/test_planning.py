@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Predictor, Role
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Action
-from penstock_planner.decide.observation import Demand, PoolCounts
-from penstock_planner.predict import models
-from penstock_simulator.baselines import configured
-from penstock_simulator.planning import SimulatedObservation, VirtualPlanner
-from penstock_simulator.scenario import PoolSpec, ProfiledModel
-from penstock_simulator.workload import WorkloadSpec, prepare
-from penstock_simulator.world import World
+from penstock.api import Predictor, Role
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.decision import Action
+from penstock.planner.decide.observation import Demand, PoolCounts
+from penstock.planner.predict import models
+from penstock.simulator.baselines import configured
+from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
+from penstock.simulator.scenario import PoolSpec, ProfiledModel
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.simulator.world import World
 
 BUSY = SimulatedObservation(
     pools={Role.PREFILL: PoolCounts(2, gpus=1), Role.DECODE: PoolCounts(2, gpus=1)},

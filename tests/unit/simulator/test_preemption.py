@@ -1,10 +1,10 @@
 """A request that a worker gives up for a higher tier ends in the simulation as it does live: failed, and once."""
 
-from penstock_api import Role
-from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, Scenario
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role
+from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 
 def world(preemption, tokens=4096):

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from penstock_simulator.scenario import RouterSpec, SimpleModel
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.simulator.scenario import RouterSpec, SimpleModel
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 COUNT = 8000
 

@@ -5,16 +5,16 @@ from random import Random
 
 import pytest
 
-from penstock_api import QueueOrder, Role
-from penstock_core.errors import ConfigError
-from penstock_router.policy.baselines import LeastLoaded
-from penstock_simulator.faults import Faults
-from penstock_simulator.jobs import Job, JobOutcome, PrefixChains
-from penstock_simulator.routing import VirtualRouter, policy_names
-from penstock_simulator.scenario import RouterSpec, WorkerFailure
-from penstock_simulator.worker_size import WorkerSize
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.api import QueueOrder, Role
+from penstock.core.errors import ConfigError
+from penstock.router.policy.baselines import LeastLoaded
+from penstock.simulator.faults import Faults
+from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
+from penstock.simulator.routing import VirtualRouter, policy_names
+from penstock.simulator.scenario import RouterSpec, WorkerFailure
+from penstock.simulator.worker_size import WorkerSize
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 
 def placed(policy="dualmap", **options):
@@ -58,7 +58,7 @@ def dispatched(router, job, now_s):
 
 def test_every_policy_of_the_manifest_is_known():
     """And those that exist for comparison."""
-    from penstock_api import RouterPolicy
+    from penstock.api import RouterPolicy
 
     assert {policy.value for policy in RouterPolicy} <= set(policy_names())
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from penstock_api import Role
-from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_simulator.baselines import configured
-from penstock_simulator.faults import Fault, FaultPeriod, Faults
-from penstock_simulator.jobs import JobOutcome
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.simulator.baselines import configured
+from penstock.simulator.faults import Fault, FaultPeriod, Faults
+from penstock.simulator.jobs import JobOutcome
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.world import World
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1")
 COLD_START_S = 40.0

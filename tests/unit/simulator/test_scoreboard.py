@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import ConfigError
-from penstock_simulator.gaps import GapHistogram
-from penstock_simulator.scoreboard import attainment_over_time, goodput, score
-from penstock_simulator.sweep import add_regrets, goodputs, summarise
-from penstock_simulator.workload import Workload, WorkloadSpec, ideal_hits, prepare
-from penstock_simulator.world import World
-from penstock_workload.arrivals import Spread
+from penstock.core.errors import ConfigError
+from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.scoreboard import attainment_over_time, goodput, score
+from penstock.simulator.sweep import add_regrets, goodputs, summarise
+from penstock.simulator.workload import Workload, WorkloadSpec, ideal_hits, prepare
+from penstock.simulator.world import World
+from penstock.workload.arrivals import Spread
 
 
 def workload_of(requests, warmup=0):
@@ -64,7 +64,7 @@ def test_hits_are_weighed_by_tokens_beside_their_bound(simple_world, request_at)
 
 def test_rejected_requests_have_missed_the_slo(simple_world, request_at):
     """A router that refuses everything it cannot serve at once gains nothing."""
-    from penstock_simulator.scenario import RouterSpec
+    from penstock.simulator.scenario import RouterSpec
 
     router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=1)
     requests = [request_at(0.0, 1000, line=line) for line in range(1, 5)]

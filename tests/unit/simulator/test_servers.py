@@ -1,8 +1,8 @@
 """The simple server: constants, its queue and its cache."""
 
-from penstock_simulator.jobs import Job, PrefixChains
-from penstock_simulator.scenario import SimpleModel
-from penstock_simulator.servers import ServiceStage, SimpleServer, TokenCache
+from penstock.simulator.jobs import Job, PrefixChains
+from penstock.simulator.scenario import SimpleModel
+from penstock.simulator.servers import ServiceStage, SimpleServer, TokenCache
 
 
 def job_of(request, index=0, chains=None):

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from penstock_simulator.text import scoreboard
+from penstock.simulator.text import scoreboard
 
 ROW = {
     "policy": "least-outstanding-tokens",

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock_api import GraphDeployment, Role, Tier
-from penstock_engine.serve.preemption_config import PreemptionConfig
-from penstock_router.policy.slo_monitor import SheddingSettings
-from penstock_router.policy.tiers import SloTarget, TierSettings
-from penstock_simulator.graph_scenario import graph_router
-from penstock_simulator.jobs import JobOutcome
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
-from penstock_simulator.tier_scores import tier_scores
-from penstock_simulator.workload import Workload
-from penstock_simulator.world import World
-from penstock_workload.arrivals import Spread
+from penstock.api import GraphDeployment, Role, Tier
+from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.router.policy.slo_monitor import SheddingSettings
+from penstock.router.policy.tiers import SloTarget, TierSettings
+from penstock.simulator.graph_scenario import graph_router
+from penstock.simulator.jobs import JobOutcome
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock.simulator.tier_scores import tier_scores
+from penstock.simulator.workload import Workload
+from penstock.simulator.world import World
+from penstock.workload.arrivals import Spread
 
 PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1", preemption=PreemptionConfig())
 PROMPT_TOKENS, OUTPUT_TOKENS, GAP_S, LAST_S = 2000, 20, 0.033, 60.0

@@ -7,14 +7,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock_api import Role, Tier
-from penstock_router.policy.busy import NO_THRESHOLDS, BusyThresholds
-from penstock_router.policy.slo_monitor import SheddingSettings
-from penstock_router.policy.tiers import SloTarget, TierSettings
-from penstock_simulator.jobs import JobOutcome
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
-from penstock_simulator.world import World
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role, Tier
+from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.router.policy.slo_monitor import SheddingSettings
+from penstock.router.policy.tiers import SloTarget, TierSettings
+from penstock.simulator.jobs import JobOutcome
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
 
 SHARED = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
 CAPACITY_RPS, SECONDS = 17.0, 40.0

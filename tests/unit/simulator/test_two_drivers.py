@@ -6,24 +6,24 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_api import Role, RouterConfig, RouterPolicy
-from penstock_router.admission import Admission
-from penstock_router.core.effects import Dispatch
-from penstock_router.core.queue_settings import CACHE_BLOCKS
-from penstock_router.core.retries import FailedTry, RequestTries, RetryBudget, RetryRules, RetryScope
-from penstock_router.core.worker_pool import WorkerPool
-from penstock_router.core.worker_spec import WorkerSpec
-from penstock_router.make_core import make_core
-from penstock_router.policy.arrival import Arrival
-from penstock_router.policy.keys import BLOCK_TOKENS
-from penstock_router.policy.registry import decode_policy
-from penstock_router.policy.routing_policy import AssignTime
-from penstock_simulator.faults import Faults
-from penstock_simulator.jobs import Job
-from penstock_simulator.routing import VirtualRouter
-from penstock_simulator.scenario import RouterSpec
-from penstock_simulator.worker_size import WorkerSize
-from penstock_workload.traces import TraceRequest
+from penstock.api import Role, RouterConfig, RouterPolicy
+from penstock.router.admission import Admission
+from penstock.router.core.effects import Dispatch
+from penstock.router.core.queue_settings import CACHE_BLOCKS
+from penstock.router.core.retries import FailedTry, RequestTries, RetryBudget, RetryRules, RetryScope
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.make_core import make_core
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.keys import BLOCK_TOKENS
+from penstock.router.policy.registry import decode_policy
+from penstock.router.policy.routing_policy import AssignTime
+from penstock.simulator.faults import Faults
+from penstock.simulator.jobs import Job
+from penstock.simulator.routing import VirtualRouter
+from penstock.simulator.scenario import RouterSpec
+from penstock.simulator.worker_size import WorkerSize
+from penstock.workload.traces import TraceRequest
 
 SLOT_TOKENS, MAX_WAITING, MAX_WAIT_S, SLO_S = 1000, 4, 10.0, 2.0
 

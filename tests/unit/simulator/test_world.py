@@ -7,14 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_simulator.jobs import JobOutcome
-from penstock_simulator.output import to_json
-from penstock_simulator.routing import policy_names
-from penstock_simulator.scenario import PoolSpec, ProfiledModel, Resize, RouterSpec, Scenario, WorkerFailure
-from penstock_simulator.sweep import RunSpec, run_all
-from penstock_simulator.workload import WorkloadSpec
-from penstock_simulator.world import World
+from penstock.api import Role
+from penstock.simulator.jobs import JobOutcome
+from penstock.simulator.output import to_json
+from penstock.simulator.routing import policy_names
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, RouterSpec, Scenario, WorkerFailure
+from penstock.simulator.sweep import RunSpec, run_all
+from penstock.simulator.workload import WorkloadSpec
+from penstock.simulator.world import World
 
 
 def outcomes(world):
@@ -156,7 +156,7 @@ def test_a_join_serves_after_its_cold_start(simple_world, request_at):
 
 def test_a_leave_loses_nothing(split_world):
     """4 to 1 prefill and 4 to 1 decode in mid-flight: everybody is served, and the GPUs come free."""
-    from penstock_simulator.workload import prepare
+    from penstock.simulator.workload import prepare
 
     resizes = (Resize(20.0, Role.PREFILL, 1), Resize(25.0, Role.DECODE, 1))
     workload = prepare(WorkloadSpec("mooncake", limit=120), seed=0)
@@ -313,7 +313,7 @@ def test_joins_beyond_the_budget_are_refused(simple_world, request_at):
 
 def test_scenarios_say_what_is_wrong_with_them(simple_world):
     """Key, value and bound are in the message."""
-    from penstock_core.errors import ConfigError
+    from penstock.core.errors import ConfigError
 
     with pytest.raises(ConfigError, match="max_gpus: 1 must be at least the 2 at time 0"):
         simple_world(2, max_gpus=1)

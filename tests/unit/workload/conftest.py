@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from penstock_wire.server import HttpServer
+from penstock.core.http.server import HttpServer
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import ConfigError
-from penstock_workload.arrivals import Spread, mean_rate, rescale, spread
-from penstock_workload.traces import TraceRequest
+from penstock.core.errors import ConfigError
+from penstock.workload.arrivals import Spread, mean_rate, rescale, spread
+from penstock.workload.traces import TraceRequest
 
 
 def _requests_at(*times):

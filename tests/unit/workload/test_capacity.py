@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from penstock_core.clock import SimulatedClock
-from penstock_core.errors import PenstockError
-from penstock_wire.client import ConnectionPool
-from penstock_workload.exchange import SendSettings
-from penstock_workload.overload import measure_capacity
-from penstock_workload.traces import TraceRequest
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import PenstockError
+from penstock.core.http.client import ConnectionPool
+from penstock.workload.exchange import SendSettings
+from penstock.workload.overload import measure_capacity
+from penstock.workload.traces import TraceRequest
 
 BUSY = b'{"message":"All workers are busy, please retry later","type":"service_unavailable","code":503}'
 

@@ -12,9 +12,9 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from penstock_cli.load import load
-from penstock_core.errors import ConfigError, UpstreamConnectError
-from penstock_wire.server import HttpServer
+from penstock.cli.load import load
+from penstock.core.errors import ConfigError, UpstreamConnectError
+from penstock.core.http.server import HttpServer
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_ctrl_c_prints_what_was_measured(served, mooncake_file):
     """SIGINT ends the replay with a summary marked partial and status 1."""
     arguments = ["--trace", str(mooncake_file), "--url", served.url, "--rate", "0.02"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock_cli", "load", *arguments],
+        [sys.executable, "-m", "penstock.cli", "load", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

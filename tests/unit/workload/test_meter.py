@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock_core.errors import StreamBroken
-from penstock_workload.meter import MAX_EVENT_BYTES, ClientStreamMeter, StreamError
+from penstock.core.errors import StreamBroken
+from penstock.workload.meter import MAX_EVENT_BYTES, ClientStreamMeter, StreamError
 
 
 def test_an_event_without_end_is_cut_off():

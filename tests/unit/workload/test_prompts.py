@@ -4,8 +4,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_workload.prompts import PromptMaker, block_text
-from penstock_workload.traces import TraceRequest
+from penstock.workload.prompts import PromptMaker, block_text
+from penstock.workload.traces import TraceRequest
 
 
 def _request(tokens, ids, line=1):

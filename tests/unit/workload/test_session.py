@@ -6,15 +6,15 @@ import json
 import orjson
 import pytest
 
-from penstock_core.errors import ConfigError, NoEndpointsError, PenstockError, UpstreamConnectError
-from penstock_workload import results as results_module
-from penstock_workload.arrivals import Spread
-from penstock_workload.exchange import TargetEndpoint
-from penstock_workload.prompts import PromptMaker
-from penstock_workload.record import RequestStatus
-from penstock_workload.results import read_run
-from penstock_workload.selection import OnLong, Selection
-from penstock_workload.session import LoadConfig, describe_plan, plan_load, run_load
+from penstock.core.errors import ConfigError, NoEndpointsError, PenstockError, UpstreamConnectError
+from penstock.workload import results as results_module
+from penstock.workload.arrivals import Spread
+from penstock.workload.exchange import TargetEndpoint
+from penstock.workload.prompts import PromptMaker
+from penstock.workload.record import RequestStatus
+from penstock.workload.results import read_run
+from penstock.workload.selection import OnLong, Selection
+from penstock.workload.session import LoadConfig, describe_plan, plan_load, run_load
 
 SPEED = 200.0
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_core.errors import ConfigError
-from penstock_workload.record import RequestResult, RequestStatus
-from penstock_workload.results import from_line, read_run, to_line
-from penstock_workload.server_lag import ServerLag
-from penstock_workload.statistics import Punctuality, describe, judge_lag, summarise
+from penstock.core.errors import ConfigError
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.results import from_line, read_run, to_line
+from penstock.workload.server_lag import ServerLag
+from penstock.workload.statistics import Punctuality, describe, judge_lag, summarise
 
 WELL = Punctuality(0.001, 0.001, 0.1)
 

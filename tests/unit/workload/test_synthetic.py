@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_workload.synthetic import Process, SyntheticSpec, arrival_times, parse_synthetic, synthesise
+from penstock.core.errors import ConfigError
+from penstock.workload.synthetic import Process, SyntheticSpec, arrival_times, parse_synthetic, synthesise
 
 
 def rng():

@@ -7,17 +7,17 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from penstock_api import Tier
-from penstock_cli.load_progress import tier_table
-from penstock_core.errors import ConfigError, PenstockError
-from penstock_report.text import load_summary
-from penstock_workload.overload import parse_overload
-from penstock_workload.record import RequestStatus
-from penstock_workload.replay import Snapshot, TierProgress
-from penstock_workload.results import read_run
-from penstock_workload.session import LoadConfig, plan_load, run_load
-from penstock_workload.tier_mix import parse_mix, with_tiers
-from penstock_workload.traces import TraceRequest
+from penstock.api import Tier
+from penstock.cli.load_progress import tier_table
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.report.text import load_summary
+from penstock.workload.overload import parse_overload
+from penstock.workload.record import RequestStatus
+from penstock.workload.replay import Snapshot, TierProgress
+from penstock.workload.results import read_run
+from penstock.workload.session import LoadConfig, plan_load, run_load
+from penstock.workload.tier_mix import parse_mix, with_tiers
+from penstock.workload.traces import TraceRequest
 
 SPEED = 200.0
 MIX = {Tier.PREMIUM: 20.0, Tier.STANDARD: 50.0, Tier.BACKGROUND: 30.0}

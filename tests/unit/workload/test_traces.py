@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
-from penstock_core.errors import ConfigError
-from penstock_workload.traces import OnBadRow, TraceFormat, TraceRequest, load_trace
+from penstock.core.errors import ConfigError
+from penstock.workload.traces import OnBadRow, TraceFormat, TraceRequest, load_trace
 
 
 def test_a_mooncake_row_becomes_a_request(mooncake_file):

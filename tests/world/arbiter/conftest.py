@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock_core.local_state import EntryState
-from penstock_local import liveness
-from penstock_local.statefile import ProcessEntry
-from penstock_local.statefile_json import to_json
-from penstock_local.store import StateStore
+from penstock.core.local_state import EntryState
+from penstock.local import liveness
+from penstock.local.statefile import ProcessEntry
+from penstock.local.statefile_json import to_json
+from penstock.local.store import StateStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "local"))
 
@@ -25,7 +25,7 @@ from states import make_entry, make_state
 WORKER = """
 import argparse, asyncio, pathlib, signal, subprocess, sys
 
-from penstock_wire.server import HttpServer
+from penstock.core.http.server import HttpServer
 
 
 async def main():
@@ -93,7 +93,7 @@ class Graph:
             state = state.with_entry(f"test_{entry.service}", entry)
         log = (self.log_dir / "arbiter.log").open("ab")
         self.arbiter = subprocess.Popen(
-            [sys.executable, "-m", "penstock_local.arbiter", str(self.store.path)],
+            [sys.executable, "-m", "penstock.local.arbiter", str(self.store.path)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock_api import Role
-from penstock_core.local_state import EntryState
-from penstock_local import liveness, watchdog_child
-from penstock_local.ports import ephemeral_port
-from penstock_local.replicas import withdraw
-from penstock_local.target import LocalTarget
+from penstock.api import Role
+from penstock.core.local_state import EntryState
+from penstock.local import liveness, watchdog_child
+from penstock.local.ports import ephemeral_port
+from penstock.local.replicas import withdraw
+from penstock.local.target import LocalTarget
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from penstock_crd import definitions
-from penstock_operator.doctor.facts import (
+from penstock.api.crd import definitions
+from penstock.operator.doctor.facts import (
     Facts,
     GraphFacts,
     LeaseFact,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock_operator.doctor.gather import pod_selector
+from penstock.operator.doctor.gather import pod_selector
 
 GRAPH = {
     "metadata": {"name": "chat", "namespace": "serving"},

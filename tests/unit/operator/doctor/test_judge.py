@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from doctor_facts import EARLIER, NOW, NOW_S, component, facts, graph_facts, graph_object, lease
 
-from penstock_operator.doctor.facts import LeaseFact, Right, RightsFact, ServerFacts, Unseen
-from penstock_operator.doctor.findings import Finding, Severity, counts, is_healthy
-from penstock_operator.doctor.judge import judge
+from penstock.operator.doctor.facts import LeaseFact, Right, RightsFact, ServerFacts, Unseen
+from penstock.operator.doctor.findings import Finding, Severity, counts, is_healthy
+from penstock.operator.doctor.judge import judge
 
 FORBIDDEN = Unseen("403: you may not", is_forbidden=True)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock_api import ServiceSpec
-from penstock_operator.plan.bounds import Bounded, bounded
+from penstock.api import ServiceSpec
+from penstock.operator.plan.bounds import Bounded, bounded
 
 SCALED = ServiceSpec.model_validate(
     {

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_objects.names import BUDGET_GATE
-from penstock_operator.plan.budget import OVERDUE_S, Releases, blocked, blocked_on_budget, releases
-from penstock_operator.plan.holdings import Holding
-from penstock_operator.plan.pods import PodView
+from penstock.kube.objects.names import BUDGET_GATE
+from penstock.operator.plan.budget import OVERDUE_S, Releases, blocked, blocked_on_budget, releases
+from penstock.operator.plan.holdings import Holding
+from penstock.operator.plan.pods import PodView
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""

@@ -5,12 +5,12 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_objects.names import BUDGET_GATE
-from penstock_operator.plan.budget import blocked, releases
-from penstock_operator.plan.holdings import holdings
-from penstock_operator.plan.pods import PodView
-from penstock_operator.plan.rollout import unavailable
+from penstock.api import Role
+from penstock.kube.objects.names import BUDGET_GATE
+from penstock.operator.plan.budget import blocked, releases
+from penstock.operator.plan.holdings import holdings
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.rollout import unavailable
 
 NOTHING = frozenset()
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_api import Role
-from penstock_operator.plan.budget import Waiting
-from penstock_operator.plan.conditions import (
+from penstock.api import Role
+from penstock.operator.plan.budget import Waiting
+from penstock.operator.plan.conditions import (
     BUDGET_RESPECTED,
     DEGRADED,
     MESSAGE_LIMIT,
@@ -20,8 +20,8 @@ from penstock_operator.plan.conditions import (
     conditions,
     judgements,
 )
-from penstock_operator.plan.diagnose import Category, Diagnosis
-from penstock_operator.plan.replicas import Replicas
+from penstock.operator.plan.diagnose import Category, Diagnosis
+from penstock.operator.plan.replicas import Replicas
 
 
 def service(role, number, **more):

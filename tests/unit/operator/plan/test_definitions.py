@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_api import GraphSpec
-from penstock_operator.plan.definitions import missing_definition
+from penstock.api import GraphSpec
+from penstock.operator.plan.definitions import missing_definition
 
 
 def spec(runtime, nodes=1):

@@ -1,7 +1,7 @@
 """The order in which a graph goes."""
 
-from penstock_operator.plan.deletion import Child, DeletionStage, DeletionStep, next_step
-from penstock_operator.plan.pods import PodView
+from penstock.operator.plan.deletion import Child, DeletionStage, DeletionStep, next_step
+from penstock.operator.plan.pods import PodView
 
 ROUTER = Child("Deployment", "llama-frontend", "frontend", "router")
 DECODE = Child("Deployment", "llama-decode", "decode", "decode")

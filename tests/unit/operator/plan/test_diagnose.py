@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_core.stamps import stamp
-from penstock_objects.names import BUDGET_GATE
-from penstock_operator.plan.diagnose import Category, Diagnosis, diagnose, worst
+from penstock.core.stamps import stamp
+from penstock.kube.objects.names import BUDGET_GATE
+from penstock.operator.plan.diagnose import Category, Diagnosis, diagnose, worst
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_objects.names import APPLIED_ANNOTATION
-from penstock_operator.plan.drift import differences, drifted, stamped
+from penstock.kube.objects.names import APPLIED_ANNOTATION
+from penstock.operator.plan.drift import differences, drifted, stamped
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from penstock_objects.names import BUDGET_GATE
-from penstock_operator.plan.holdings import KEEP_S, Holding, holdings, lost
-from penstock_operator.plan.pods import PodView
+from penstock.kube.objects.names import BUDGET_GATE
+from penstock.operator.plan.holdings import KEEP_S, Holding, holdings, lost
+from penstock.operator.plan.pods import PodView
 
 NOTHING = frozenset()
 

@@ -1,12 +1,12 @@
 """Services seen through their pods."""
 
-from penstock_api import Role
-from penstock_objects.names import SERVING
-from penstock_operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
-from penstock_operator.plan.observed import observed_services
-from penstock_operator.plan.pods import PodView
-from penstock_operator.plan.replicas import Replicas
-from penstock_operator.plan.status import graph_status
+from penstock.api import Role
+from penstock.kube.objects.names import SERVING
+from penstock.operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
+from penstock.operator.plan.observed import observed_services
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.replicas import Replicas
+from penstock.operator.plan.status import graph_status
 
 
 def pod(name, role, service, **more):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_objects.names import (
+from penstock.kube.objects.names import (
     BUDGET_GATE,
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,
@@ -16,7 +16,7 @@ from penstock_objects.names import (
     SERVING,
     SERVING_LABEL,
 )
-from penstock_operator.plan.pods import ContainerView, Exit, PodCondition, PodView, pod_view
+from penstock.operator.plan.pods import ContainerView, Exit, PodCondition, PodView, pod_view
 
 RUNNING = {
     "metadata": {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_api import ProfilePhase
-from penstock_operator.plan.pods import pod_view
-from penstock_operator.plan.profile import JobFacts, last_words, outcome, recommendation, request_status
+from penstock.api import ProfilePhase
+from penstock.operator.plan.pods import pod_view
+from penstock.operator.plan.profile import JobFacts, last_words, outcome, recommendation, request_status
 
 NOW_S = 1_000_000_000.0
 LINES = (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.plan.quantity import quantity
+from penstock.operator.plan.quantity import quantity
 
 
 @pytest.mark.parametrize(

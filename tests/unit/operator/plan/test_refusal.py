@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock_operator.plan.diagnose import Category
-from penstock_operator.plan.refusal import refusal
+from penstock.operator.plan.diagnose import Category
+from penstock.operator.plan.refusal import refusal
 
 
 def workload(message="", *, status="True", kind="ReplicaFailure", reason="FailedCreate"):

@@ -1,8 +1,8 @@
 """Replicas counted from pods."""
 
-from penstock_objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock_operator.plan.pods import PodView
-from penstock_operator.plan.replicas import Replicas, count
+from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.replicas import Replicas, count
 
 
 def pod(name, **more):

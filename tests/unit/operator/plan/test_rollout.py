@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock_api import Role
-from penstock_operator.plan.rollout import (
+from penstock.api import Role
+from penstock.operator.plan.rollout import (
     Rollouts,
     RolloutView,
     may_roll,

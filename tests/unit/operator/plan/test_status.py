@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock_api import Role
-from penstock_api.status import AdapterStatus, GraphStatus
-from penstock_operator.plan.bounds import Bounded
-from penstock_operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
-from penstock_operator.plan.diagnose import Category, Diagnosis
-from penstock_operator.plan.replicas import Replicas
-from penstock_operator.plan.status import adapter_status, graph_status, is_current
+from penstock.api import Role
+from penstock.api.status import AdapterStatus, GraphStatus
+from penstock.operator.plan.bounds import Bounded
+from penstock.operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
+from penstock.operator.plan.diagnose import Category, Diagnosis
+from penstock.operator.plan.replicas import Replicas
+from penstock.operator.plan.status import adapter_status, graph_status, is_current
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""

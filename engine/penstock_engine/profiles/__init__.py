@@ -1,9 +1,0 @@
-"""Latency profiles: one YAML file per GPU, model and tensor-parallel size, with sources and errors.
-
-`load` reads one by name (or a user's own file by path); `names` lists the ones that come with Penstock.
-"""
-
-from penstock_engine.profiles.loading import load, names
-from penstock_engine.profiles.schema import Profile
-
-__all__ = ["Profile", "load", "names"]

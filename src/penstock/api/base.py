@@ -1,0 +1,102 @@
+"""What every model of the API shares: key style, strictness, bounded scalar types.
+
+Keys are camelCase in manifests and snake_case in Python; unknown keys are refused; scalars are not
+coerced (``"8"`` is not 8), because the API server would refuse them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+if TYPE_CHECKING:
+    from penstock.api.rule import Rule
+
+RULE_ERROR = "penstock_rule"
+"""Type of the validation error that carries broken cross-field rules."""
+
+DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+PROFILE_NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
+SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
+
+DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_length=1, max_length=63)]
+EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN, max_length=253)]
+ProfileText = Annotated[str, StringConstraints(pattern=PROFILE_NAME_PATTERN, max_length=253)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+ServedName = Annotated[str, StringConstraints(pattern=SERVED_NAME_PATTERN, max_length=253)]
+Integer = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken cross-field rule.
+
+    Attributes:
+        path: Keys (as in the manifest) from the checked model to the value to blame.
+        message: Value, bound and remedy.
+        related: Further paths that the rule read; if one of them is invalid itself, the rule is moot.
+    """
+
+    path: KeyPath
+    message: str
+    related: tuple[KeyPath, ...] = ()
+
+
+def bounds(field: FieldInfo) -> dict[str, float]:
+    """Return the bounds of a number, also of one that may be None, by ``gt``, ``ge``, ``lt`` and ``le``."""
+    found = list(field.metadata)
+    for argument in get_args(field.annotation):
+        for each in getattr(argument, "__metadata__", ()):
+            found += getattr(each, "metadata", ())
+    return {
+        name: getattr(each, name)
+        for each in found
+        for name in ("gt", "ge", "lt", "le")
+        if hasattr(each, name)
+    }
+
+
+def dotted(path: KeyPath) -> str:
+    """Return ``spec.env[0].name`` for ``("spec", "env", 0, "name")``."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+
+
+class SpecModel(BaseModel):
+    """Base of the API's models: frozen, unknown keys refused, camelCase keys, rules between keys enforced.
+
+    A model that breaks rules raises one `PydanticCustomError` of type `RULE_ERROR`, the violations in its context.
+    """
+
+    rules: ClassVar[tuple[Rule[Any], ...]] = ()
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return plain data with manifest keys, values at their default left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+    @model_validator(mode="after")
+    def _obey_rules(self) -> Self:
+        violations = tuple(each for rule in self.rules for each in rule.violations(self))
+        if violations:
+            text = "; ".join(f"{dotted(each.path)}: {each.message}" for each in violations)
+            raise PydanticCustomError(RULE_ERROR, "{text}", {"text": text, "violations": violations})
+        return self

@@ -1,0 +1,191 @@
+"""The rules that hold a graph's services to the planner's GPU budget. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from penstock.api.base import KeyPath
+from penstock.api.enums import WORKER_ROLES, Role
+from penstock.api.rule import Breach, Rule, quoted
+
+if TYPE_CHECKING:
+    from penstock.api.graph import GraphSpec
+    from penstock.api.service import ServiceSpec
+
+
+def exists(role: Role) -> str:
+    """Return the CEL of whether a graph has a service of a role."""
+    return f"self.services.exists(k, self.services[k].role == '{role}')"
+
+
+def _engine_gpus(key: str, roles: tuple[Role, ...]) -> Rule[GraphSpec]:
+    """The planner's own number of GPUs per engine, if given, is the service's."""
+    differs = f"self.services[k].role in [{', '.join(map(quoted, roles))}] && self.services[k].gpusPerReplica != self.planner.{key}"
+
+    def find(spec: GraphSpec) -> Iterator[Breach]:
+        value = (
+            spec.planner.prefill_engine_num_gpu
+            if Role.PREFILL in roles
+            else spec.planner.decode_engine_num_gpu
+        )
+        for name, service in spec.services.items():
+            if value is not None and service.role in roles and service.gpus != value:
+                yield Breach((value, name, service.gpus), related=(("services", name, "gpusPerReplica"),))
+                return
+
+    return Rule(
+        path=f"planner.{key}",
+        must=f"{key} equals the service's gpusPerReplica",
+        cel=f"!has(self.planner.{key}) || !self.services.exists(k, {differs})",
+        find=find,
+        first=f"self.services.filter(k, {differs})",
+        text="%d contradicts services.%s.gpusPerReplica %d",
+        values=(f"self.planner.{key}", "k", "self.services[k].gpusPerReplica"),
+        remedy=f"drop {key} or make them equal",
+    )
+
+
+def role_floor_gpus(service: ServiceSpec, min_gpu_budget: int) -> int:
+    """Return the GPUs below which a planner may not shrink a worker service.
+
+    The fewest whole replicas that satisfy both scaling.minReplicas and the planner's minGpuBudget; the
+    fixed number where the service does not scale.
+    """
+    if service.scaling is None:
+        return service.replicas * service.gpus
+    fewest = max(service.scaling.min_replicas, math.ceil(min_gpu_budget / service.gpus))
+    return fewest * service.gpus
+
+
+def _floors(spec: GraphSpec) -> dict[str, int]:
+    return {name: role_floor_gpus(each, spec.planner.min_gpu_budget) for name, each in spec.workers.items()}
+
+
+def _starts(spec: GraphSpec) -> dict[str, int]:
+    return {name: each.replicas * each.gpus for name, each in spec.workers.items()}
+
+
+def _above_budget(spec: GraphSpec, gpus: Mapping[str, int], *read: KeyPath) -> Iterator[Breach]:
+    budget = spec.planner.max_gpu_budget
+    if not spec.planner.enabled or budget is None or sum(gpus.values()) <= budget:
+        return
+    related = tuple(
+        ("services", name, *keys)
+        for name in spec.workers
+        for keys in (("replicas",), ("gpusPerReplica",), ("scaling", "minReplicas"))
+    )
+    parts = " + ".join(f"{name} {count}" for name, count in gpus.items())
+    yield Breach((budget, parts, sum(gpus.values())), related=(*related, *read))
+
+
+def _floors_above_budget(spec: GraphSpec) -> Iterator[Breach]:
+    yield from _above_budget(spec, _floors(spec), ("planner", "minGpuBudget"))
+
+
+def _starts_above_budget(spec: GraphSpec) -> Iterator[Breach]:
+    if not any(_floors_above_budget(spec)):
+        yield from _above_budget(spec, _starts(spec))
+
+
+def most_gpus(service: ServiceSpec) -> int:
+    """Return the GPUs that a worker service may grow to; the fixed number where it does not scale."""
+    return service.replica_bounds[1] * service.gpus
+
+
+def _total_floor_out_of_reach(spec: GraphSpec) -> Iterator[Breach]:
+    reach = sum(most_gpus(each) for each in spec.workers.values())
+    if not spec.planner.enabled or spec.planner.min_total_gpus <= reach:
+        return
+    related = tuple(
+        ("services", name, *keys)
+        for name in spec.workers
+        for keys in (("replicas",), ("gpusPerReplica",), ("scaling", "maxReplicas"))
+    )
+    yield Breach((spec.planner.min_total_gpus, reach), related=related)
+
+
+_FLOOR = (
+    "(!has(self.services[k].scaling) ? self.services[k].replicas * self.services[k].gpusPerReplica : "
+    "[self.services[k].gpusPerReplica > 0 ? (self.planner.minGpuBudget + self.services[k].gpusPerReplica - 1) / "
+    "self.services[k].gpusPerReplica : 0].map(n, n > self.services[k].scaling.minReplicas ? n : self.services[k].scaling.minReplicas)[0]"
+    " * self.services[k].gpusPerReplica)"
+)
+_MOST = (
+    "(has(self.services[k].scaling) ? self.services[k].scaling.maxReplicas : self.services[k].replicas)"
+    " * self.services[k].gpusPerReplica"
+)
+_START = "self.services[k].replicas * self.services[k].gpusPerReplica"
+_NO_BUDGET = "!self.planner.enabled || !has(self.planner.maxGpuBudget)"
+
+
+def _sum(gpus: str) -> str:
+    return f"self.services.filter(k, self.services[k].role != 'router').map(k, {gpus}).sum()"
+
+
+def _sum_message(text: str, remedy: str, gpus: str) -> str:
+    """CEL of ``5 GPUs are fewer than …: prefill 2 + decode 4 = 6; …``, which names each worker service."""
+    budget, total = "self.planner.maxGpuBudget", _sum(gpus)
+    parts = {}
+    for role in WORKER_ROLES:
+        name = f"self.services.filter(k, self.services[k].role == '{role}')[0]"
+        parts[role] = f"{name}, [{name}].map(k, {gpus})[0]"
+    one, two = (quoted(f"{text}; {remedy}" % ("%d", each, "%d")) for each in ("%s %d", "%s %d + %s %d"))
+    return (
+        f"{exists(Role.AGGREGATED)} ? {one}.format([{budget}, {parts[Role.AGGREGATED]}, {total}])"
+        f" : {two}.format([{budget}, {parts[Role.PREFILL]}, {parts[Role.DECODE]}, {total}])"
+    )
+
+
+_FLOORS_TEXT = "%s GPUs are fewer than the floors need: %s = %s"
+_FLOORS_REMEDY = "raise it, or lower minReplicas, gpusPerReplica or minGpuBudget"
+_STARTS_TEXT = "%s GPUs are fewer than the graph starts with: %s = %s"
+_STARTS_REMEDY = "raise it or lower replicas"
+
+BUDGET_RULES: tuple[Rule[GraphSpec], ...] = (
+    _engine_gpus("prefillEngineNumGpu", (Role.PREFILL,)),
+    _engine_gpus("decodeEngineNumGpu", (Role.DECODE, Role.AGGREGATED)),
+    Rule(
+        path="planner.maxGpuBudget",
+        must=(
+            "while the planner is enabled, the floors fit maxGpuBudget: the sum over worker services of gpusPerReplica "
+            "times the larger of minReplicas and minGpuBudget in whole replicas"
+        ),
+        cel=(
+            f"{_NO_BUDGET} || self.planner.minGpuBudget > self.planner.maxGpuBudget || "
+            f"{_sum(_FLOOR)} <= self.planner.maxGpuBudget"
+        ),
+        find=_floors_above_budget,
+        text=_FLOORS_TEXT,
+        remedy=_FLOORS_REMEDY,
+        message=_sum_message(_FLOORS_TEXT, _FLOORS_REMEDY, _FLOOR),
+    ),
+    Rule(
+        path="planner.maxGpuBudget",
+        must=(
+            "while the planner is enabled, what the graph starts with fits maxGpuBudget: the sum over worker services "
+            "of gpusPerReplica times replicas"
+        ),
+        cel=(
+            f"{_NO_BUDGET} || {_sum(_FLOOR)} > self.planner.maxGpuBudget || "
+            f"{_sum(_START)} <= self.planner.maxGpuBudget"
+        ),
+        find=_starts_above_budget,
+        text=_STARTS_TEXT,
+        remedy=_STARTS_REMEDY,
+        message=_sum_message(_STARTS_TEXT, _STARTS_REMEDY, _START),
+    ),
+    Rule(
+        path="planner.minTotalGpus",
+        must=(
+            "while the planner is enabled, the worker services may grow to minTotalGpus: the sum of gpusPerReplica "
+            "times maxReplicas"
+        ),
+        cel=f"!self.planner.enabled || self.planner.minTotalGpus <= {_sum(_MOST)}",
+        find=_total_floor_out_of_reach,
+        text="%d GPUs are more than the worker services may grow to, %d",
+        values=("self.planner.minTotalGpus", _sum(_MOST)),
+        remedy="lower it, or raise maxReplicas",
+    ),
+)

@@ -1,0 +1,119 @@
+"""Settings of the workers: KV leases, admission, preemption, batch and cache sizes.
+
+The batch and cache sizes carry the runtime's own default when they are null. ``profile`` is read by
+the simulated runtime only; ``mocker`` and ``kvBufferDevice`` let Dynamo and vLLM run without a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from penstock.api.base import Flag, Integer, Number, ProfileText, SpecModel, Text
+from penstock.api.enums import KvBufferDevice
+from penstock.api.lease_rules import LEASE_RULES
+from penstock.api.rules import PROFILE_RULE
+
+SIMULATED_BATCH_TOKENS = 8192
+"""Most tokens of one step of a simulated worker where the graph says nothing, as `penstock engine serve` has it."""
+
+DEFAULT_PROFILE = "h200-llama-3.1-8b-tp1"
+
+
+class LeaseConfig(SpecModel):
+    """How long a prefill worker holds KV blocks for a decode worker.
+
+    ``acknowledgeShortLease`` is the explicit consent that a lease under 6 s needs.
+    """
+
+    rules = LEASE_RULES
+
+    duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] = Field(
+        default=30,
+        description="First lease; heartbeats come every sixth and extend by two thirds of it; seconds.",
+    )
+    decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] = Field(
+        default=480, description="Life of blocks cached on decode workers, bidirectional mode; seconds."
+    )
+    acknowledge_short_lease: Flag = Field(
+        default=False, description="Accept a duration below 6 s and its heartbeat in every step."
+    )
+
+
+class LeaseOverride(SpecModel):
+    """What one service has in place of the graph's lease."""
+
+    duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] | None = Field(
+        default=None,
+        description="First lease of a prefill service, or what a decode service's heartbeats follow from; seconds. "
+        "null: the graph's.",
+    )
+    decoder_blocks_ttl_seconds: Annotated[Integer, Field(ge=1, le=604800)] | None = Field(
+        default=None, description="Life of blocks kept for the next turn; seconds. null: the graph's."
+    )
+
+
+class PreemptionConfig(SpecModel):
+    """Bounds of preemption between tiers; vLLM preempts by priority without any of them."""
+
+    max_per_request: Annotated[Integer, Field(ge=0, le=100)] | None = Field(
+        default=None,
+        description="Most preemptions of one request; then it may not be a victim. null: 3 on simulated workers.",
+    )
+    premium_reserved_fraction: Annotated[Number, Field(ge=0, lt=1)] | None = Field(
+        default=None,
+        description="Fraction of KV blocks only tier premium may take, 0 to below 1. null: 0.3 on simulated workers.",
+    )
+    swap_gigabytes: Annotated[Number, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="Host memory of one worker for the KV of preempted requests; gigabytes. null: none is swapped.",
+    )
+    drop_above_seconds: Annotated[Number, Field(gt=0, le=86400)] | None = Field(
+        default=None,
+        description="A victim whose return would cost more ends with an error; seconds. null: none does.",
+    )
+
+
+class EngineConfig(SpecModel):
+    """The graph's workers."""
+
+    rules = (PROFILE_RULE,)
+
+    request_limit: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None,
+        description="Most requests in one worker's engine; null: no limit. Runtimes dynamo and simulated.",
+    )
+    request_queue: Annotated[Integer, Field(ge=2)] = Field(
+        default=16, description="Requests that may wait beyond requestLimit; then refused. At least 2."
+    )
+    preemption: PreemptionConfig = Field(
+        default=PreemptionConfig(), description="Bounds of preemption between tiers."
+    )
+    profile: ProfileText = Field(default=DEFAULT_PROFILE, description="Latency profile of simulated workers.")
+    mocker: Flag = Field(
+        default=False, description="Run Dynamo's mocker in place of its vLLM worker; runtime dynamo only."
+    )
+    kv_buffer_device: KvBufferDevice | None = Field(
+        default=None, description="Where vLLM's transfers keep KV: cuda or cpu; null: vLLM's default."
+    )
+    python_environment: Text | None = Field(
+        default=None,
+        description="Folder of the Python environment whose bin/ holds the runtime's programs, where the workers run; "
+        "null: vllm from PATH, Dynamo from Penstock's own environment.",
+    )
+    block_tokens: Annotated[Integer, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Tokens of one KV block; null: the runtime's default, 16."
+    )
+    kv_blocks: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None, description="KV blocks of one worker; null: as many as its memory or profile holds."
+    )
+    max_running_requests: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None, description="Most requests in one batch; null: the runtime's default."
+    )
+    max_batch_tokens: Annotated[Integer, Field(ge=1)] | None = Field(
+        default=None, description="Most tokens in one step; null: the runtime's default."
+    )
+    stream_interval_tokens: Annotated[Integer, Field(ge=1)] = Field(
+        default=1, description="Tokens between two streamed events."
+    )

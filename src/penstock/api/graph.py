@@ -1,0 +1,205 @@
+"""The two kinds of the API: GraphDeployment and ScalingAdapter."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, JsonValue
+
+from penstock.api.base import DnsLabel, Integer, ServedName, SpecModel, Text
+from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
+from penstock.api.enums import PlannerMode, Role, Runtime
+from penstock.api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
+from penstock.api.planner import PlannerConfig
+from penstock.api.router import RouterConfig
+from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
+from penstock.api.status import AdapterStatus, GraphStatus
+
+API_VERSION: Final = "penstock.dev/v1alpha1"
+
+PENSTOCK_IMAGE = "ghcr.io/penstock/penstock:0.1.0"
+"""Router, planner and simulated workers."""
+
+DEFAULT_IMAGES = {
+    Runtime.VLLM: "vllm/vllm-openai:v0.32.0",
+    Runtime.DYNAMO: "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1",
+    Runtime.SIMULATED: PENSTOCK_IMAGE,
+}
+
+
+class ObjectMeta(SpecModel):
+    """Kubernetes metadata; what the API server fills in is accepted and ignored."""
+
+    name: DnsLabel = Field(description="Object's name; a DNS label.")
+    namespace: DnsLabel | None = Field(default=None, description="Namespace; null: the caller's.")
+    labels: dict[str, str] = Field(default={}, description="Labels.")
+    annotations: dict[str, str] = Field(default={}, description="Annotations.")
+    uid: str | None = Field(default=None, description="Written by the API server.")
+    resource_version: str | None = Field(default=None, description="Written by the API server.")
+    generation: Integer | None = Field(default=None, description="Written by the API server.")
+    creation_timestamp: str | None = Field(default=None, description="Written by the API server.")
+    deletion_timestamp: str | None = Field(default=None, description="Written by the API server.")
+    deletion_grace_period_seconds: Integer | None = Field(
+        default=None, description="Written by the API server; seconds."
+    )
+    finalizers: tuple[str, ...] = Field(default=(), description="Written by operators.")
+    owner_references: tuple[dict[str, JsonValue], ...] = Field(
+        default=(), description="Written by operators."
+    )
+    managed_fields: tuple[dict[str, JsonValue], ...] = Field(
+        default=(), description="Written by the API server."
+    )
+
+
+class ModelSpec(SpecModel):
+    """The model that a graph serves."""
+
+    rules = MODEL_RULES
+
+    name: Text = Field(description="Hugging Face id or path of the model; immutable.")
+    served_name: ServedName | None = Field(
+        default=None, description="Name that clients ask for; null: the model's name."
+    )
+    context_tokens: Annotated[Integer, Field(ge=1, le=100_000_000)] | None = Field(
+        default=None, description="Most tokens of prompt plus output; null: the model's own limit."
+    )
+
+
+class GraphSpec(SpecModel):
+    """What a graph runs."""
+
+    rules = SPEC_RULES
+
+    model: ModelSpec = Field(description="The model to serve.")
+    runtime: Runtime = Field(
+        default=Runtime.VLLM, description="Program of the workers: vllm, dynamo or simulated; immutable."
+    )
+    image: Text | None = Field(
+        default=None, description="Container image of the workers; null: the runtime's default."
+    )
+    env: tuple[EnvVar, ...] = Field(default=(), description="Environment of every worker.")
+    env_from: tuple[EnvFrom, ...] = Field(
+        default=(), description="Secrets and ConfigMaps whose keys every worker gets as environment."
+    )
+    services: Annotated[dict[DnsLabel, ServiceSpec], Field(min_length=1, max_length=25)] = Field(
+        description="Services by name, 1 to 25."
+    )
+    node_pools: dict[DnsLabel, NodePool] = Field(
+        default={}, max_length=25, description="Node pools by name, at most 25."
+    )
+    router: RouterConfig = Field(default=RouterConfig(), description="The router.")
+    lease: LeaseConfig = Field(default=LeaseConfig(), description="KV leases between prefill and decode.")
+    engine: EngineConfig = Field(default=EngineConfig(), description="The workers.")
+    planner: PlannerConfig = Field(default=PlannerConfig(), description="The planner.")
+
+    @property
+    def served_name(self) -> str:
+        """Name that clients ask for."""
+        return self.model.served_name or self.model.name
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prefill and decode are separate services."""
+        return self.service(Role.PREFILL) is not None
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """Most tokens of one step of a worker; None: the runtime's own default, which depends on its machine."""
+        engine = self.engine
+        if engine.max_batch_tokens is not None or self.runtime is not Runtime.SIMULATED:
+            return engine.max_batch_tokens
+        return max(SIMULATED_BATCH_TOKENS, engine.max_running_requests or 0)
+
+    def service(self, role: Role) -> tuple[str, ServiceSpec] | None:
+        """Return name and specification of the first service of ``role``, or None."""
+        return next(((name, each) for name, each in self.services.items() if each.role is role), None)
+
+    def services_of(self, role: Role) -> dict[str, ServiceSpec]:
+        """Return the services of ``role`` by name."""
+        return {name: each for name, each in self.services.items() if each.role is role}
+
+    def lease_of(self, service: ServiceSpec) -> LeaseConfig:
+        """Return the lease of one service: its own where it says so, else the graph's."""
+        given = {} if service.lease is None else service.lease.model_dump(exclude_none=True)
+        return self.lease.model_copy(update=given)
+
+    @property
+    def lease_seconds(self) -> int:
+        """First lease of the prefill workers; seconds."""
+        prefill = self.service(Role.PREFILL)
+        return (self.lease if prefill is None else self.lease_of(prefill[1])).duration_seconds
+
+    @property
+    def needs_performance_profile(self) -> bool:
+        """Whether the graph's planner plans by a `PerformanceProfile`: ``planner.sla.profile``, or the engine's own."""
+        return self.planner.enabled and self.planner.mode is PlannerMode.SLA
+
+    @property
+    def engine_gpus(self) -> tuple[int, int] | None:
+        """GPUs of one replica that prefills and of one that decodes; None without workers."""
+        prefill = self.service(Role.PREFILL) or self.service(Role.AGGREGATED)
+        decode = self.service(Role.DECODE) or self.service(Role.AGGREGATED)
+        return None if prefill is None or decode is None else (prefill[1].gpus, decode[1].gpus)
+
+    @property
+    def workers(self) -> dict[str, ServiceSpec]:
+        """Services that run the model, by name."""
+        return {name: each for name, each in self.services.items() if each.role.is_worker}
+
+    def image_of(self, service: str) -> str:
+        """Return the container image of one service; vLLM's image holds no router."""
+        spec = self.services[service]
+        if spec.role is Role.ROUTER and self.runtime is Runtime.VLLM:
+            return spec.image or PENSTOCK_IMAGE
+        return spec.image or self.image or DEFAULT_IMAGES[self.runtime]
+
+    @property
+    def planner_image(self) -> str:
+        """Container image of the planner; the graph's own only where that is Penstock's."""
+        own = self.image if self.runtime is Runtime.SIMULATED else None
+        return own or PENSTOCK_IMAGE
+
+
+class GraphDeployment(SpecModel):
+    """A graph: router, workers and planner of one model; short name gd."""
+
+    rules = GRAPH_RULES
+
+    api_version: Literal["penstock.dev/v1alpha1"] = Field(default=API_VERSION, description="API's version.")
+    kind: Literal["GraphDeployment"] = Field(default="GraphDeployment", description="Kind.")
+    metadata: ObjectMeta = Field(description="Name, namespace, labels.")
+    spec: GraphSpec = Field(description="What to run.")
+    status: GraphStatus | None = Field(default=None, description="Written by the operator.")
+
+    @property
+    def name(self) -> str:
+        """The graph's name."""
+        return self.metadata.name
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return plain data with manifest keys, values at their default left out but for the kind."""
+        return {"apiVersion": self.api_version, "kind": self.kind, **super().to_manifest()}
+
+
+class ScalingAdapterSpec(SpecModel):
+    """Which service, and how many replicas."""
+
+    graph: DnsLabel = Field(description="Graph's name.")
+    service: DnsLabel = Field(description="Service's name within the graph.")
+    replicas: Annotated[Integer, Field(ge=0, le=1000)] = Field(
+        default=1, description="Desired replicas; the /scale subresource writes it."
+    )
+
+
+class ScalingAdapter(SpecModel):
+    """The number of one service's replicas as an object of its own; short name gsa."""
+
+    api_version: Literal["penstock.dev/v1alpha1"] = Field(default=API_VERSION, description="API's version.")
+    kind: Literal["ScalingAdapter"] = Field(default="ScalingAdapter", description="Kind.")
+    metadata: ObjectMeta = Field(description="Name, namespace, labels.")
+    spec: ScalingAdapterSpec = Field(description="Service and replicas.")
+    status: AdapterStatus | None = Field(default=None, description="Written by the operator.")
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return plain data with manifest keys, values at their default left out but for the kind."""
+        return {"apiVersion": self.api_version, "kind": self.kind, **super().to_manifest()}

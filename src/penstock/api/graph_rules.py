@@ -1,0 +1,348 @@
+"""The rules that relate several services of a graph to each other, or to its runtime. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic.alias_generators import to_snake
+
+from penstock.api.base import DNS_LABEL_PATTERN, KeyPath
+from penstock.api.budget_rules import BUDGET_RULES, exists
+from penstock.api.dynamo_rules import DYNAMO_RULES
+from penstock.api.enums import WORKER_ROLES, Role, RouterPolicy, Runtime
+from penstock.api.lease_rules import SPEC_LEASE_RULES
+from penstock.api.rule import Breach, Rule, quoted, unless
+from penstock.api.rules import immutable
+from penstock.api.zero_rules import ZERO_RULES
+from penstock.core.simulated_tokens import SIMULATED
+
+if TYPE_CHECKING:
+    from penstock.api.graph import GraphDeployment, GraphSpec, ModelSpec
+
+MAX_CHILD_NAME = 52
+"""A StatefulSet appends an 11-character revision hash to a label value, which may hold 63."""
+
+PLANNER_SERVICE = "planner"
+"""Name of the planner's process among a graph's services."""
+
+DYNAMO_POLICIES = {
+    RouterPolicy.ROUND_ROBIN: "round-robin",
+    RouterPolicy.LEAST_LOADED: "least-loaded",
+    RouterPolicy.PREFIX_COST: "kv",
+    RouterPolicy.KV_COST: "kv",
+}
+"""Policies that Dynamo's frontend can follow, or come close to, with its ``--router-mode``. Of two with one mode the
+last is what an import makes of it; prefix-cost stands here because it is the default."""
+
+_LABEL = "at most 63 lower-case letters, digits and hyphens, beginning and ending with a letter or digit"
+_RUNTIME: tuple[KeyPath, ...] = (("runtime",),)
+
+MODEL_RULES: tuple[Rule[ModelSpec], ...] = (immutable("name", "model"),)
+
+
+def _long_names(graph: GraphDeployment) -> Iterator[Breach]:
+    name = graph.metadata.name
+    for service in graph.spec.services:
+        length = len(name) + len(service) + 1
+        if length > MAX_CHILD_NAME:
+            path: KeyPath = ("spec", "services", service)
+            yield Breach((name, service, length), path, (("metadata", "name"),))
+
+
+GRAPH_RULES: tuple[Rule[GraphDeployment], ...] = (
+    Rule(
+        path="metadata.name",
+        must="a graph's name is a DNS label",
+        cel=f"self.metadata.name.matches('{DNS_LABEL_PATTERN}')",
+        text="%s is not a DNS label",
+        values=("self.metadata.name",),
+        remedy=f"use {_LABEL}",
+    ),
+    Rule(
+        path="spec.services",
+        at="spec.services.%s",
+        must=f"GRAPH-SERVICE has at most {MAX_CHILD_NAME} characters",
+        cel=f"self.spec.services.all(k, size(self.metadata.name) + size(k) < {MAX_CHILD_NAME})",
+        find=_long_names,
+        first=f"self.spec.services.filter(k, size(self.metadata.name) + size(k) >= {MAX_CHILD_NAME})",
+        text=f"%s-%s has %d characters, at most {MAX_CHILD_NAME} fit a child's name",
+        values=("self.metadata.name", "k", "size(self.metadata.name) + size(k) + 1"),
+        remedy="shorten the graph's or the service's name",
+    ),
+)
+
+
+def _role_paths(spec: GraphSpec) -> tuple[KeyPath, ...]:
+    return tuple(("services", name, "role") for name in spec.services)
+
+
+def _second_of_a_role(spec: GraphSpec) -> Iterator[Breach]:
+    for role in WORKER_ROLES:
+        first, *further = spec.services_of(role) or ("",)
+        for extra in further:
+            yield Breach((first, role), ("services", extra, "role"), _role_paths(spec))
+
+
+def _mixed_kinds(spec: GraphSpec) -> Iterator[Breach]:
+    if spec.service(Role.AGGREGATED) and (spec.service(Role.PREFILL) or spec.service(Role.DECODE)):
+        yield Breach(related=_role_paths(spec))
+
+
+def _missing_workers(spec: GraphSpec) -> Iterator[Breach]:
+    missing = [role for role in (Role.PREFILL, Role.DECODE) if spec.service(role) is None]
+    if missing and spec.service(Role.AGGREGATED) is None:
+        yield Breach(values=(" and ".join(missing),), related=_role_paths(spec))
+
+
+_WORKERS = (
+    f"[{', '.join(map(quoted, WORKER_ROLES))}].map(r, self.services.filter(k, self.services[k].role == r))"
+)
+
+_ROLE_RULES: tuple[Rule[GraphSpec], ...] = (
+    Rule(
+        path="services",
+        at="spec.services.%s.role",
+        must="a graph has at most one service per worker role",
+        cel=f"{_WORKERS}.all(names, size(names) <= 1)",
+        find=_second_of_a_role,
+        text="services.%s has role %s too",
+        remedy="keep one service per worker role",
+        message=(
+            f"{_WORKERS}.filter(names, size(names) > 1).map(names, 'spec.services.%s.role: services.%s has role %s too; keep "
+            "one service per worker role'.format([names[1], names[0], self.services[names[0]].role]))[0]"
+        ),
+    ),
+    Rule(
+        path="services",
+        must="aggregated workers do not stand beside prefill or decode",
+        cel=f"!{exists(Role.AGGREGATED)} || !({exists(Role.PREFILL)} || {exists(Role.DECODE)})",
+        find=_mixed_kinds,
+        text="aggregated workers stand beside prefill or decode",
+        remedy="keep either kind",
+    ),
+    Rule(
+        path="services",
+        must="a graph has an aggregated service, or prefill and decode",
+        cel=f"{exists(Role.AGGREGATED)} || ({exists(Role.PREFILL)} && {exists(Role.DECODE)})",
+        find=_missing_workers,
+        text="no %s service",
+        values=(
+            f"{exists(Role.DECODE)} ? 'prefill' : {exists(Role.PREFILL)} ? 'decode' : 'prefill and decode'",
+        ),
+        remedy="declare prefill and decode, or one aggregated service",
+    ),
+)
+
+
+def _unknown_node_pools(spec: GraphSpec) -> Iterator[Breach]:
+    for name, service in spec.services.items():
+        if service.node_pool is not None and service.node_pool not in spec.node_pools:
+            known = tuple(sorted(spec.node_pools))
+            yield Breach(
+                (service.node_pool, known), ("services", name, "nodePool"), related=(("nodePools",),)
+            )
+
+
+_POOL_KNOWN = "has(self.nodePools) && self.services[k].nodePool in self.nodePools"
+
+_NAME_RULES: tuple[Rule[GraphSpec], ...] = (
+    Rule(
+        path="services",
+        at=f"spec.services.{PLANNER_SERVICE}",
+        must=f"no service is called {PLANNER_SERVICE}",
+        cel=f"!('{PLANNER_SERVICE}' in self.services)",
+        find=lambda spec: (
+            (Breach(path=("services", PLANNER_SERVICE), related=()),)
+            if PLANNER_SERVICE in spec.services
+            else ()
+        ),
+        text="the planner's process has this name",
+        remedy="rename the service",
+    ),
+    *(
+        Rule(
+            path=key,
+            at=f"spec.{key}.%s",
+            must=f"a name in {key} is a DNS label",
+            cel=f"{guard}self.{key}.all(k, size(k) <= 63 && k.matches('{DNS_LABEL_PATTERN}'))",
+            first=f"self.{key}.filter(k, size(k) > 63 || !k.matches('{DNS_LABEL_PATTERN}'))",
+            text="not a DNS label",
+            remedy=f"use {_LABEL}",
+        )
+        for key, guard in (("services", ""), ("nodePools", "!has(self.nodePools) || "))
+    ),
+    Rule(
+        path="services",
+        at="spec.services.%s.nodePool",
+        must="a service's nodePool is a key of nodePools",
+        cel=f"self.services.all(k, !has(self.services[k].nodePool) || ({_POOL_KNOWN}))",
+        find=_unknown_node_pools,
+        first=f"self.services.filter(k, has(self.services[k].nodePool) && !({_POOL_KNOWN}))",
+        text='"%s" is not in nodePools %s',
+        values=("self.services[k].nodePool", "has(self.nodePools) ? self.nodePools.map(p, p) : []"),
+        remedy="declare it or choose a declared one",
+    ),
+)
+
+
+def _is_given(spec: GraphSpec, key: str) -> bool:
+    return getattr(spec.engine.preemption, to_snake(key)) is not None
+
+
+def _preemption_rules(key: str, lacks: str) -> tuple[Rule[GraphSpec], ...]:
+    """Return what a key of ``engine.preemption`` needs to have an effect; ``lacks`` says what vLLM does not do."""
+    path = f"engine.preemption.{key}"
+    # A section without defaults is itself absent where nothing in it is given.
+    absent = f"!has(self.engine.preemption) || !has(self.{path})"
+    return (
+        Rule(
+            path=path,
+            must=f"{path} needs router.tiers.enabled",
+            cel=f"{absent} || self.router.tiers.enabled",
+            find=unless(lambda spec: not _is_given(spec, key) or spec.router.tiers.enabled),
+            text="%s, but router.tiers is not enabled, so that no request has a tier",
+            values=(f"self.{path}",),
+            remedy="enable router.tiers or remove it",
+        ),
+        Rule(
+            path=path,
+            must=f"{path} needs runtime simulated",
+            cel=f"{absent} || self.runtime == 'simulated'",
+            find=unless(lambda spec: not _is_given(spec, key) or spec.runtime is Runtime.SIMULATED),
+            text=f"%s, but workers of runtime %s {lacks}",
+            values=(f"self.{path}", "self.runtime"),
+            remedy="remove it; --scheduling-policy priority alone orders their requests by tier",
+        ),
+    )
+
+
+_PREEMPTION_RULES: tuple[Rule[GraphSpec], ...] = (
+    *_preemption_rules("maxPerRequest", "count no preemptions of a request"),
+    *_preemption_rules("premiumReservedFraction", "reserve no KV blocks"),
+    *_preemption_rules("swapGigabytes", "recompute and do not swap"),
+    *_preemption_rules("dropAboveSeconds", "drop no request"),
+)
+
+_KNOWN_POLICIES = ", ".join(DYNAMO_POLICIES)
+
+_RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
+    Rule(
+        path="engine.mocker",
+        must="engine.mocker needs runtime dynamo",
+        cel="!self.engine.mocker || self.runtime == 'dynamo'",
+        find=unless(lambda spec: not spec.engine.mocker or spec.runtime is Runtime.DYNAMO),
+        text="true, but runtime %s has no mocker",
+        values=("self.runtime",),
+        remedy="set runtime: dynamo or remove it",
+    ),
+    Rule(
+        path="engine.pythonEnvironment",
+        must="engine.pythonEnvironment needs runtime vllm or dynamo",
+        cel="!has(self.engine.pythonEnvironment) || self.runtime != 'simulated'",
+        find=unless(
+            lambda spec: spec.engine.python_environment is None or spec.runtime is not Runtime.SIMULATED
+        ),
+        text="%s, but workers of runtime simulated run in Penstock's own environment",
+        values=("self.engine.pythonEnvironment",),
+        remedy="remove it or choose another runtime",
+    ),
+    Rule(
+        path="engine.requestLimit",
+        must="engine.requestLimit needs runtime dynamo or simulated",
+        cel="!has(self.engine.requestLimit) || self.runtime != 'vllm'",
+        find=unless(lambda spec: spec.engine.request_limit is None or spec.runtime is not Runtime.VLLM),
+        text="%d, but workers of runtime %s refuse nothing by number",
+        values=("self.engine.requestLimit", "self.runtime"),
+        remedy="remove it and bound the load with router.admission and engine.maxRunningRequests",
+    ),
+    Rule(
+        path="router.admission.activePrefillTokensThresholdFrac",
+        must="router.admission.activePrefillTokensThresholdFrac under runtime vllm needs engine.maxBatchTokens",
+        cel=(
+            "!has(self.router.admission.activePrefillTokensThresholdFrac) || self.runtime != 'vllm' || "
+            "has(self.engine.maxBatchTokens)"
+        ),
+        find=unless(
+            lambda spec: (
+                spec.router.admission.active_prefill_tokens_threshold_frac is None
+                or spec.runtime is not Runtime.VLLM
+                or spec.engine.max_batch_tokens is not None
+            )
+        ),
+        text="a multiple of the batch token limit, which the router does not know of vLLM's own default",
+        remedy="set engine.maxBatchTokens, or activePrefillTokensThreshold",
+    ),
+    Rule(
+        path="router.policy",
+        must=f"under runtime dynamo, whose own frontend routes, the policy is one of {_KNOWN_POLICIES}",
+        cel=f"self.runtime != 'dynamo' || self.router.policy in [{', '.join(map(quoted, DYNAMO_POLICIES))}]",
+        find=unless(lambda spec: spec.runtime is not Runtime.DYNAMO or spec.router.policy in DYNAMO_POLICIES),
+        text="%s is not known to Dynamo's frontend, which routes here",
+        values=("self.router.policy",),
+        remedy=f"choose {_KNOWN_POLICIES}",
+    ),
+    Rule(
+        path="router.tokenizer",
+        must=f"router.tokenizer {SIMULATED} needs runtime simulated",
+        cel=f"!has(self.router.tokenizer) || self.router.tokenizer != '{SIMULATED}' || self.runtime == 'simulated'",
+        find=unless(lambda spec: spec.router.tokenizer != SIMULATED or spec.runtime is Runtime.SIMULATED),
+        text=f"{SIMULATED}, but workers of runtime %s have their model's",
+        values=("self.runtime",),
+        remedy="give its tokenizer.json",
+    ),
+    Rule(
+        # A router that makes its keys of other tokens than its workers' would wait for events in vain.
+        path="router.tokenizer",
+        must=f"router.kvEventsPort under runtime simulated needs tokenizer {SIMULATED}, if any",
+        cel=(
+            "self.runtime != 'simulated' || !has(self.router.kvEventsPort) || !has(self.router.tokenizer) || "
+            f"self.router.tokenizer == '{SIMULATED}'"
+        ),
+        find=unless(
+            lambda spec: (
+                spec.runtime is not Runtime.SIMULATED
+                or spec.router.kv_events_port is None
+                or spec.router.tokenizer in {None, SIMULATED}
+            )
+        ),
+        text="%s, but the events of simulated workers name tokens of their own",
+        values=("self.router.tokenizer",),
+        remedy=f"write {SIMULATED}, or remove kvEventsPort",
+    ),
+)
+
+_PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
+    Rule(
+        path="planner.sla.profile",
+        must="planner.mode sla needs planner.sla.profile, or runtime simulated, whose engine.profile tells",
+        cel=(
+            "!self.planner.enabled || self.planner.mode != 'sla' || has(self.planner.sla.profile) || "
+            "self.runtime == 'simulated'"
+        ),
+        find=unless(
+            lambda spec: (
+                not spec.needs_performance_profile
+                or spec.planner.sla.profile is not None
+                or spec.runtime is Runtime.SIMULATED
+            )
+        ),
+        text="null, but mode sla plans by a performance profile, which runtime %s does not have",
+        values=("self.runtime",),
+        remedy="run `penstock profile --config FILE --output-dir DIR` and name what it writes, or choose mode adaptive",
+    ),
+)
+
+SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
+    *_ROLE_RULES,
+    *_NAME_RULES,
+    *BUDGET_RULES,
+    *_RUNTIME_RULES,
+    *_PREEMPTION_RULES,
+    *_PLANNER_RULES,
+    *ZERO_RULES,
+    *SPEC_LEASE_RULES,
+    *DYNAMO_RULES,
+    immutable("runtime", "runtime"),
+)
+"""Rules of ``spec``; `GRAPH_RULES` are those of the whole object."""

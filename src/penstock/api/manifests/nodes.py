@@ -1,0 +1,248 @@
+"""YAML text becomes plain data that still knows the line of every key.
+
+Bounded in size, depth and alias expansion; duplicate keys, foreign tags and keys that are no text are
+reported, not guessed. Called by `penstock.api.manifests.loading`; reads no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from penstock.api.base import KeyPath
+
+MAX_NODES = 100_000
+"""Scalars, lists and maps of one file after expansion of aliases; a large real graph has about 500."""
+
+MAX_DEPTH = 64
+"""Nesting; the API's own depth is 7 and a pod template's below 20."""
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULL_TAG = "tag:yaml.org,2002:null"
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_STRING_TAG = "tag:yaml.org,2002:str"
+_TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class ParseFinding:
+    """Something wrong with the text itself.
+
+    Attributes:
+        line: 1-based.
+        path: Where in the document, as far as known.
+        message: What is wrong, and the remedy.
+    """
+
+    line: int
+    message: str
+    path: KeyPath = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document.
+
+    Attributes:
+        value: Plain data: dict, list, str, int, float, bool or None.
+        lines: 1-based line of each key and list item, by path; the root's at ().
+        findings: What was wrong within it.
+    """
+
+    value: Any
+    lines: Mapping[KeyPath, int]
+    findings: tuple[ParseFinding, ...]
+
+    def line_of(self, path: KeyPath) -> int | None:
+        """Return the line of ``path``, or of its nearest ancestor that the text holds."""
+        for length in range(len(path), -1, -1):
+            line = self.lines.get(path[:length])
+            if line is not None:
+                return line
+        return None
+
+
+class _LimitError(Exception):
+    """The document is larger than any manifest."""
+
+
+def read_documents(text: str) -> tuple[list[Document], list[ParseFinding]]:
+    """Return the documents of ``text`` and what ended the reading early, if anything did.
+
+    Documents before a syntax error are returned; empty documents are skipped.
+    """
+    try:
+        _check_depth(text)
+        loader = _LOADER(text)
+    except _LimitError as exc:
+        return [], [ParseFinding(line=1, message=str(exc))]
+    except yaml.YAMLError as exc:
+        return [], [_syntax_finding(exc, text)]
+    documents: list[Document] = []
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            if not _is_empty(node):
+                documents.append(_Builder().document(node))
+    except yaml.YAMLError as exc:
+        return documents, [_syntax_finding(exc, text)]
+    except _LimitError as exc:
+        return documents, [ParseFinding(line=1, message=str(exc))]
+    finally:
+        loader.dispose()
+    return documents, []
+
+
+def _check_depth(text: str) -> None:
+    """Refuse nesting that would exhaust the composer's stack; syntax errors are left to the composer."""
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=_LOADER):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if depth > MAX_DEPTH:
+                    raise _LimitError(f"nested deeper than {MAX_DEPTH} levels; no manifest needs that")
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+    except yaml.YAMLError:
+        return
+
+
+def _is_empty(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.value == "" and node.tag == _NULL_TAG
+
+
+def _syntax_finding(exc: yaml.YAMLError, text: str) -> ParseFinding:
+    if isinstance(exc, yaml.MarkedYAMLError):
+        mark = exc.problem_mark or exc.context_mark
+        what = exc.problem or exc.context or "cannot be read"
+        if mark is not None:
+            message = (
+                f"malformed YAML at column {mark.column + 1}: {what}; check indentation, colons and quotes"
+            )
+            return ParseFinding(line=mark.line + 1, message=message)
+        return ParseFinding(line=1, message=f"malformed YAML: {what}")
+    position = getattr(exc, "position", None)
+    line = text.count("\n", 0, position) + 1 if isinstance(position, int) else 1
+    return ParseFinding(
+        line=line, message=f"malformed YAML: {getattr(exc, 'reason', exc)}; remove the character"
+    )
+
+
+@dataclass(slots=True)
+class _Builder:
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    findings: list[ParseFinding] = field(default_factory=list)
+    nodes_left: int = MAX_NODES
+    open_nodes: set[int] = field(default_factory=set)
+    scalars: yaml.constructor.SafeConstructor = field(default_factory=yaml.constructor.SafeConstructor)
+
+    def document(self, node: yaml.Node) -> Document:
+        self.lines[()] = _line(node)
+        value = self._build(node, ())
+        return Document(value, self.lines, tuple(self.findings))
+
+    def _build(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.nodes_left -= 1
+        if self.nodes_left < 0:
+            raise _LimitError(
+                f"more than {MAX_NODES} values once aliases are expanded; no manifest needs that"
+            )
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if id(node) in self.open_nodes:
+            line = self.lines.get(path, _line(node))
+            self.findings.append(
+                ParseFinding(line, "alias to a value that contains it; write the value out", path)
+            )
+            return None
+        self.open_nodes.add(id(node))
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                return [self._item(child, (*path, index)) for index, child in enumerate(node.value)]
+            return self._mapping(node, path)
+        finally:
+            self.open_nodes.discard(id(node))
+
+    def _item(self, node: yaml.Node, path: KeyPath) -> Any:
+        self.lines[path] = _line(node)
+        return self._build(node, path)
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        if node.tag == _TIMESTAMP_TAG:
+            return node.value
+        try:
+            value = self.scalars.construct_object(node)
+        except yaml.YAMLError:
+            self._find(node, path, f"tag {node.tag} is not known; use plain values")
+            return None
+        except ValueError:
+            self._find(
+                node, path, f"{node.value!r} is no valid {node.tag.rpartition(':')[2]}; correct or quote it"
+            )
+            return None
+        if isinstance(value, bytes):
+            self._find(node, path, "binary data has no place here; use text")
+            return None
+        return value
+
+    def _mapping(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        result: dict[str, Any] = {}
+        first_lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                merged |= self._merge(value_node, path)
+        for key_node, value_node in node.value:
+            if key_node.tag == _MERGE_TAG:
+                continue
+            key = self._key(key_node, path)
+            if key is None:
+                continue
+            below = (*path, key)
+            if key in first_lines:
+                message = f"the key is there already at line {first_lines[key]}; remove one of the two"
+                self._find(key_node, below, message)
+                continue
+            first_lines[key] = _line(key_node)
+            self._forget(below)
+            self.lines[below] = _line(key_node)
+            result[key] = self._build(value_node, below)
+        return {**merged, **result}
+
+    def _merge(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        merged: dict[str, Any] = {}
+        for source in reversed(sources):
+            if not isinstance(source, yaml.MappingNode):
+                self._find(source, path, "`<<` merges maps only; give it an alias of a map")
+                continue
+            value = self._build(source, path)
+            if isinstance(value, dict):
+                merged |= value
+        return merged
+
+    def _key(self, node: yaml.Node, path: KeyPath) -> str | None:
+        if not isinstance(node, yaml.ScalarNode):
+            self._find(node, path, "a key must be text, not a list or map")
+            return None
+        if node.tag != _STRING_TAG:
+            self._find(node, (*path, node.value), f"the key {node.value} is not text to YAML; quote it")
+        text: str = node.value
+        return text
+
+    def _forget(self, path: KeyPath) -> None:
+        """Drop the lines of a merged value that an explicit key replaces."""
+        if path in self.lines:
+            for known in [each for each in self.lines if each[: len(path)] == path]:
+                del self.lines[known]
+
+    def _find(self, node: yaml.Node, path: KeyPath, message: str) -> None:
+        self.findings.append(ParseFinding(_line(node), message, path))
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

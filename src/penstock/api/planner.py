@@ -1,0 +1,181 @@
+"""Settings of the planner: the document's fifteen options and what load mode needs besides.
+
+The eight names from adjustmentIntervalSeconds on are the document's options. ``namespace``,
+``environment``, ``servedModelName``, ``logDir`` and the two ``…EngineNumGpu`` complete the fifteen; null
+takes them from the graph or from where the planner runs. All durations are simulated seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from penstock.api.base import (
+    DnsLabel,
+    Flag,
+    Integer,
+    Number,
+    ServedName,
+    SpecModel,
+    Text,
+)
+from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
+from penstock.api.rules import METRICS_RULES, PLANNER_RULES
+
+Seconds = Annotated[Number, Field(gt=0, le=86400)]
+KvThreshold = Annotated[Number, Field(gt=0, le=1)]
+QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
+EngineGpus = Annotated[Integer, Field(ge=1, le=512)]
+
+
+class SlaConfig(SpecModel):
+    """Targets of the planner's SLA mode."""
+
+    ttft_seconds: Seconds = Field(default=0.5, description="TTFT to hold; seconds.")
+    itl_seconds: Seconds = Field(default=0.05, description="ITL to hold; seconds.")
+    attainment: Annotated[Number, Field(ge=0.5, lt=1)] = Field(
+        default=0.99, description="Share of the requests to hold the TTFT for; a fraction, 0.5 to below 1."
+    )
+    profile: Text | None = Field(
+        default=None,
+        description="Performance profile to plan by, as `penstock profile` writes it: its file or folder, on Kubernetes "
+        "the name of a ConfigMap with the key profile.json; null: engine.profile, runtime simulated alone.",
+    )
+    predictor: Predictor = Field(
+        default=Predictor.TREND,
+        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay; "
+        "holt-winters, arima and kalman are fitted by statsmodels (extra forecast), prophet by Prophet (extra prophet), and "
+        "fall back to trend.",
+    )
+
+
+class PlannerMetricsConfig(SpecModel):
+    """Where the planner reads, and how old a reading may be."""
+
+    rules = METRICS_RULES
+
+    source: MetricsSource = Field(
+        default=MetricsSource.ROUTER,
+        description="First source: router, prometheus or scrape; others back it up.",
+    )
+    prometheus_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = Field(
+        default=None, description="Prometheus to query; null: none."
+    )
+    max_age_seconds: Seconds = Field(
+        default=10, description="Age above which a reading is stale and decides nothing; seconds."
+    )
+
+
+class PlannerConfig(SpecModel):
+    """The graph's planner."""
+
+    rules = PLANNER_RULES
+
+    enabled: Flag = Field(default=True, description="Run a planner for this graph.")
+    mode: PlannerMode = Field(
+        default=PlannerMode.ADAPTIVE,
+        description="adaptive: demand at the router against what replicas are observed to do; load: thresholds; "
+        "sla: TTFT and ITL targets by a performance profile.",
+    )
+    no_operation: Flag = Field(default=False, description="Observe, decide and log, but change nothing.")
+    namespace: DnsLabel | None = Field(
+        default=None, description="Namespace that the planner observes; null: the graph's."
+    )
+    environment: Environment | None = Field(
+        default=None, description="Backend to scale; null: where the planner was started."
+    )
+    served_model_name: ServedName | None = Field(
+        default=None, description="Model whose metrics are read; null: model.servedName."
+    )
+    log_dir: Text | None = Field(
+        default=None, description="Folder for dashboard, ledger and state; null: the backend's default."
+    )
+    adjustment_interval_seconds: Seconds = Field(
+        default=30,
+        description="Time between two scaling decisions, mode load; adaptive and sla decide every 2 s, or as often as this where "
+        "it is less, and take from it only the pause after a replica that never became ready. Seconds.",
+    )
+    metric_pulling_interval_seconds: Seconds = Field(
+        default=1, description="Time between two metric pulls; seconds."
+    )
+    max_gpu_budget: Annotated[Integer, Field(ge=1, le=100_000)] | None = Field(
+        default=8,
+        description="Most GPUs of prefill plus decode; null: no ceiling (kubectl apply needs --server-side to keep a null).",
+    )
+    min_gpu_budget: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
+        default=1, description="Fewest GPUs of each role, prefill and decode."
+    )
+    min_total_gpus: Annotated[Integer, Field(ge=0, le=100_000)] = Field(
+        default=0, description="Fewest GPUs of prefill plus decode; 0: each role's floor alone."
+    )
+    max_step: Annotated[Integer, Field(ge=1, le=1000)] = Field(
+        default=1,
+        description="Most replicas by which one decision changes a role; more than 1 counts in modes adaptive and sla, when they "
+        "grow.",
+    )
+    scale_to_zero_after_seconds: Seconds | None = Field(
+        default=None,
+        description="Time without any request after which the last replica of every role goes, modes adaptive and sla; "
+        "the next request brings one of each back. Seconds; null: never.",
+    )
+    decode_kv_scale_up_threshold: KvThreshold = Field(
+        default=0.9,
+        description="Mean KV usage above which decode grows, mode load; a fraction, above 0 to 1.",
+    )
+    decode_kv_scale_down_threshold: KvThreshold = Field(
+        default=0.5,
+        description="Mean KV usage below which decode shrinks, mode load; a fraction, above 0 to 1.",
+    )
+    prefill_queue_per_worker: Flag = Field(
+        default=False,
+        description="Divide the prefill queue by the ready prefill workers before it is compared, mode load.",
+    )
+    prefill_queue_scale_up_threshold: QueueThreshold = Field(
+        default=0.5, description="Queued requests above which prefill grows, mode load; may exceed 1."
+    )
+    prefill_queue_scale_down_threshold: QueueThreshold = Field(
+        default=0.2, description="Queued requests below which prefill shrinks, mode load."
+    )
+    decode_engine_num_gpu: EngineGpus | None = Field(
+        default=None, description="GPUs of one decode engine; null: the service's gpusPerReplica."
+    )
+    prefill_engine_num_gpu: EngineGpus | None = Field(
+        default=None, description="GPUs of one prefill engine; null: the service's gpusPerReplica."
+    )
+    new_decode_worker_grace_intervals: Annotated[Integer, Field(ge=0, le=1000)] = Field(
+        default=3,
+        description="Adjustment intervals after a new decode worker without a decode scale-down, mode load.",
+    )
+    new_prefill_worker_queue_buffer_intervals: Annotated[Integer, Field(ge=0, le=1000)] = Field(
+        default=3,
+        description="Intervals ahead in which a queue falling below its threshold needs no new prefill worker, mode load.",
+    )
+    sla: SlaConfig = Field(default=SlaConfig(), description="Targets, mode sla.")
+    metrics: PlannerMetricsConfig = Field(
+        default=PlannerMetricsConfig(), description="Where metrics come from."
+    )
+
+
+_LOAD = (PlannerMode.LOAD,)
+READ_IN_MODES: Mapping[str, tuple[PlannerMode, ...]] = {
+    "adjustment_interval_seconds": _LOAD,
+    "max_step": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
+    "decode_kv_scale_up_threshold": _LOAD,
+    "decode_kv_scale_down_threshold": _LOAD,
+    "prefill_queue_per_worker": _LOAD,
+    "prefill_queue_scale_up_threshold": _LOAD,
+    "prefill_queue_scale_down_threshold": _LOAD,
+    "new_decode_worker_grace_intervals": _LOAD,
+    "new_prefill_worker_queue_buffer_intervals": _LOAD,
+    "sla": (PlannerMode.SLA,),
+}
+"""Keys by which only some modes decide. A key of another mode is reported, not refused: an API server fills defaults in, so
+that it cannot be told from one that was given, and a flag may choose another mode for the same file."""
+
+
+def unread_keys(planner: PlannerConfig, mode: str) -> tuple[str, ...]:
+    """Return the keys that are given and that a mode does not decide by, in the model's order."""
+    given = planner.model_fields_set
+    return tuple(key for key, modes in READ_IN_MODES.items() if key in given and mode not in modes)

@@ -1,0 +1,174 @@
+"""One service of a graph: its role, size, placement and scaling bounds; and node pools."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from penstock.api.base import (
+    DnsLabel,
+    EnvName,
+    Flag,
+    Integer,
+    Number,
+    ProfileText,
+    SpecModel,
+    Text,
+)
+from penstock.api.engine import LeaseOverride
+from penstock.api.enums import Role
+from penstock.api.rules import ENV_FROM_RULES, ENV_VAR_RULES, NODE_POOL_RULES, SERVICE_RULES
+
+
+class EnvVar(SpecModel):
+    """One environment variable; ``valueFrom`` takes Kubernetes' own forms."""
+
+    rules = ENV_VAR_RULES
+
+    name: EnvName = Field(description="Variable's name.")
+    value: str | None = Field(default=None, description="Literal value; null with valueFrom.")
+    value_from: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="Kubernetes source such as secretKeyRef {name, key}; excludes value.",
+    )
+
+
+class ObjectReference(SpecModel):
+    """Names a Secret or ConfigMap of the graph's namespace."""
+
+    name: Text = Field(description="Object's name.")
+    optional: Flag = Field(default=False, description="Start even if the object does not exist.")
+
+
+class EnvFrom(SpecModel):
+    """Takes every key of one Secret or ConfigMap as an environment variable."""
+
+    rules = ENV_FROM_RULES
+
+    prefix: str = Field(default="", description="Text put before each key.")
+    secret_ref: ObjectReference | None = Field(
+        default=None, description="Secret to read; excludes configMapRef."
+    )
+    config_map_ref: ObjectReference | None = Field(
+        default=None, description="ConfigMap to read; excludes secretRef."
+    )
+
+
+class ScalingConfig(SpecModel):
+    """Bounds within which a planner or another autoscaler may set a service's replicas."""
+
+    min_replicas: Annotated[Integer, Field(ge=0, le=1000)] = Field(
+        default=1, description="Fewest replicas, 0 to 1000."
+    )
+    max_replicas: Annotated[Integer, Field(ge=1, le=1000)] = Field(
+        default=8, description="Most replicas, 1 to 1000."
+    )
+    priority: Annotated[Integer, Field(ge=-1000, le=1000)] = Field(
+        default=0, description="Who gets GPUs first when the budget is short; higher first."
+    )
+
+
+class ServiceSpec(SpecModel):
+    """One service: equal replicas of one role.
+
+    ``image`` and ``profile`` are per-service overrides, for graphs that mix GPU models;
+    ``startupSeconds`` models a cold start and ``startupTimeoutSeconds`` bounds a real one.
+    """
+
+    rules = SERVICE_RULES
+
+    role: Role = Field(description="router, prefill, decode or aggregated; immutable.")
+    replicas: Annotated[Integer, Field(ge=0, le=1000)] = Field(
+        default=1, description="Replicas; only the starting value once a ScalingAdapter owns the number."
+    )
+    gpus_per_replica: Annotated[Integer, Field(ge=1, le=512)] = Field(
+        default=1,
+        description="GPUs of one replica over all its nodes; tensor parallelism follows. A router holds none.",
+    )
+    nodes_per_replica: Annotated[Integer, Field(ge=1, le=64)] = Field(
+        default=1, description="Nodes that one replica spans; above 1 it becomes a LeaderWorkerSet."
+    )
+    node_pool: DnsLabel | None = Field(
+        default=None, description="Key of nodePools that places the replicas; null: any node."
+    )
+    image: Text | None = Field(default=None, description="Container image; null: the graph's.")
+    profile: ProfileText | None = Field(
+        default=None, description="Latency profile of simulated workers; null: engine.profile."
+    )
+    args: tuple[str, ...] = Field(default=(), description="Arguments appended to the runtime's own.")
+    env: tuple[EnvVar, ...] = Field(default=(), description="Environment; wins over the graph's.")
+    env_from: tuple[EnvFrom, ...] = Field(
+        default=(), description="Secrets and ConfigMaps whose keys become environment variables."
+    )
+    lease: LeaseOverride | None = Field(
+        default=None, description="Lease of this service alone; null: the graph's. Prefill and decode."
+    )
+    scaling: ScalingConfig | None = Field(
+        default=None, description="Bounds for autoscaling; null: the number of replicas is fixed."
+    )
+    startup_seconds: Annotated[Number, Field(ge=0, le=86400)] = Field(
+        default=0, description="Seconds that a simulated worker takes to load its model."
+    )
+    startup_timeout_seconds: Annotated[Number, Field(gt=0, le=86400)] = Field(
+        default=600, description="Seconds that a replica may take to answer its first health check."
+    )
+    liveness_timeout_seconds: Annotated[Number, Field(gt=0, le=86400)] | None = Field(
+        default=None,
+        description="Real seconds without a healthy answer after which a replica that served is killed and started "
+        "again. null: 60; 600 for real engines, which may stall for minutes and live.",
+    )
+    termination_grace_period_seconds: Annotated[Integer, Field(ge=0, le=86400)] = Field(
+        default=900, description="Seconds that a replica may take to finish its requests when it leaves."
+    )
+    pod_template: dict[str, JsonValue] = Field(
+        default={},
+        description="Strategic-merge overlay on the pod, whose container is `main`; not used by the local backend.",
+    )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that one replica holds; 0 for a router."""
+        return self.gpus_per_replica if self.role.is_worker else 0
+
+    @property
+    def replica_bounds(self) -> tuple[int, int]:
+        """Fewest and most replicas; both the fixed number where there is no scaling."""
+        if self.scaling is None:
+            return self.replicas, self.replicas
+        return self.scaling.min_replicas, self.scaling.max_replicas
+
+
+class Toleration(SpecModel):
+    """A Kubernetes toleration, field for field."""
+
+    key: str | None = Field(default=None, description="Taint's key; null with operator Exists: all taints.")
+    operator: Text = Field(default="Equal", description="Equal, Exists, Lt or Gt.")
+    value: str | None = Field(default=None, description="Taint's value.")
+    effect: str | None = Field(
+        default=None, description="NoSchedule, PreferNoSchedule, NoExecute or null: all."
+    )
+    toleration_seconds: Integer | None = Field(
+        default=None, description="Seconds to stay after a NoExecute taint appears; null: for ever."
+    )
+
+
+class NodePool(SpecModel):
+    """Nodes of one GPU model and how to ask for them."""
+
+    rules = NODE_POOL_RULES
+
+    node_selector: dict[str, str] = Field(default={}, description="Labels that a node must carry.")
+    tolerations: tuple[Toleration, ...] = Field(default=(), description="Taints that replicas accept.")
+    gpu_resource_name: Text = Field(
+        default="nvidia.com/gpu", description="Extended resource that counts the nodes' GPUs."
+    )
+    cache_mount: Annotated[str, Field(pattern=r"^/.*$")] | None = Field(
+        default=None,
+        description="Absolute path of a model cache on the nodes, mounted at the same path. It must exist, be "
+        "writable for user 1000, and the namespace must allow hostPath; or give cacheClaim.",
+    )
+    cache_claim: DnsLabel | None = Field(
+        default=None,
+        description="PersistentVolumeClaim that holds the cache in place of the nodes' own folder; needs cacheMount.",
+    )

@@ -1,0 +1,181 @@
+"""`penstock capacity`: replicas, GPUs and cost of a load under targets, from a profile."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli import option
+from penstock.core.errors import ConfigError
+from penstock.performance.capacity import CapacityPlan, Load, UnreachableError, figures, plan_capacity
+from penstock.performance.changes import Change, Question, changes
+from penstock.performance.quality import Severity, sweep_findings
+from penstock.performance.recommend import Targets
+from penstock.performance.sweep import Sweep
+from penstock.profiler.reading import read_sweep
+
+_POSITIVE = click.FloatRange(0, min_open=True)
+
+
+@click.command()
+@click.option(
+    "--profile",
+    "sources",
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    help="What `penstock profile` or Dynamo's profiler wrote, or the name of a latency profile of `penstock engine "
+    "profiles`; several are sizes of one model.",
+)
+@click.option("--isl", type=click.IntRange(1), required=True, help="Prompt tokens.")
+@click.option("--osl", type=click.IntRange(1), required=True, help="Output tokens.")
+@click.option("--rps", type=_POSITIVE, required=True, help="Requests per second.")
+@click.option("--ttft", "ttft_ms", type=_POSITIVE, required=True, help="TTFT to hold, milliseconds.")
+@click.option("--itl", "itl_ms", type=_POSITIVE, required=True, help="ITL to hold, milliseconds.")
+@click.option(
+    "--attainment",
+    "quantile",
+    type=click.FloatRange(0.5, 1, max_open=True),
+    default=0.99,
+    show_default=True,
+    help="Share of the requests to hold them for.",
+)
+@click.option(
+    "--arrival-cv",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Coefficient of variation of the times between arrivals; 1: Poisson.",
+)
+@click.option(
+    "--isl-cv",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Coefficient of variation of prompt lengths, a factor of their mean.",
+)
+@click.option(
+    "--kv-transfer-ms",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Time to hand a prompt's KV from prefill to decode, milliseconds.",
+)
+@click.option("--aggregated", is_flag=True, help="One pool prefills and decodes.  [default: as profiled]")
+@click.option("--max-gpus", type=click.IntRange(1), help="GPUs that there are.  [default: any number]")
+@click.option(
+    "--gpu-hour-price",
+    type=_POSITIVE,
+    help="Price of an hour of one of the GPUs, in any currency.  [default: no cost is shown]",
+)
+@option.as_json("Print JSON.")
+def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Plan how many replicas of which size carry a load within targets, what binds, and what a miss would take.
+
+    Waiting counts: bursts of arrivals queue for prefill, and more requests than the mean decode at once.
+    """
+    sweep = _sweep(sources, is_aggregated=options["aggregated"])
+    targets = Targets(options["isl"], options["osl"], options["ttft_ms"] / 1000, options["itl_ms"] / 1000)
+    load = Load(
+        options["rps"],
+        options["arrival_cv"],
+        options["isl_cv"],
+        options["quantile"],
+        options["kv_transfer_ms"] / 1000,
+    )
+    question = Question(figures(sweep, targets), targets, load, sweep.is_aggregated, options["max_gpus"])
+    try:
+        plan: CapacityPlan | None = plan_capacity(sweep, targets, load)
+        miss = _over_budget(plan, question) if plan is not None else None
+    except UnreachableError as exc:
+        plan, miss = None, str(exc)
+    eased = changes(question) if miss is not None else []
+    price = options["gpu_hour_price"]
+    if as_json:
+        click.echo(orjson.dumps(_plain(plan, miss, eased, price), option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(plan, miss, eased, price)
+    if miss is not None:
+        sys.exit(1)
+
+
+def _sweep(sources: tuple[str, ...], *, is_aggregated: bool) -> Sweep:
+    sweeps = [read_sweep(source) for source in sources]
+    engines = sorted((engine for sweep in sweeps for engine in sweep.engines), key=lambda each: each.gpus)
+    sizes = [engine.gpus for engine in engines]
+    if len(set(sizes)) != len(sizes):
+        raise ConfigError(f"--profile: sizes {', '.join(map(str, sizes))}; give each engine size once")
+    models = sorted({sweep.model for sweep in sweeps})
+    if len(models) > 1:
+        raise ConfigError(
+            f"--profile: profiles of {len(models)} models ({', '.join(models)}); give one model's"
+        )
+    sweep = Sweep(tuple(engines), models[0], is_aggregated or sweeps[0].is_aggregated)
+    findings = sweep_findings(sweep)
+    for finding in findings:
+        click.echo(f"{finding.severity}: {finding}", err=True)
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        raise ConfigError("--profile: the profile cannot be used, see above")
+    return sweep
+
+
+def _over_budget(plan: CapacityPlan, question: Question) -> str | None:
+    if question.max_gpus is None or plan.gpus <= question.max_gpus:
+        return None
+    return (
+        f"the load takes {plan.gpus} GPUs, {plan.gpus - question.max_gpus} more than --max-gpus {question.max_gpus}: prefill"
+        f" is bound by {plan.prefill.binds}, decode by {plan.decode.binds}"
+    )
+
+
+def _plain(
+    plan: CapacityPlan | None, miss: str | None, eased: list[Change], price: float | None
+) -> dict[str, Any]:
+    return {
+        "plan": None if plan is None else {**asdict(plan), "gpus": plan.gpus},
+        "cost_per_hour": None if plan is None or price is None else plan.gpus * price,
+        "miss": miss,
+        "changes": [
+            {"change": each.text, "factor": round(each.factor, 4), "gpus": each.plan.gpus} for each in eased
+        ],
+    }
+
+
+def _print(plan: CapacityPlan | None, miss: str | None, eased: list[Change], price: float | None) -> None:
+    if plan is not None:
+        Console().print(_table(plan))
+        cost = f", {plan.gpus * price:,.2f} an hour" if price is not None else ""
+        click.echo(f"{plan.gpus} GPUs{cost}")
+    if miss is not None:
+        click.echo(f"penstock: {miss}", err=True)
+        for each in eased:
+            click.echo(f"  it would fit with {each.text} ({each.factor:.2f} times), on {each.plan.gpus} GPUs")
+        if not eased:
+            click.echo(
+                "  no change of one target or of the rate makes it fit; profile a faster engine", err=True
+            )
+
+
+def _table(plan: CapacityPlan) -> Table:
+    table = Table(box=None)
+    for heading in ("role", "TP", "replicas", "expected", "in use", "bound by"):
+        table.add_column(heading)
+    pools = [("prefill", "TTFT", plan.prefill), ("decode", "ITL", plan.decode)]
+    if plan.is_aggregated:
+        pools = [("aggregated", "TTFT", plan.prefill)]
+    for role, what, pool in pools:
+        table.add_row(
+            role,
+            str(pool.gpus),
+            str(pool.replicas),
+            f"{what} {pool.latency_s * 1000:.1f} ms",
+            f"{pool.utilisation:.0%}",
+            pool.binds,
+        )
+    return table

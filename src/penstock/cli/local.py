@@ -1,0 +1,290 @@
+"""`penstock up`, `status` and `down`: a graph as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from penstock.cli import interruptible, option
+from penstock.cli.graph_warnings import print_warnings, warnings_of
+from penstock.cli.terminal import printer, tensorboard_hint
+from penstock.core.local_state import EntryState
+from penstock.local.down import Stopped, choose_namespace
+from penstock.local.down import down as stop_graph
+from penstock.local.model_folder import model_warnings
+from penstock.local.render import render
+from penstock.local.statefile import StateFile
+from penstock.local.status import StatusReader
+from penstock.local.store import StateStore
+from penstock.local.up import StartedGraph, UpOptions
+from penstock.local.up import up as start_graph
+from penstock.api.manifests import load_graph
+from penstock.planner.options import FLAGS
+
+_PLANNER = "planner_"
+"""Before the names of the planner's options among those of `up`."""
+
+_STAY_POLL_S = 0.2
+"""Real seconds between two checks for the end of an arbiter that is no child of this process. Chosen."""
+_TRACE_TOKENS = 121_912
+"""Of the built-in trace's longest request, prompt and answer."""
+
+_NAMESPACE_HELP = "Graph on this machine.  [default: the only one there is]"
+
+
+def _states(state: StateFile) -> str:
+    return ", ".join(
+        f"{name} {entry.state}"
+        for name, entry in state.entries.items()
+        if entry.state not in {EntryState.READY, EntryState.STOPPED}
+    )
+
+
+_PLANNER_OVERRIDES: option.Option = option.group(
+    *(
+        click.option(
+            f"--Planner.{name}",
+            f"{_PLANNER}{name.replace('-', '_')}",
+            hidden=True,
+            is_flag=False,
+            flag_value="true" if name == "no-operation" else None,
+        )
+        for name in FLAGS
+    )
+)
+"""``--Planner.OPTION`` for each option of the planner, the form of the planner's document; hidden in the help."""
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--namespace", help="Name of the graph on this machine.  [default: metadata.name]")
+@option.speed(more=", for simulated workers")
+@option.port(8000, "The router's TCP port on 127.0.0.1.", least=1)
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=0),
+    help="GPUs of this machine.  [default: planner.maxGpuBudget, else 8]",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of logs, ledger and dashboard.  [default: ~/.penstock/log/NAMESPACE]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="How long the graph may take until it serves, real seconds.  [default: the longest startupTimeoutSeconds, at "
+    "least 300]",
+)
+@click.option("--no-planner", is_flag=True, help="Do not start the graph's planner.")
+@click.option("--foreground", is_flag=True, help="Stay until the graph ends; Ctrl-C drains and stops it.")
+@option.as_json("Print what was started as JSON.")
+@_PLANNER_OVERRIDES
+def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options: Any) -> None:
+    """Start the graph of FILE on this machine, in the background, and wait until it serves.
+
+    --Planner.OPTION=VALUE sets an option of the graph's planner, such as --Planner.max-gpu-budget=4;
+    `penstock planner run --help` lists them.
+    """
+    given = {name: options.pop(name) for name in list(options) if name.startswith(_PLANNER)}
+    overrides = {
+        name.removeprefix(_PLANNER).replace("_", "-"): value
+        for name, value in given.items()
+        if value is not None
+    }
+    graph = load_graph(file)
+    print_warnings(warnings_of([graph], file, mode=overrides.get("mode")))
+    print_warnings(model_warnings(graph.spec))
+    console = Console(stderr=True)
+    with console.status("starting") as spinner:
+        started = interruptible.run(
+            start_graph(
+                file,
+                UpOptions(with_planner=not no_planner, planner=overrides, **options),
+                lambda state, words: spinner.update(f"starting: {_states(state) or words.strip()[:120]}"),
+            )
+        )
+    _print_started(started, graph.spec.model.context_tokens, as_json=as_json)
+    if foreground:
+        sys.exit(_stay(started))
+
+
+def _print_started(started: StartedGraph, context_tokens: int | None, *, as_json: bool) -> None:
+    state, arbiter = started.state, started.state.arbiter
+    if as_json:
+        data = {
+            "namespace": arbiter.namespace,
+            "url": arbiter.router_url,
+            "model": arbiter.model,
+            "speed": arbiter.speed,
+            "statefile": str(started.statefile),
+            "log_dir": arbiter.log_dir,
+            "planner_log_dir": arbiter.planner_log_dir,
+            "pid": arbiter.pid,
+            "ready_s": started.ready_s,
+            "processes": {name: entry.pid for name, entry in state.entries.items()},
+        }
+        click.echo(json.dumps(data))
+        return
+    for note in started.recovered:
+        click.echo(f"note: {note}")
+    for name, entry in state.entries.items():
+        if entry.reason is not None:
+            click.echo(f"note: {name} is {entry.state}: {entry.reason}")
+    click.echo(
+        f"{arbiter.namespace} serves {arbiter.model} at {arbiter.router_url} ({started.ready_s:.1f} s)"
+    )
+    click.echo(f"  logs       {arbiter.log_dir}")
+    click.echo(f"  statefile  {started.statefile}")
+    click.echo("next:")
+    body = json.dumps({"model": arbiter.model, "prompt": "Hello", "max_tokens": 8})
+    click.echo(f"  curl {arbiter.router_url}/v1/completions -H 'content-type: application/json' -d '{body}'")
+    click.echo(f"  {load_command(context_tokens, speed=arbiter.speed, url=arbiter.router_url)}")
+    click.echo("  penstock status --watch")
+    if arbiter.planner_log_dir is not None:
+        click.echo(f"  {tensorboard_hint(arbiter.planner_log_dir)}")
+    click.echo(f"  penstock down --namespace {arbiter.namespace}")
+
+
+def load_command(context_tokens: int | None, *, speed: float, url: str) -> str:
+    """Return a command that replays the built-in trace.
+
+    Args:
+        context_tokens: The model's; a shorter one than the trace needs cuts prompts to its fifth: `load` sends 4 bytes
+            for a token, of which a small vocabulary makes up to four. None: not known.
+        speed: Simulated seconds per real one.
+        url: The router's.
+    """
+    cut = ""
+    if context_tokens is not None and context_tokens < _TRACE_TOKENS:
+        cut = f" --max-input-tokens {context_tokens // 5} --on-long truncate"
+    return f"penstock load --trace mooncake --rate 1 --limit 300 --speed {speed:g}{cut} --url {url}"
+
+
+def _stay(started: StartedGraph) -> int:
+    """Wait until the graph ends, passing signals on to its arbiter; return that one's exit code.
+
+    An arbiter that is killed has a successor, whose exit code is unknown: then 0 means that it has gone.
+    """
+    store = StateStore(started.statefile)
+
+    def pass_on(received: int, _frame: FrameType | None) -> None:
+        state = store.read_quietly()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started.arbiter.pid if state is None else state.arbiter.pid, received)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    code = started.arbiter.wait()
+    if code != -signal.SIGKILL:
+        return code
+    run_id = started.state.arbiter.run_id
+    while (state := store.read_quietly()) is not None and state.arbiter.run_id == run_id:
+        time.sleep(_STAY_POLL_S)
+    return 0
+
+
+@click.command()
+@click.option("--namespace", help=_NAMESPACE_HELP)
+@click.option("--watch", is_flag=True, help="Show it again and again until Ctrl-C.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=0.5,
+    show_default=True,
+    help="Between two updates of --watch, real seconds.",
+)
+@click.option("--all", "with_unchanged", is_flag=True, help="List decisions that changed nothing, too.")
+@option.as_json("Print it as JSON.")
+def status(
+    *, namespace: str | None, watch: bool, interval_s: float, with_unchanged: bool, as_json: bool
+) -> None:
+    """Show processes, GPUs, in-flight work, queue, the last minute's traffic and the planner's last changes."""
+    chosen = choose_namespace(namespace)
+    if watch and not as_json:
+        try:
+            asyncio.run(_watch(chosen, interval_s, with_unchanged=with_unchanged))
+        except KeyboardInterrupt:
+            return
+    else:
+        asyncio.run(_show(chosen, with_unchanged=with_unchanged, as_json=as_json))
+
+
+async def _show(namespace: str, *, with_unchanged: bool, as_json: bool) -> None:
+    reader = StatusReader(namespace, with_unchanged=with_unchanged)
+    try:
+        found = await reader.read()
+    finally:
+        await reader.close()
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        printer().print(render(found))
+
+
+async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> None:
+    reader = StatusReader(namespace, with_unchanged=with_unchanged)
+    try:
+        with Live(render(await reader.read()), auto_refresh=False, screen=False) as live:
+            while True:
+                await asyncio.sleep(interval_s)
+                live.update(render(await reader.read()), refresh=True)
+    finally:
+        await reader.close()
+
+
+@click.command()
+@click.option("--namespace", help=_NAMESPACE_HELP)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    help="How long draining may take, real seconds.  [default: the services' grace periods]",
+)
+@click.option("--now", is_flag=True, help="Do not drain: streams that are under way break.")
+@option.as_json("Print what was done as JSON.")
+def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: bool) -> None:
+    """Drain and stop a graph started by `up`, and check that nothing is left."""
+    chosen = choose_namespace(namespace)
+    console = Console(stderr=True)
+    began_s = time.monotonic()
+    with console.status("draining") as spinner:
+        stopped = stop_graph(
+            chosen,
+            timeout_s=timeout_s,
+            now=now,
+            progress=lambda _state: spinner.update(f"draining, {time.monotonic() - began_s:.0f} s"),
+        )
+    _print_stopped(stopped, as_json=as_json)
+
+
+def _print_stopped(stopped: Stopped, *, as_json: bool) -> None:
+    if as_json:
+        data = {
+            "namespace": stopped.namespace,
+            "took_s": stopped.took_s,
+            "forced": stopped.forced,
+            "notes": list(stopped.notes),
+        }
+        click.echo(json.dumps(data))
+        return
+    for note in stopped.notes:
+        click.echo(f"note: {note}")
+    how = "stopped without draining" if stopped.forced else "drained and stopped"
+    click.echo(
+        f"{stopped.namespace}: {how} in {stopped.took_s:.1f} s; no process, statefile or port is left behind"
+    )

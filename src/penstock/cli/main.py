@@ -1,0 +1,102 @@
+"""Entry point of the `penstock` command; subcommands are imported only when they run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from penstock.core import logs
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.printable import printable
+
+_SUBCOMMANDS = {
+    "up": ("penstock.cli.local:up", "Start a graph's processes on this machine."),
+    "load": ("penstock.cli.load:load", "Replay a trace against a running graph."),
+    "status": ("penstock.cli.local:status", "Show workers, GPUs, queues and the last decisions."),
+    "down": ("penstock.cli.local:down", "Drain and stop a graph started by `up`."),
+    "demo": ("penstock.cli.demo:demo", "Run the whole main job on a real trace slice and report."),
+    "simulate": ("penstock.cli.simulate:simulate", "Score router policies and the planner in virtual time."),
+    "profile": (
+        "penstock.cli.profile:profile",
+        "Measure engines, and recommend sizes under TTFT and ITL targets.",
+    ),
+    "capacity": ("penstock.cli.capacity:capacity", "Plan replicas, GPUs and cost of a load from a profile."),
+    "report": ("penstock.cli.report:report", "Draw a report from a load run and a planner ledger."),
+    "samples": ("penstock.cli.samples:samples", "List the sample manifests, or print one."),
+    "validate": ("penstock.cli.graph:validate", "Check manifests; print every problem at once."),
+    "render": ("penstock.cli.graph:render", "Print the processes that a graph becomes."),
+    "import": ("penstock.cli.graph:import_", "Convert a DynamoGraphDeployment to a GraphDeployment."),
+    "router": ("penstock.cli.router:router", "Run the router."),
+    "planner": ("penstock.cli.planner:planner", "Run the planner, or explain and replay its decisions."),
+    "make-model": (
+        "penstock.cli.make_model:make_model",
+        "Write a small model with random weights, to try real engines.",
+    ),
+    "engine": ("penstock.cli.engine:engine", "Run a simulated worker."),
+    "operator": ("penstock.cli.operator:operator", "Run the Kubernetes operator."),
+    "doctor": (
+        "penstock.cli.doctor:doctor",
+        "Check a cluster or this machine; every finding says what to do.",
+    ),
+}
+
+
+class _LazyGroup(click.Group):
+    """Lists subcommands without importing them, so that `penstock --help` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _SUBCOMMANDS:
+            return None
+        module, attribute = _SUBCOMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _SUBCOMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="penstock")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    envvar="PENSTOCK_LOG_LEVEL",
+    help="Least severe log written to stderr.",
+)
+@click.option("--log-json", is_flag=True, envvar="PENSTOCK_LOG_JSON", help="Logs as JSON, one object a line.")
+def cli(log_level: str, log_json: bool) -> None:
+    """Run disaggregated LLM serving: declare a graph, serve it, scale it inside a GPU budget."""
+    logs.configure(log_level, as_json=log_json)
+
+
+def _complain(error: PenstockError) -> None:
+    """Print an error; it may quote files and peers."""
+    lines = f"penstock: {error}".split("\n")
+    click.echo("\n".join(map(printable, lines)), err=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; exit 0 done, 1 failure, 2 usage or configuration."""
+    arguments: Any = argv
+    try:
+        cli.main(args=arguments, prog_name="penstock", standalone_mode=True)
+    except ConfigError as exc:
+        _complain(exc)
+        sys.exit(2)
+    except PenstockError as exc:
+        _complain(exc)
+        sys.exit(1)
+    except importlib.import_module(
+        "asyncio"
+    ).CancelledError:  # evaluated only then; asyncio is slow to import
+        # A second SIGTERM or SIGINT cut the orderly end short; 130 as after Ctrl-C.
+        sys.exit(130)

@@ -1,0 +1,62 @@
+"""`penstock operator`: bring graphs about on a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import types
+from importlib.util import find_spec
+from typing import Any, Literal, get_args, get_origin
+
+import click
+import orjson
+from pydantic.fields import FieldInfo
+
+from penstock.cli import option
+from penstock.core.errors import ConfigError
+from penstock.operator.settings import OperatorSettings, settings_of
+from penstock.core.http import loop
+
+_SWITCHES = {
+    "all_namespaces": "--all-namespaces/--one-namespace",
+    "leader_election": "--leader-election/--no-leader-election",
+    "allow_privileged_pod_templates": "--allow-privileged-pod-templates/--refuse-privileged-pod-templates",
+}
+_METAVARS = {"namespace": "NS", "kubeconfig": "FILE", "penstock_image": "IMAGE", "resync_interval": "SECONDS"}
+
+
+def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
+    if name in _SWITCHES:
+        return _SWITCHES[name], {}
+    if get_origin(field.annotation) is Literal:
+        return option.flag_of(name), {"type": click.Choice(list(get_args(field.annotation)))}
+    return option.flag_of(name), {"type": _scalar(field.annotation), "metavar": _METAVARS.get(name)}
+
+
+def _scalar(annotation: Any) -> type:
+    """Return int, float or str for a field's annotation."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(each for each in get_args(annotation) if each is not type(None))
+    return annotation if annotation in {int, float} else str
+
+
+@click.group()
+def operator() -> None:
+    """Bring GraphDeployments about on a Kubernetes cluster."""
+
+
+@operator.command()
+@click.option("--dry-run", is_flag=True, help="Print the options that would apply, as JSON, and stop.")
+@option.of_settings(OperatorSettings.model_fields, "PENSTOCK_OPERATOR", _shape)
+def run(*, dry_run: bool, **given: Any) -> None:
+    """Reconcile graphs until SIGTERM. Options: flag > environment variable > default."""
+    settings = settings_of(**given)
+    if dry_run:
+        click.echo(orjson.dumps(settings.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
+        return
+    missing = [name for name in ("kopf", "kubernetes") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)}: not installed; the operator needs `pip install 'penstock[kubernetes]'`"
+        )
+    from penstock.operator.service import OperatorService  # noqa: PLC0415 - imports the Kubernetes client
+
+    loop.run(OperatorService(settings).run)

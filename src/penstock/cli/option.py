@@ -1,0 +1,236 @@
+"""Options that several commands take, each spelt, bounded and explained once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from types import NoneType
+from typing import Any, Protocol, TypeVar, get_args
+
+import click
+from pydantic.fields import FieldInfo
+
+from penstock.api import AdmissionConfig, AdmissionMode, RouterPolicy
+from penstock.api.base import bounds
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+from penstock.workload.arrivals import Spread
+from penstock.workload.selection import OnLong
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Option(Protocol):
+    """What adds one or more options to a command's function, and returns it."""
+
+    def __call__(self, function: F, /) -> F:
+        """Add them."""
+
+
+def choice(values: Iterable[Enum]) -> click.Choice[str]:
+    """Return a choice of an enum's values, taken as text."""
+    return click.Choice([value.value for value in values])
+
+
+def group(*options: Option) -> Option:
+    """Return what adds options to a command, so that its help lists them in this order."""
+
+    def add(function: F) -> F:
+        for each in reversed(options):
+            function = each(function)
+        return function
+
+    return add
+
+
+def _time_scale(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
+    return SimulatedClock(value).speed  # refuses what is no time scale
+
+
+def speed(default: float = 1.0, *, more: str = "") -> Option:
+    """Return ``--speed``, the time scale."""
+    return click.option(
+        "--speed",
+        type=float,
+        callback=_time_scale,
+        default=default,
+        show_default=True,
+        help=f"Time scale: simulated seconds per real second{more}.",
+    )
+
+
+def secret(name: str, variable: str, what: str) -> Option:
+    """Return ``--NAME-file``, which fills ``name`` with a file's only line or the variable; arguments show in ``ps``."""
+    flag = f"--{name}-file"
+
+    def read(_context: click.Context, _parameter: click.Parameter, file: Path | None) -> str | None:
+        if file is None:
+            return os.environ.get(variable) or None
+        try:
+            lines = file.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(
+                f"{flag} {file}: cannot be read: {exc}; name a text file that holds the key"
+            ) from exc
+        if len(lines) != 1:
+            raise ConfigError(f"{flag} {file}: {len(lines)} words; write one key, which has no spaces")
+        return lines[0]
+
+    return click.option(
+        flag,
+        name.replace("-", "_"),
+        type=click.Path(path_type=Path),
+        callback=read,
+        help=f"{what}  [default: the variable {variable}]",
+    )
+
+
+def as_json(what: str) -> Option:
+    """Return ``--json``, which fills ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help=what)
+
+
+def host(what: str = "Address to listen on.") -> Option:
+    """Return ``--host``, loopback unless said otherwise."""
+    return click.option("--host", default="127.0.0.1", show_default=True, help=what)
+
+
+def port(default: int, what: str, *, least: int = 0) -> Option:
+    """Return ``--port``; 0, where it is allowed, takes a free one."""
+    return click.option(
+        "--port", type=click.IntRange(least, 65535), default=default, show_default=True, help=what
+    )
+
+
+def policy(what: str) -> Option:
+    """Return ``--policy``, one of the router's."""
+    return click.option("--policy", type=choice(RouterPolicy), help=what)
+
+
+def kubeconfig(where: str = "", *, default: str = "$KUBECONFIG") -> Option:
+    """Return ``--kubeconfig`` and ``--context``.
+
+    Args:
+        where: Put before both helps, such as ``On Kubernetes: ``.
+        default: What is connected by without them.
+    """
+    return group(
+        click.option(
+            "--kubeconfig",
+            type=click.Path(path_type=Path),
+            help=f"{where}File to connect by.  [default: {default}]",
+        ),
+        click.option(
+            "--context",
+            metavar="NAME",
+            help=f"{where}Context of the kubeconfig.  [default: its current one]",
+        ),
+    )
+
+
+def trace_shape(*, limit: str, on_long: OnLong | None, spread: str) -> Option:
+    """Return the options that choose and reshape a trace's requests.
+
+    Args:
+        limit: What the limit counts.
+        on_long: What happens to longer prompts; None: it must be said.
+        spread: The defaults of ``--spread``.
+    """
+    return group(
+        click.option("--limit", type=click.IntRange(1), help=f"{limit}  [default: all]"),
+        click.option(
+            "--max-input-tokens",
+            type=click.IntRange(1),
+            help=f"Longest prompt, tokens{'' if on_long else '; needs --on-long'}.  [default: no limit]",
+        ),
+        click.option(
+            "--on-long",
+            type=choice(OnLong),
+            default=on_long.value if on_long else None,
+            show_default=on_long is not None,
+            help="Cut longer prompts, or leave their requests out.",
+        ),
+        click.option(
+            "--spread",
+            type=choice(Spread),
+            help=f"How a batch of equal arrival times is placed in its 3 s.  [default: {spread}]",
+        ),
+    )
+
+
+def admission(*, without: Collection[str] = ()) -> Option:
+    """Return the flags of a router's admission section; unset ones stay None.
+
+    Args:
+        without: Fields of the section that get none.
+    """
+    fields = {name: field for name, field in AdmissionConfig.model_fields.items() if name not in without}
+
+    def shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
+        return "--admission-control" if name == "mode" else flag_of(name), {"type": typed(field)}
+
+    return of_settings(fields, None, shape, or_else="the graph's, or ")
+
+
+def given_admission(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the flags of `admission` out of a command's options; return those that were given, by field."""
+    taken = {name: options.pop(name, None) for name in AdmissionConfig.model_fields}
+    if taken["mode"] is not None:
+        taken["mode"] = AdmissionMode(taken["mode"])
+    return {name: value for name, value in taken.items() if value is not None}
+
+
+def typed(field: FieldInfo) -> click.Choice[str] | click.IntRange | click.FloatRange:
+    """Return the type of an enum's or a number's values, with the field's bounds."""
+    kinds = [each for each in get_args(field.annotation) or (field.annotation,) if each is not NoneType]
+    kind = get_args(kinds[0])[0] if get_args(kinds[0]) else kinds[0]
+    if issubclass(kind, Enum):
+        return choice(kind)
+    found = bounds(field)
+    span = click.IntRange if issubclass(kind, int) else click.FloatRange
+    return span(
+        found.get("ge", found.get("gt")),  # type: ignore[arg-type]  # an integer's are integers
+        found.get("le", found.get("lt")),  # type: ignore[arg-type]
+        min_open="gt" in found,
+        max_open="lt" in found,
+    )
+
+
+def of_settings(
+    fields: Mapping[str, FieldInfo],
+    prefix: str | None,
+    shape: Callable[[str, FieldInfo], tuple[str, dict[str, Any]]],
+    *,
+    or_else: str = "",
+) -> Option:
+    """Return what adds one option per setting of a model, with its environment variable; unset ones stay None.
+
+    Args:
+        fields: The model's.
+        prefix: Of the environment variables, such as ``PENSTOCK_OPERATOR``; None: there are none.
+        shape: Gives a setting's flag and what click must know of its values.
+        or_else: Where a value comes from before the model's default, as the help says it.
+    """
+
+    def made(name: str, field: FieldInfo) -> Option:
+        flag, details = shape(name, field)
+        default = getattr(field.default, "value", field.default)
+        shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
+        return click.option(
+            flag,
+            name,
+            default=None,
+            envvar=None if prefix is None else f"{prefix}_{name.upper()}",
+            show_envvar=prefix is not None,
+            help=f"{field.description}  [default: {or_else}{shown}]",
+            **details,
+        )
+
+    return group(*(made(name, field) for name, field in fields.items()))
+
+
+def flag_of(name: str) -> str:
+    """Return ``--max-step`` for ``max_step``."""
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,285 @@
+"""`penstock planner`: run it, explain and replay what it decided, ask what it would decide."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from pydantic.fields import FieldInfo
+
+from penstock.api import Environment, PlannerMode, Predictor
+from penstock.cli import option
+from penstock.cli.planner_cluster import (
+    CLUSTER_FLAGS,
+    CLUSTER_OPTIONS,
+    ClusterFlags,
+    Listen,
+    run_on_cluster,
+)
+from penstock.cli.planner_decide import decide
+from penstock.core.errors import ConfigError, NotFoundError
+from penstock.engine.profiles.performance import planning_profile
+from penstock.api.manifests import load_graph
+from penstock.planner import explain as explaining
+from penstock.planner import replay as replaying
+from penstock.planner.decide.codec import to_plain
+from penstock.planner.ledger import read_ledger
+from penstock.planner.options import PlannerOptions, join, stated
+from penstock.planner.service import PlannerService, run_until_stopped
+from penstock.planner.sources.prometheus import require_client
+from penstock.core.http import loop
+
+_CHOICES = {
+    "environment": ["local", "kubernetes"],
+    "metrics_source": ["router", "scrape", "prometheus"],
+    "predictor": [predictor.value for predictor in Predictor],
+    "mode": [mode.value for mode in PlannerMode],
+}
+
+
+def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
+    flag = option.flag_of(name)
+    if isinstance(field.default, bool):
+        # Alone, or with a value as the planner's document writes it: --no-operation=false.
+        return flag, {"type": bool, "is_flag": False, "flag_value": "true"}
+    if name in _CHOICES:
+        return flag, {"type": click.Choice(_CHOICES[name])}
+    return flag, {"metavar": _metavar(name, float if isinstance(field.default, float) else str)}
+
+
+def _metavar(name: str, kind: type) -> str:
+    if name.endswith(("interval", "max_age", "deadline", "slo")):
+        return "SECONDS"
+    if name.endswith(("budget", "num_gpu")):
+        return "GPUS"
+    if name.endswith("url"):
+        return "URL"
+    if name == "max_step":
+        return "REPLICAS"
+    return "NUMBER" if kind is float else "TEXT"
+
+
+@click.group()
+def planner() -> None:
+    """Scale prefill and decode workers inside a GPU budget; explain and replay every decision."""
+
+
+@planner.command()
+@click.option("--graph", "graph_file", type=click.Path(path_type=Path), help="GraphDeployment to plan for.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="YAML with a section `Planner:` that holds options by their names.",
+)
+@option.speed()
+@option.host("Address of the planner's own /metrics.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port; 0: off."
+)
+@click.option("--dry-run", is_flag=True, help="Print the options that would apply, as JSON, and stop.")
+@CLUSTER_OPTIONS
+@option.of_settings(PlannerOptions.model_fields, "PENSTOCK_PLANNER", _shape)
+@click.option("--operate", is_flag=True, help="The same as --no-operation=false.")
+def run(
+    *,
+    graph_file: Path | None,
+    config_file: Path | None,
+    speed: float,
+    host: str,
+    metrics_port: int,
+    dry_run: bool,
+    operate: bool,
+    **given: Any,
+) -> None:
+    """Plan until SIGTERM. Options: flag > environment variable > --config > --graph > default.
+
+    With --environment kubernetes one process plans every graph that has spec.planner.enabled, while it holds
+    the Lease penstock-planner. Options then come from each graph's spec.planner; those given as flag, in the
+    environment or in --config override it in ALL graphs. Ledger and dashboard lie in LOG-DIR/NAMESPACE/GRAPH.
+    """
+    cluster = ClusterFlags(**{name: given.pop(name) for name in CLUSTER_FLAGS})
+    if operate:
+        given["no_operation"] = False
+    named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
+    said = stated(given=named, file=config_file)
+    if said.get("environment") == Environment.KUBERNETES:
+        if graph_file is not None:
+            raise ConfigError(
+                "--graph: graphs are read from the cluster with --environment kubernetes; use --graph-name NAME"
+            )
+        listen = Listen(host, metrics_port)
+        run_on_cluster(cluster, said, speed=speed, listen=listen, dry_run=dry_run)
+        return
+    cluster.refuse()
+    graph = load_graph(graph_file) if graph_file is not None else None
+    options = join(given=named, file=config_file, graph=graph)
+    if options.prometheus_url is not None:
+        require_client()
+    performance = None
+    if options.mode is PlannerMode.SLA:
+        performance = planning_profile(None if graph is None else graph.spec, options.profile)
+    if dry_run:
+        click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
+        return
+    service = PlannerService(
+        options,
+        graph,
+        speed=speed,
+        host=host,
+        metrics_port=metrics_port,
+        graph_file=graph_file,
+        performance=performance,
+    )
+    os.umask(0o077)  # ledger, state and event files are one user's, as all that `penstock up` leaves
+    loop.run(_on_backend(service))
+
+
+def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
+    """Return the process's main coroutine for the environment.
+
+    Raises:
+        ConfigError: the environment is not available, or the namespace cannot be a statefile's name.
+    """
+    options = service.options
+    if options.environment is Environment.KUBERNETES:
+        raise ConfigError(
+            "spec.planner.environment: kubernetes, yet a local planner was asked for; apply the graph to a "
+            "cluster and give --environment kubernetes"
+        )
+    from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
+    from penstock.local.target import LocalTarget  # noqa: PLC0415 - only where it is used
+
+    store = StateStore.of(options.namespace)
+    state = store.read()
+    router_url = options.router_url or (state.arbiter.router_url if state is not None else None)
+    if state is None and not router_url:
+        raise ConfigError(
+            f"--namespace: {options.namespace!r} has no graph on this machine ({store.path} is not there); "
+            "start it with `penstock up FILE`, or give the name that `penstock status` shows"
+        )
+
+    async def main(stop: asyncio.Event) -> None:
+        target = LocalTarget(store)
+        try:
+            await run_until_stopped(service, target, router_url or None, stop)
+        finally:
+            await target.close()
+
+    return main
+
+
+@planner.command()
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="The planner's folder, or a ledger.  [default: the running graph's]",
+)
+@click.option(
+    "--namespace", help="Graph on this machine, without --log-dir.  [default: the only one there is]"
+)
+@click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many changes.")
+@click.option("--all", "with_unchanged", is_flag=True, help="Count decisions that changed nothing, too.")
+@click.option("--id", "decision_id", help="One decision, such as d000012.")
+@option.as_json("The ledger's records as a JSON array.")
+def explain(
+    *,
+    log_dir: Path | None,
+    namespace: str | None,
+    last: int,
+    with_unchanged: bool,
+    decision_id: str | None,
+    as_json: bool,
+) -> None:
+    """Say why the last changes were made, rule by rule with its numbers, and why nothing has changed since."""
+    folder = log_dir if log_dir is not None else _log_dir_of(namespace)
+    newest = (
+        None if decision_id is not None else last if with_unchanged else 1
+    )  # changes are never only counted
+    ledger = read_ledger(folder, newest=newest)
+    _notes(ledger.notes)
+    records = explaining.select(ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged)
+    if as_json:
+        click.echo(orjson.dumps(records, option=orjson.OPT_INDENT_2))
+    elif records:
+        click.echo(explaining.all_in_words(records))
+        held = "" if with_unchanged or decision_id is not None else explaining.held_in_words(ledger)
+        if held:
+            click.echo(f"\n{held}  (--all explains them)")
+    else:
+        click.echo("no decision yet", err=True)
+
+
+def _log_dir_of(namespace: str | None) -> Path:
+    """Return the folder of a running graph's planner.
+
+    Raises:
+        ConfigError: there is no such graph, or it has no planner.
+    """
+    from penstock.local.down import choose_namespace  # noqa: PLC0415 - only where it is used
+    from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
+
+    try:
+        chosen = choose_namespace(namespace)
+    except NotFoundError as exc:
+        raise ConfigError("--log-dir: needed, because no graph is running on this machine") from exc
+    state = StateStore.of(chosen).read()
+    if state is None or state.arbiter.planner_log_dir is None:
+        raise ConfigError(f"--namespace: {chosen!r} has no planner on this machine; give --log-dir")
+    return Path(state.arbiter.planner_log_dir)
+
+
+@planner.command()
+@click.argument("ledger_path", metavar="LEDGER", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE", help="What if: an option by its name. Repeatable."
+)
+@option.as_json("Result as JSON.")
+@click.pass_context
+def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_json: bool) -> None:
+    """Make every decision of a ledger again; exit 1 if one comes out otherwise.
+
+    With --set nothing is verified: it prints which decisions would differ, each made from its recorded
+    window and state.
+    """
+    ledger = read_ledger(ledger_path)
+    _notes(ledger.notes)
+    if changes:
+        _print_what_if(*replaying.what_if(ledger, replaying.settings(changes)), as_json=as_json)
+        return
+    result = replaying.replay(ledger)
+    if as_json:
+        click.echo(orjson.dumps(to_plain(result), option=orjson.OPT_INDENT_2))
+    else:
+        for found in result.differences:
+            click.echo(f"line {found.line}: {found.id}: {found.what} differs")
+            click.echo(f"  recorded   {orjson.dumps(found.recorded).decode()}")
+            click.echo(f"  recomputed {orjson.dumps(found.recomputed).decode()}")
+        click.echo(f"{result.decisions} decisions made again, {len(result.differences)} differences")
+    ctx.exit(1 if result.differences else 0)
+
+
+def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: bool) -> None:
+    if as_json:
+        rows = [{"recorded": record["decision"], "what_if": to_plain(made)} for record, made in different]
+        click.echo(orjson.dumps({"decisions": total, "different": rows}, option=orjson.OPT_INDENT_2))
+        return
+    for record, made in different:
+        recorded = {role["role"]: role["sentence"] for role in record["decision"]["roles"]}
+        for role in made.roles:
+            if recorded.get(role.role.value) != role.sentence:
+                click.echo(f"{made.id}  was: {recorded.get(role.role.value)}\n{'':9}now: {role.sentence}")
+    click.echo(f"{len(different)} of {total} decisions would differ")
+
+
+planner.add_command(decide)
+
+
+def _notes(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        click.echo(note, err=True)

@@ -1,0 +1,143 @@
+"""`penstock planner run --environment kubernetes`: its own flags, and the process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from penstock.cli import option
+from penstock.core.errors import ConfigError
+from penstock.core.http import loop
+
+UNSCHEDULABLE_S = 15.0
+"""Default of --unschedulable-after; seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFlags:
+    """Flags that only mean something on Kubernetes.
+
+    Attributes:
+        all_namespaces: Plan the graphs of every namespace.
+        graph_name: The only graph to plan.
+        kubeconfig: File; None: in the cluster its service account, else KUBECONFIG.
+        context: Of the kubeconfig; None: its current one.
+        unschedulable_after: Seconds after which an unschedulable pod is withdrawn.
+    """
+
+    all_namespaces: bool
+    graph_name: str | None
+    kubeconfig: Path | None
+    context: str | None
+    unschedulable_after: float | None
+
+    def refuse(self) -> None:
+        """Refuse them for another backend.
+
+        Raises:
+            ConfigError: one of them was given.
+        """
+        for field in fields(self):
+            if getattr(self, field.name):
+                flag = field.name.replace("_", "-")
+                raise ConfigError(f"--{flag}: only with --environment kubernetes; add that or leave it out")
+
+
+CLUSTER_FLAGS = tuple(field.name for field in fields(ClusterFlags))
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where the planner's own metrics are served; port 0: nowhere."""
+
+    host: str
+    port: int
+
+
+CLUSTER_OPTIONS: option.Option = option.group(
+    click.option(
+        "--all-namespaces",
+        "-A",
+        is_flag=True,
+        help="On Kubernetes: plan the graphs of every namespace, not of --namespace alone.",
+    ),
+    click.option("--graph-name", metavar="NAME", help="On Kubernetes: plan this graph only."),
+    option.kubeconfig("On Kubernetes: ", default="the pod's service account, else $KUBECONFIG"),
+    click.option(
+        "--unschedulable-after",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="On Kubernetes: withdraw a replica that the scheduler has found no node for during so many seconds; make "
+        f"it longer than nodes take to appear.  [default: {UNSCHEDULABLE_S:g}]",
+    ),
+)
+"""The flags of `ClusterFlags`."""
+
+
+def run_on_cluster(
+    flags: ClusterFlags, said: Mapping[str, Any], *, speed: float, listen: Listen, dry_run: bool
+) -> None:
+    """Plan all graphs until SIGTERM.
+
+    Args:
+        flags: Of Kubernetes.
+        said: Options given explicitly, by kebab-case name; they override every graph's own.
+        speed: Must be 1.
+        listen: The planner's own metrics.
+        dry_run: Print what would be watched and overridden, and stop.
+
+    Raises:
+        ConfigError: flags that exclude each other, or no way to the cluster.
+    """
+    namespace = said.get("namespace")
+    overrides = {
+        key: value for key, value in said.items() if key not in {"namespace", "environment", "log-dir"}
+    }
+    if flags.all_namespaces and namespace is not None:
+        raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
+    if speed != 1:
+        raise ConfigError(f"--speed: {speed:g}; pods live in real time, leave it out on Kubernetes")
+    if "router-url" in overrides:
+        raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
+    if dry_run:
+        watched = {"all-namespaces": flags.all_namespaces, "graph-name": flags.graph_name}
+        click.echo(orjson.dumps({**said, **watched}, option=orjson.OPT_INDENT_2))
+        return
+    try:
+        from penstock.engine.profiles.performance import graph_performance  # noqa: PLC0415 - for the cluster alone
+        from penstock.kube.client import KubeClient  # noqa: PLC0415 - optional extra
+        from penstock.planner.cluster.service import (  # noqa: PLC0415 - optional extra
+            ClusterService,
+            run_until_stopped,
+        )
+    except ImportError as exc:
+        raise ConfigError(
+            "--environment kubernetes: its packages are not installed; run pip install 'penstock[kubernetes]'"
+        ) from exc
+    folder = said.get("log-dir")
+    service = ClusterService(
+        overrides=overrides,
+        engine_profile=graph_performance,
+        namespace=namespace,
+        all_namespaces=flags.all_namespaces,
+        graph=flags.graph_name,
+        log_dir=Path(folder).expanduser() if folder is not None else None,
+        host=listen.host,
+        metrics_port=listen.port,
+        unschedulable_s=flags.unschedulable_after or UNSCHEDULABLE_S,
+    )
+
+    async def main(stop: asyncio.Event) -> None:
+        client = await KubeClient.connect(kubeconfig=flags.kubeconfig, context=flags.context)
+        try:
+            await run_until_stopped(service, client, stop)
+        finally:
+            await client.close()
+
+    loop.run(main)

@@ -1,0 +1,341 @@
+"""`penstock profile`: measure engines of several sizes, recommend one per role, and write the graph that runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+import yaml
+from click.core import ParameterSource
+from rich.console import Console
+
+from penstock.api import GraphDeployment
+from penstock.cli import interruptible, option
+from penstock.cli.profile_cluster import (
+    CLUSTER_FLAGS,
+    CLUSTER_OPTIONS,
+    HERE_ALONE,
+    ClusterFlags,
+    keep_result,
+    profile_on_cluster,
+    request_of,
+)
+from penstock.cli.profile_progress import ProfileProgress
+from penstock.core.errors import ConfigError
+from penstock.api.manifests import load_graph
+from penstock.performance.quality import Severity, sweep_findings
+from penstock.performance.reading import PROFILE_FILE
+from penstock.performance.recommend import Recommendation, Targets, recommend
+from penstock.performance.sweep import Sweep
+from penstock.profiler import estimate, gpus, tables
+from penstock.profiler.graph_back import graph_back
+from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
+from penstock.profiler.reading import read_sweep
+from penstock.profiler.session import Measured, run_profile
+from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
+
+_POSITIVE = click.FloatRange(0, min_open=True)
+
+
+def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        sizes = tuple(int(each) for each in value.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise click.BadParameter(f"{value!r} must be numbers of GPUs above 0, as 1,2,4")
+    return sizes
+
+
+@click.command()
+@click.option(
+    "--config",
+    "graph_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="GraphDeployment whose workers are started, one size after the other.",
+)
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="Measure an OpenAI server that runs already, instead; say its size with --tp.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="PATH",
+    help="Measure nothing: read a folder of this command or of Dynamo's profiler, a table (FILE or FILE#NAME), or the name "
+    "of a latency profile of `penstock engine profiles`.",
+)
+@click.option("--isl", type=click.IntRange(1), default=3000, show_default=True, help="Prompt tokens.")
+@click.option("--osl", type=click.IntRange(1), default=500, show_default=True, help="Output tokens.")
+@click.option(
+    "--ttft",
+    "ttft_ms",
+    type=_POSITIVE,
+    default=500.0,
+    show_default=True,
+    help="TTFT to hold, milliseconds.",
+)
+@click.option(
+    "--itl", "itl_ms", type=_POSITIVE, default=50.0, show_default=True, help="ITL to hold, milliseconds."
+)
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for points, profile, arrays, plots and graph; points that it holds are not measured again. Needed to "
+    "measure.  [default: nothing is written with --from]",
+)
+@click.option(
+    "--tp",
+    "sizes",
+    callback=_sizes,
+    metavar="N[,N...]",
+    help="Tensor-parallel sizes to measure.  [default: powers of two, or the latency profiles there are, that fit]",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(1),
+    help="GPUs of this machine.  [default: detected; for simulated workers the graph's maxGpuBudget]",
+)
+@click.option("--max-gpus", type=click.IntRange(1), help="Most GPUs of one engine.  [default: all]")
+@click.option(
+    "--max-context",
+    type=click.IntRange(256),
+    help="Longest prompt plus output to measure, tokens.  [default: 16384, or twice --isl plus --osl if that is more]",
+)
+@click.option(
+    "--max-concurrency",
+    type=click.IntRange(1),
+    help="Most requests in flight.  [default: the graph's maxRunningRequests, or 256]",
+)
+@click.option("--kv-tokens", type=click.IntRange(1), help="KV cache, tokens.  [default: the engine says it]")
+@click.option(
+    "--speed",
+    type=_POSITIVE,
+    help="Time scale of simulated workers while they decode, or of the server at --endpoint; prompts are timed at 1.  "
+    "[default: 4; 1 with --endpoint]",
+)
+@click.option("--model", help="Model to ask --endpoint for.  [default: the first that it lists]")
+@option.secret(
+    "api-key", "PENSTOCK_API_KEY", "File with --endpoint's bearer token, which is never written to another."
+)
+@click.option(
+    "--timeout-s",
+    type=_POSITIVE,
+    default=600.0,
+    show_default=True,
+    help="Longest request, simulated seconds.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Say what would be measured and how long it takes; start nothing."
+)
+@CLUSTER_OPTIONS
+@option.as_json("Print the result as JSON, without a progress bar.")
+def profile(graph_file: Path | None, source: str | None, **options: Any) -> None:
+    """Measure TTFT and ITL of engine sizes, and recommend the best for prefill and for decode under targets.
+
+    Started again with the same folder, it goes on where it stopped. Times are simulated seconds where workers are simulated.
+    """
+    is_dry, as_json = options.pop("dry_run"), options.pop("as_json")
+    flags = ClusterFlags(**{name: options.pop(name) for name in CLUSTER_FLAGS})
+    graph = load_graph(graph_file) if graph_file is not None else None
+    targets = Targets(
+        options.pop("isl"), options.pop("osl"), options.pop("ttft_ms") / 1000, options.pop("itl_ms") / 1000
+    )
+    directory: Path | None = options["output_dir"]
+    _keep_config(graph_file, directory)
+    if flags.kubernetes:
+        _on_cluster(graph, targets, flags, options, source=source, is_dry=is_dry, as_json=as_json)
+        return
+    flags.refuse_unused()
+    if source is not None:
+        _refuse_with_source(options, is_dry=is_dry)
+        sizes = options["sizes"]
+        sweep = read_sweep(source, gpus=sizes[0] if sizes else None)
+        _conclude(Measured(sweep, ()), targets, graph, directory, flags, as_json=as_json)
+        return
+    if directory is None:
+        raise ConfigError("--output-dir: give a folder; finished points are kept there")
+    plan = plan_profile(ProfileConfig(targets=targets, graph=graph, **options), detect=gpus.detect)
+    if is_dry:
+        _print_plan(plan, as_json=as_json)
+        return
+    _conclude(_measured(plan, is_quiet=as_json), targets, graph, directory, flags, as_json=as_json)
+
+
+def _on_cluster(
+    graph: GraphDeployment | None,
+    targets: Targets,
+    flags: ClusterFlags,
+    options: dict[str, Any],
+    *,
+    source: str | None,
+    is_dry: bool,
+    as_json: bool,
+) -> None:
+    """Have a cluster measure the graph, and print what it recommends."""
+    if graph is None or source is not None:
+        raise ConfigError("--kubernetes: give the graph to measure with --config, without --from")
+    context = click.get_current_context()
+    for each in context.command.params:
+        name = each.name or ""
+        if name in HERE_ALONE and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"{each.opts[0]}: decides how this machine measures; leave it out with --kubernetes"
+            )
+    request = request_of(graph, targets, flags, sizes=options["sizes"] or (), max_gpus=options["max_gpus"])
+    if is_dry:
+        click.echo(yaml.safe_dump(request.to_manifest(), sort_keys=False, width=110), nl=False)
+        return
+    status = profile_on_cluster(
+        request, flags, options["output_dir"], tell=lambda text: click.echo(text, err=True)
+    )
+    if as_json:
+        click.echo(orjson.dumps(status, option=orjson.OPT_INDENT_2).decode())
+        return
+    for line in (status.get("recommendation") or {}).get("summary", ()):
+        click.echo(line)
+
+
+def _keep_config(graph_file: Path | None, directory: Path | None) -> None:
+    if graph_file is not None and directory is not None:
+        written = directory / GRAPH_FILE
+        if written.resolve() == graph_file.resolve():
+            raise ConfigError(
+                f"--output-dir {directory}: the graph that is written back would replace --config {graph_file}; give"
+                " another folder"
+            )
+
+
+def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
+    measuring = (
+        "endpoint",
+        "gpus",
+        "max_gpus",
+        "max_context",
+        "max_concurrency",
+        "kv_tokens",
+        "speed",
+        "model",
+    )
+    given = [option.flag_of(name) for name in measuring if options[name] is not None]
+    given += ["--dry-run"] if is_dry else []
+    if given:
+        raise ConfigError(f"{given[0]}: decides how to measure, and --from measures nothing; leave one out")
+    if options["sizes"] is not None and len(options["sizes"]) != 1:
+        raise ConfigError("--tp: with --from it says the size of a Dynamo engine; give one number")
+
+
+def _measured(plan: ProfilePlan, *, is_quiet: bool) -> Measured:
+    for note in plan.notes:
+        click.echo(note, err=True)
+    shown: AbstractContextManager[ProfileProgress | None] = nullcontext() if is_quiet else ProfileProgress()
+
+    async def main() -> Measured:
+        with shown as progress:
+            return await run_profile(plan, progress.show if progress is not None else lambda _: None)
+
+    return interruptible.run(main())
+
+
+def _conclude(
+    measured: Measured,
+    targets: Targets,
+    graph: GraphDeployment | None,
+    directory: Path | None,
+    flags: ClusterFlags,
+    *,
+    as_json: bool,
+) -> None:
+    """Check, recommend, write and print; exits with 1 where a target is missed, unless a ConfigMap keeps that."""
+    findings = sweep_findings(measured.sweep)
+    errors = [each for each in findings if each.severity is Severity.ERROR]
+    if errors:
+        raise ConfigError("the profile cannot be used:\n" + "\n".join(f"  {each}" for each in errors))
+    warnings = [*(str(each) for each in findings), *measured.doubts]
+    recommendation = recommend(measured.sweep, targets)
+    named = flags.config_map or (str((directory / PROFILE_FILE).resolve()) if directory is not None else "")
+    manifest = None
+    if graph is not None and directory is not None and not recommendation.misses:
+        manifest = graph_back(graph, recommendation, named)
+    paths = _written(measured.sweep, recommendation, warnings, manifest, directory)
+    if flags.config_map is not None:
+        keep_result(paths, [*recommendation.lines(), *recommendation.misses], flags)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if as_json:
+        result = plain_result(measured.sweep, recommendation, warnings)
+        files = [str(path) for path in paths]
+        click.echo(orjson.dumps({**result, "files": files}, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print_result(measured.sweep, recommendation, paths)
+    for miss in recommendation.misses:
+        click.echo(f"penstock: {miss}", err=True)
+    if recommendation.misses and flags.config_map is None:
+        sys.exit(1)
+
+
+def _written(
+    sweep: Sweep,
+    recommendation: Recommendation,
+    warnings: Sequence[str],
+    manifest: dict[str, Any] | None,
+    directory: Path | None,
+) -> list[Path]:
+    if directory is None:
+        return []
+    paths = write_result(directory, sweep, recommendation, warnings=warnings, graph=manifest)
+    if not _has_plots():
+        return paths
+    from penstock.profiler import charts  # noqa: PLC0415 - matplotlib is an extra
+
+    return [*paths, *charts.draw_all(sweep, recommendation, directory)]
+
+
+def _has_plots() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _print_result(sweep: Sweep, recommendation: Recommendation, paths: Sequence[Path]) -> None:
+    targets = recommendation.targets
+    console = Console()
+    console.print(tables.prefill_table(sweep, targets))
+    console.print(tables.decode_table(sweep, targets))
+    if not _has_plots():
+        click.echo("no plots were drawn: they need matplotlib; pip install 'penstock[plots]'", err=True)
+    for note in recommendation.notes:
+        click.echo(note, err=True)
+    for line in recommendation.lines():
+        click.echo(line)
+    for path in paths:
+        click.echo(f"wrote {path}", err=True)
+
+
+def _print_plan(plan: ProfilePlan, *, as_json: bool) -> None:
+    described = estimate.describe(plan)
+    if as_json:
+        click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2).decode())
+        return
+    for note in described["notes"]:
+        click.echo(note)
+    for engine in described["engines"]:
+        click.echo(f"{engine['name']}:")
+        if not engine["prompt_tokens"]:
+            click.echo("  lengths and batches follow from the KV cache, which the engine states once it runs")
+            continue
+        click.echo(f"  TTFT of prompts of {', '.join(map(str, engine['prompt_tokens']))} tokens")
+        for context, counts in engine["in_flight_by_context"].items():
+            click.echo(f"  ITL of {', '.join(map(str, counts))} requests of {context} tokens")
+    seconds = described["expected_s"]
+    click.echo(
+        "expected time: "
+        + (f"about {seconds} s" if seconds is not None else "unknown before real engines run")
+    )

@@ -1,0 +1,134 @@
+"""`penstock report`: pictures, one HTML page and a text summary from a load run and a planner's ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+
+from penstock.api import GraphDeployment
+from penstock.cli import option
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.api.manifests import load_graph
+from penstock.report.build import as_json, require_plots, write_report
+from penstock.report.findings import RunReport, analyse, with_graph
+from penstock.report.text import report_text
+from penstock.simulator.counterfactual import Effort, compare
+
+_NOT_SHOWN = "what other fleets would have cost is not shown: "
+
+
+@click.command()
+@click.option(
+    "--run",
+    "run_dir",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Output directory of `penstock load`.",
+)
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path),
+    help="The planner's ledger.jsonl, or its --log-dir.  [default: no planner in the report]",
+)
+@click.option(
+    "--manifest",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Graph that served the run: the same traffic is simulated on other fleets.  [default: the one that the "
+    "ledger names]",
+)
+@click.option(
+    "--counterfactual-cpu-s",
+    "cpu_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Most processor time for simulating other fleets, real seconds.",
+)
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the PNG files and report.html; made if missing.",
+)
+@click.option(
+    "--ttft-target-s",
+    type=float,
+    help="Count requests whose TTFT is above this, simulated seconds.  [default: the ledger's in mode sla, the graph's SLO, else no target]",
+)
+@click.option(
+    "--itl-target-s",
+    type=float,
+    help="Count inter-token gaps above this, simulated seconds.  [default: the ledger's in mode sla, else no target]",
+)
+@option.as_json("Print the analysis as JSON, without progress.")
+def report(**options: Any) -> None:
+    """Draw a report: replicas, signals with decisions, latencies, GPU-hours against other fleets.
+
+    All times are simulated seconds from the load run's first moment. Needs the extra `plots`.
+    """
+    require_plots()
+    output, is_json, manifest = options.pop("output"), options.pop("as_json"), options.pop("manifest")
+    effort = Effort(cpu_s=options.pop("cpu_s"))
+    found = analyse(options.pop("run_dir"), **options)
+    console = Console()
+    graph, remark = _graph_of(found, manifest)
+    if graph is not None:
+        found = with_counterfactual(found, graph, effort, Console(stderr=True, quiet=is_json))
+    found = replace(found, remarks=(*found.remarks, *remark))
+    files = write_report(found, output)
+    if is_json:
+        click.echo(orjson.dumps(as_json(found, files), option=orjson.OPT_INDENT_2).decode())
+        return
+    console.print(report_text(found))
+    console.print(f"report: {files[-1]}", soft_wrap=True)
+
+
+def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment | None, tuple[str, ...]]:
+    """Return the graph that served, else why it is not known; without a planner nobody asks.
+
+    Raises:
+        InvalidSpecError: the given manifest has problems.
+    """
+    if manifest is not None:
+        return load_graph(manifest), ()
+    if found.planner is None:
+        return None, ()
+    named = found.planner.graph_file
+    if named is None:
+        return None, (f"{_NOT_SHOWN}the ledger does not name the graph; give it with --manifest",)
+    try:
+        return load_graph(named), ()
+    except PenstockError as exc:
+        return None, (f"{_NOT_SHOWN}the ledger's graph cannot be read, give it with --manifest: {exc}",)
+
+
+def with_counterfactual(
+    found: RunReport, graph: GraphDeployment, effort: Effort, console: Console
+) -> RunReport:
+    """Return a report with service times and what other fleets would have done, or with a remark that says why not.
+
+    Args:
+        found: The run.
+        graph: That served it.
+        effort: Bound of the simulations.
+        console: Shows which fleet is being simulated, where it is a terminal.
+    """
+    found = with_graph(found, graph)
+    if not console.is_terminal:
+        console.print("simulating the same traffic on other fleets")
+    try:
+        with console.status("simulating the same traffic on other fleets") as status:
+            compared = compare(
+                found,
+                graph,
+                effort=effort,
+                on_fleet=lambda name: status.update(f"simulating the same traffic on {name}"),
+            )
+    except ConfigError as exc:
+        return replace(found, remarks=(*found.remarks, f"{_NOT_SHOWN}{exc}"))
+    return replace(found, counterfactual=compared)

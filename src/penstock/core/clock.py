@@ -1,0 +1,45 @@
+"""Simulated time: one factor, the time scale, between real seconds and simulated ones (docs/glossary.md).
+
+Every real-time process owns one `SimulatedClock`; pure code gets its ``now`` as an argument instead.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+from penstock.core.errors import ConfigError
+
+
+class SimulatedClock:
+    """Monotonic simulated seconds, ``speed`` of them to one real second.
+
+    The origin is the host's own (CLOCK_MONOTONIC), so processes of one host with the same speed agree.
+    """
+
+    __slots__ = ("speed",)
+
+    def __init__(self, speed: float = 1.0) -> None:
+        """Set the factor.
+
+        Args:
+            speed: Time scale: simulated seconds per real second, finite and > 0.
+
+        Raises:
+            ConfigError: speed is not a positive finite number.
+        """
+        if not (math.isfinite(speed) and speed > 0):
+            raise ConfigError(f"--speed: {speed!r} must be a finite number above 0; 1 is real time")
+        self.speed = speed
+
+    def now_s(self) -> float:
+        """Return simulated seconds since the host's monotonic origin."""
+        return time.monotonic() * self.speed
+
+    def to_real_s(self, simulated_s: float) -> float:
+        """Return how many real seconds pass in ``simulated_s`` simulated ones."""
+        return simulated_s / self.speed
+
+    def to_model_s(self, real_s: float) -> float:
+        """Return how many simulated seconds pass in ``real_s`` real ones."""
+        return real_s * self.speed

@@ -1,0 +1,100 @@
+"""Reads the Prometheus text format; every source and the router's scraper call `parse_samples`.
+
+Only the given names are decoded, because a planner reads thousands of pages a second
+and a vLLM page holds hundreds of series it never reads. Series come back unchanged with every page, so
+their names and labels are decoded once and remembered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from penstock.core.errors import ObservationError
+
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:\\.|[^"\\])*)"')
+_LINE = re.compile(
+    r"^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
+    rf"(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
+    r"[ \t]+(?P<value>\S+)(?:[ \t]+(?P<timestamp>-?\d+))?[ \t\r]*$"
+)
+_SERIES = re.compile(
+    rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{{(?P<labels>[ \t]*(?:{_LABEL.pattern}[ \t]*,?[ \t]*)*)\}})?"
+)
+_ESCAPE = re.compile(r"\\(.)")
+
+REMEMBERED_SERIES = 65536
+"""Chosen: series read of 200 graphs of 16 workers; about 300 bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One series of a page.
+
+    Attributes:
+        name: Metric name as written, ``_total`` and ``_bucket`` included.
+        labels: Label values by name; read-only.
+        value: As written; NaN and infinities are kept for the reader to interpret.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
+
+
+def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
+    """Return the samples of ``names`` in page order.
+
+    Args:
+        page: Text exposition format 0.0.4 (OpenMetrics' ``# EOF`` and comments are skipped).
+        names: Exact sample names to read.
+
+    Raises:
+        ObservationError: a line of such a name cannot be read; the message quotes it.
+    """
+    read = frozenset(names)
+    prefixes = tuple(read)
+    found = []
+    for line in page.split("\n"):
+        if not line.startswith(prefixes):
+            continue
+        series, _, number = line.rpartition(" ")
+        known = _series(series)
+        if known is not None:
+            if known[0] in read:
+                found.append(Sample(*known, _value(number, line)))
+            continue
+        match = _LINE.match(line)
+        if match is None:
+            if re.split(r"[{ \t]", line, maxsplit=1)[0] in read:
+                raise ObservationError(f"metrics page: cannot read line {line!r}")
+            continue
+        if match["name"] not in read:
+            continue
+        found.append(Sample(match["name"], _labels(match["labels"]), _value(match["value"], line)))
+    return found
+
+
+@lru_cache(REMEMBERED_SERIES)
+def _series(text: str) -> tuple[str, Mapping[str, str]] | None:
+    """Return name and labels of what stands before a value; None if it is more or less than a series."""
+    match = _SERIES.fullmatch(text)
+    return (match["name"], _labels(match["labels"])) if match is not None else None
+
+
+def _labels(text: str | None) -> Mapping[str, str]:
+    return MappingProxyType({key: _unescape(value) for key, value in _LABEL.findall(text or "")})
+
+
+def _value(text: str, line: str) -> float:
+    try:
+        return float(text)
+    except ValueError as exc:
+        raise ObservationError(f"metrics page: {text!r} is not a number in {line!r}") from exc

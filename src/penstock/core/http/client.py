@@ -1,0 +1,301 @@
+"""HTTP/1.1 client with keep-alive pools, for router, planner, load generator and workers.
+
+Requests are never repeated, with one exception: a kept-alive connection that the peer had closed, on
+which an idempotent request was tried, is replaced once. Everything that sockets and the parser raise is
+mapped to ``penstock.core.errors`` here or in ``client_connection``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from penstock.core.errors import (
+    ConfigError,
+    PenstockError,
+    SaturatedError,
+    StreamBroken,
+    UpstreamConnectError,
+    UpstreamTimeout,
+)
+from penstock.core.logs import get_logger
+from penstock.core.http.client_connection import ClientConnection, StaleConnection
+from penstock.core.http.limits import PoolLimits, Timeouts
+from penstock.core.http.messages import Headers, encode_headers
+from penstock.core.http.streaming import StreamingResponse
+
+__all__ = ["ConnectionPool", "PoolLimits", "Response", "StreamingResponse", "Timeouts"]
+
+log = get_logger(__name__)
+
+# RFC 9110 9.2.2.
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+_BODYLESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "DELETE"})
+_SWEEP_MAX_S = 1.0
+_SWEEP_MIN_S = 0.02
+# What this host lacks is no fault of the peer.
+_EXHAUSTED = {
+    errno.EMFILE: "raise the process's limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the host's limit of open files (fs.file-max)",
+}
+_CLOSED = "the connection pool is closed: no request can be sent"
+
+Origin = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response; header names are lower-case."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    origin: Origin
+    path: bytes
+    host: bytes
+
+
+class ConnectionPool:
+    """Keep-alive connections by origin; used from one event loop."""
+
+    def __init__(self, *, limits: PoolLimits = PoolLimits()) -> None:  # noqa: B008 - frozen
+        self._limits = limits
+        self._idle: dict[Origin, list[ClientConnection]] = {}
+        self._open: set[ClientConnection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_sweep_s = float("inf")
+        self._sweep_period_s = _SWEEP_MAX_S
+        self._closed = False
+        self._all_gone = asyncio.Event()
+
+    @property
+    def connections(self) -> int:
+        """Open connections, idle ones and attempts under way included."""
+        return len(self._open)
+
+    @property
+    def idle_connections(self) -> int:
+        """Kept-alive connections without a request."""
+        return sum(map(len, self._idle.values()))
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes = b"",
+        headers: Headers = (),
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    ) -> Response:
+        """Return the whole response, whatever its status.
+
+        Raises:
+            UpstreamConnectError: no connection; the request was not sent.
+            UpstreamTimeout: with its phase.
+            StreamBroken: the connection ended early, carried garbage, or the body exceeds the bound.
+            SaturatedError: ``max_connections`` are open, or this host has no file left for one.
+            ConfigError: the URL is not a plain http URL.
+        """
+        stream = await self.stream(method, url, body=body, headers=headers, timeouts=timeouts)
+        content = await stream.read(limit_bytes=self._limits.max_body_bytes)
+        return Response(stream.status, stream.headers, content)
+
+    async def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes = b"",
+        headers: Headers = (),
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
+    ) -> StreamingResponse:
+        """Return the response as soon as its head has arrived; raises as ``request`` does."""
+        target = parse_http_url(url)
+        head = _request_head(method, target, body, headers)
+        loop = asyncio.get_running_loop()
+        deadline_s = None if timeouts.total_s is None else loop.time() + timeouts.total_s
+        connection = self._take_idle(target.origin) or await self._connect(target.origin, timeouts, loop)
+        self._sweep_within(timeouts.shortest_s(), loop)
+        try:
+            return await connection.exchange(method, head, body, timeouts, deadline_s)
+        except StaleConnection as exc:
+            if exc.sent and method not in _IDEMPOTENT:
+                raise _stale_error(connection) from exc
+        connection = await self._connect(target.origin, timeouts, loop)
+        try:
+            return await connection.exchange(method, head, body, timeouts, deadline_s)
+        except StaleConnection as exc:
+            raise _stale_error(connection) from exc
+
+    async def close(self) -> None:
+        """Close idle connections and break those in use; return within ``PoolLimits.close_s``."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in tuple(self._open):
+            connection.cut("the connection pool was closed")
+        if not self._open:
+            return
+        self._all_gone.clear()
+        try:
+            await asyncio.wait_for(self._all_gone.wait(), self._limits.close_s)
+        except TimeoutError:
+            log.warning(
+                "connections given up at close", connections=len(self._open), after_s=self._limits.close_s
+            )
+            self._open.clear()
+            self._idle.clear()
+
+    def cut(self, url: str, reason: str) -> None:
+        """Break every exchange with a URL's host and port, as if that process had died.
+
+        Raises:
+            ConfigError: the URL is not a plain http URL.
+        """
+        origin = parse_http_url(url).origin
+        for connection in tuple(self._open):
+            if connection.origin == origin and connection.busy:
+                connection.cut(reason)
+
+    # ------------------------------------------------------------------ called by connections
+
+    def connection_free(self, connection: ClientConnection) -> None:
+        """Keep a connection for the next request."""
+        idle = self._idle.setdefault(connection.origin, [])
+        if self._closed or len(idle) >= self._limits.max_idle_per_origin:
+            connection.close()
+            return
+        connection.reused = True
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        idle.append(connection)
+
+    def connection_gone(self, connection: ClientConnection) -> None:
+        """Forget a closed connection."""
+        self._open.discard(connection)
+        if not self._open:
+            self._all_gone.set()
+        idle = self._idle.get(connection.origin)
+        if idle and connection in idle:
+            idle.remove(connection)
+        if not idle:
+            self._idle.pop(connection.origin, None)
+
+    # ------------------------------------------------------------------ connections
+
+    def _take_idle(self, origin: Origin) -> ClientConnection | None:
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    async def _connect(
+        self, origin: Origin, timeouts: Timeouts, loop: asyncio.AbstractEventLoop
+    ) -> ClientConnection:
+        """Open a connection; however the attempt ends, the pool counts it no longer than it lives."""
+        if self._closed:
+            raise UpstreamConnectError(_CLOSED)
+        bound = self._limits.max_connections
+        if len(self._open) >= bound:
+            raise SaturatedError(f"max_connections={bound} upstream connections are open: retry later")
+        connect_s = min((t for t in (timeouts.connect_s, timeouts.total_s) if t is not None), default=None)
+        connection = ClientConnection(self, origin, loop)
+        self._open.add(connection)
+        try:
+            async with asyncio.timeout(connect_s):
+                await loop.create_connection(lambda: connection, origin[0], origin[1])
+        except BaseException as exc:
+            # An attempt that is cut short behind `connection_made` gets no `connection_lost` from uvloop.
+            connection.discard()
+            if isinstance(exc, OSError):
+                raise _connect_error(exc, origin, connect_s) from exc
+            raise
+        if self._closed:
+            connection.discard()
+            raise UpstreamConnectError(_CLOSED)
+        return connection
+
+    # ------------------------------------------------------------------ one timer for all limits
+
+    def _sweep_within(self, limit_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        period_s = min(_SWEEP_MAX_S, max(_SWEEP_MIN_S, limit_s / 8))
+        if self._timer is not None and period_s >= self._sweep_period_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._sweep_period_s = period_s
+        self._timer = loop.call_later(period_s, self._sweep, loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        shortest_s = _SWEEP_MAX_S * 8
+        for connection in tuple(self._open):
+            connection.sweep(now_s)
+            if connection.busy:
+                shortest_s = min(shortest_s, connection.shortest_limit_s)
+        keep_s = self._limits.keep_alive_s
+        for idle in tuple(self._idle.values()):
+            for connection in tuple(idle):
+                if now_s - connection.idle_since_s < keep_s:
+                    break  # the list is ordered: the newest are last
+                connection.close()
+                idle.remove(connection)
+        self._timer = None
+        if self._open and not self._closed:
+            self._sweep_period_s = _SWEEP_MAX_S
+            self._sweep_within(min(shortest_s, keep_s), loop)
+
+
+@lru_cache(maxsize=4096)
+def parse_http_url(url: str) -> _Target:
+    """Split a plain http URL.
+
+    Raises:
+        ConfigError: another scheme, no host, a bad port, or characters that cannot be sent.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError as exc:
+        raise ConfigError(f"url {url!r}: {exc}; write http://host:port/path") from exc
+    if parts.scheme != "http" or not host:
+        raise ConfigError(f"url {url!r}: only plain http is spoken; write http://host:port/path")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if any(c <= " " or c > "~" for c in path):
+        raise ConfigError(f"url {url!r}: spaces and non-ASCII characters must be percent-encoded")
+    return _Target((host, port), path.encode(), parts.netloc.rpartition("@")[2].encode())
+
+
+def _request_head(method: str, target: _Target, body: bytes, headers: Headers) -> bytes:
+    lines = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target.path, target.host)
+    if body or method not in _BODYLESS:
+        lines += b"content-length: %d\r\n" % len(body)
+    return lines + encode_headers(headers) + b"\r\n"
+
+
+def _stale_error(connection: ClientConnection) -> StreamBroken:
+    return StreamBroken(f"{connection.name} closed the kept-alive connection before it answered")
+
+
+def _connect_error(exc: OSError, origin: Origin, connect_s: float | None) -> PenstockError:
+    """Map what connecting raises: the one place that knows sockets' errors."""
+    name = f"{origin[0]}:{origin[1]}"
+    if exc.errno in _EXHAUSTED:
+        return SaturatedError(f"cannot open a connection to {name}: {exc}; {_EXHAUSTED[exc.errno]}")
+    if isinstance(exc, TimeoutError) and exc.errno is None:
+        return UpstreamTimeout(f"{name} did not accept within connect limit {connect_s} s", phase="connect")
+    if isinstance(exc, socket.gaierror):
+        return UpstreamConnectError(f"host {origin[0]!r} does not resolve: {exc}")
+    if isinstance(exc, ConnectionRefusedError):
+        return UpstreamConnectError(f"{name} refused the connection: nothing listens there", is_refused=True)
+    return UpstreamConnectError(f"cannot connect to {name}: {exc}")

@@ -1,0 +1,412 @@
+"""One connection to an upstream and the response that streams over it.
+
+Used by ``client``. Nothing here starts a task or a timer: the pool's one sweep applies the time limits,
+and a response can be relayed by callbacks alone (``StreamingResponse.set_sink``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol, cast
+
+import httptools
+
+from penstock.core.errors import StreamBroken, UpstreamError, UpstreamTimeout
+from penstock.core.http.chunks import SIZE_LINES, UNKNOWN, next_chunk_at
+from penstock.core.http.limits import Timeouts
+from penstock.core.http.streaming import StreamingResponse
+
+# Chosen: a worker's whole response head is a few hundred bytes; a peer that sends more is not a worker.
+_MAX_HEAD_BYTES = 64 * 1024
+# Chosen: Envoy allows 100; it keeps joining repeated ones cheap.
+_MAX_FIELDS = 256
+# Chosen: a chunk of one byte has 5 bytes of framing, or 12 with leading zeros. What exceeds this multiple of the
+# body (chunk sizes, extensions, trailers) is bounded as a head is.
+_FRAMING_PER_BODY = 12
+# RFC 9110 15. No request of this client asks to switch protocols.
+_MIN_STATUS, _FIRST_FINAL_STATUS, _MAX_STATUS, _SWITCHING = 100, 200, 599, 101
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class StaleConnection(Exception):  # noqa: N818 - never leaves the client
+    """A connection was closed by the peer before it answered a byte.
+
+    Attributes:
+        sent: The request had been handed to the kernel.
+    """
+
+    def __init__(self, *, sent: bool) -> None:
+        self.sent = sent
+        super().__init__(sent)
+
+
+class PoolSide(Protocol):
+    """What a connection needs from its pool."""
+
+    def connection_free(self, connection: ClientConnection) -> None:
+        """Keep the connection for the next request."""
+
+    def connection_gone(self, connection: ClientConnection) -> None:
+        """Forget the connection."""
+
+
+class _ParserTarget:
+    """What the parser calls; ``on_body`` is a list's append, so that a chunk costs no Python frame."""
+
+    __slots__ = ("on_body", "on_header", "on_headers_complete", "on_message_begin", "on_message_complete")
+
+    def __init__(self, connection: ClientConnection, parts: list[bytes]) -> None:
+        self.on_message_begin = connection.on_message_begin
+        self.on_header = connection.on_header
+        self.on_headers_complete = connection.on_headers_complete
+        self.on_body = parts.append
+        self.on_message_complete = connection.on_message_complete
+
+
+class ClientConnection(asyncio.Protocol):
+    """Protocol of one upstream socket; carries one exchange at a time."""
+
+    __slots__ = (
+        "_body_bytes",
+        "_chunked",
+        "_complete",
+        "_discarded",
+        "_fields",
+        "_framing_bytes",
+        "_head_bytes",
+        "_head_done",
+        "_headers",
+        "_informational",
+        "_keep",
+        "_loop",
+        "_method",
+        "_next_chunk_at",
+        "_parser",
+        "_parts",
+        "_pool",
+        "_reading_paused",
+        "_response",
+        "_sent_s",
+        "_started",
+        "_timeouts",
+        "_total_deadline_s",
+        "_touched_s",
+        "_transport",
+        "_until_close",
+        "idle_since_s",
+        "origin",
+        "reused",
+    )
+
+    def __init__(self, pool: PoolSide, origin: tuple[str, int], loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._parts: list[bytes] = []
+        self._parser: Any = None
+        self._response: StreamingResponse | None = None
+        self._started: asyncio.Future[StreamingResponse] | None = None
+        self._timeouts = Timeouts()
+        self._total_deadline_s: float | None = None
+        self._sent_s = 0.0
+        self._touched_s = 0.0
+        self._reading_paused = False
+        self._method = ""
+        self._discarded = False
+        self._reset()
+        self.origin = origin
+        self.reused = False
+        self.idle_since_s = 0.0
+
+    def _reset(self) -> None:
+        self._headers: dict[bytes, bytes] = {}
+        self._fields = 0
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._framing_bytes = 0
+        self._head_done = False
+        self._informational = False
+        self._until_close = False
+        self._chunked = False
+        self._next_chunk_at = UNKNOWN
+        self._complete = False
+        self._keep = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request may be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an exchange is under way."""
+        return self._response is not None
+
+    @property
+    def shortest_limit_s(self) -> float:
+        """The shortest limit of the exchange under way."""
+        return self._timeouts.shortest_s()
+
+    @property
+    def name(self) -> str:
+        """``host:port`` of the upstream, for messages."""
+        return f"{self.origin[0]}:{self.origin[1]}"
+
+    async def exchange(
+        self, method: str, head: bytes, body: bytes, timeouts: Timeouts, total_deadline_s: float | None
+    ) -> StreamingResponse:
+        """Send a request and return its response as soon as the head has arrived.
+
+        Raises:
+            StaleConnection: the peer had closed this kept-alive connection, or closed it without answering a byte.
+            StreamBroken: the connection broke or carried garbage before the head was complete.
+            UpstreamTimeout: phase ``first_byte`` or ``total``.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise StaleConnection(sent=False)
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(_ParserTarget(self, self._parts))
+        self._reset()
+        self._method = method
+        self._timeouts, self._total_deadline_s = timeouts, total_deadline_s
+        response = self._response = StreamingResponse(self)
+        started: asyncio.Future[StreamingResponse] = self._loop.create_future()
+        self._started = started
+        self._sent_s = self._touched_s = self._loop.time()
+        transport.write(head + body if body else head)
+        try:
+            return await started
+        except asyncio.CancelledError:
+            # A whole response may have come meanwhile; the connection belongs to the next request then.
+            response.abort()
+            raise
+
+    def pause_reading(self) -> None:
+        """Stop reading; the idle limit rests."""
+        if self._transport is not None and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again; silence counts from now."""
+        if self._reading_paused:
+            self._reading_paused = False
+            self._touched_s = self._loop.time()
+            if self._transport is not None:
+                self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close the socket; the exchange under way hears nothing."""
+        self._response = None
+        self._started = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def discard(self) -> None:
+        """Give up an attempt to connect, whether or not the transport ever calls back."""
+        self._discarded = True
+        if self._transport is not None:
+            self._transport.abort()
+        self._pool.connection_gone(self)
+
+    def cut(self, reason: str) -> None:
+        """Break the exchange under way, if any, and close the socket."""
+        self._break(f"{self.name}: {reason}", None)
+
+    def close(self) -> None:
+        """Close an idle connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def sweep(self, now_s: float) -> None:
+        """Apply the time limits of the exchange under way."""
+        if self._response is None:
+            return
+        limits = self._timeouts
+        if self._total_deadline_s is not None and now_s >= self._total_deadline_s:
+            self._time_out("total", limits.total_s)
+        elif not self._head_done:
+            if limits.first_byte_s is not None and now_s - self._sent_s >= limits.first_byte_s:
+                self._time_out("first_byte", limits.first_byte_s)
+        elif (
+            limits.idle_s is not None
+            and not self._reading_paused
+            and now_s - self._touched_s >= limits.idle_s
+        ):
+            self._time_out("idle", limits.idle_s)
+
+    # ------------------------------------------------------------------ asyncio callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport; asyncio and uvloop set TCP_NODELAY on it."""
+        # uvloop's transport is one by its methods, not by inheritance.
+        self._transport = cast("asyncio.Transport", transport)
+        if self._discarded:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and deliver all body bytes of this read at once."""
+        response = self._response
+        if response is None:
+            # Bytes that nobody asked for: the next response could not be told from them.
+            if self._transport is not None:
+                self._transport.abort()
+            return
+        self._touched_s = self._loop.time()
+        length = len(data)
+        if (
+            self._next_chunk_at == 0
+            and response.on_chunk is not None
+            and length < len(SIZE_LINES)
+            and data.startswith(SIZE_LINES[length])
+            and data.endswith(b"\r\n")
+        ):
+            # Exactly one chunk: the parser would be in the same state behind it, so it need not see it.
+            response.on_chunk(data, data[len(SIZE_LINES[length]) : -2])
+            return
+        in_head = not self._head_done
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            cause = exc.__context__ if isinstance(exc, httptools.HttpParserCallbackError) else exc
+            self._break(f"{self.name} sent what is not a valid HTTP response: {cause}", exc)
+            return
+        if in_head:
+            self._account_head(data)
+        elif self._next_chunk_at != UNKNOWN:
+            self._next_chunk_at = next_chunk_at(data, self._next_chunk_at)
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        if self._chunked and not in_head and not self._account_framing(len(data), len(body)):
+            return
+        if body:
+            response.deliver(body)
+        if self._complete and self._response is response:
+            self._finish(response)
+
+    def _account_head(self, data: bytes) -> None:
+        """Bound the head, and find out where the first chunk behind this read begins."""
+        is_whole = self._head_bytes == 0 and _END_OF_HEAD in data
+        self._head_bytes += len(data)
+        if not self._head_done:
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._break(f"{self.name} sent a response head of over {_MAX_HEAD_BYTES} bytes", None)
+        elif self._chunked and is_whole:
+            # With an informational response before it this is not the end of the head, but no size line either.
+            self._next_chunk_at = next_chunk_at(data, data.index(_END_OF_HEAD) + len(_END_OF_HEAD))
+
+    def _account_framing(self, read_bytes: int, body_bytes: int) -> bool:
+        """Bound what a chunked response carries besides its body; return whether it may go on."""
+        self._body_bytes += body_bytes
+        self._framing_bytes += read_bytes - body_bytes
+        if self._framing_bytes <= _MAX_HEAD_BYTES + _FRAMING_PER_BODY * self._body_bytes:
+            return True
+        self._break(f"{self.name} sent chunk extensions or trailers of over {_MAX_HEAD_BYTES} bytes", None)
+        return False
+
+    def eof_received(self) -> bool:
+        """Let the transport close; ``connection_lost`` decides what it means."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a response that is delimited by close; anything else under way is broken."""
+        response, self._transport = self._response, None
+        self._parser = None  # it refers back to this object
+        self._pool.connection_gone(self)
+        if response is None:
+            return
+        if exc is None and self._until_close and self._head_done:
+            self._response = None
+            response.finish()
+        elif self.reused and not self._head_bytes and not self._head_done and self._started is not None:
+            started, self._started, self._response = self._started, None, None
+            if not started.done():
+                started.set_exception(StaleConnection(sent=True))
+        else:
+            where = "inside its response" if self._head_done else "before it answered"
+            self._break(f"{self.name} closed the connection {where}", exc)
+
+    # ------------------------------------------------------------------ parser callbacks
+
+    def on_message_begin(self) -> None:
+        """Refuse a second response to one request."""
+        if self._complete:
+            raise StreamBroken("more than one response to one request")
+        self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect one header; trailers are ignored."""
+        if not self._head_done:
+            self._fields += 1
+            if self._fields > _MAX_FIELDS:
+                raise StreamBroken(f"over {_MAX_FIELDS} header fields")
+            name = name.lower()
+            headers = self._headers
+            headers[name] = headers[name] + b", " + value if name in headers else value
+
+    def on_headers_complete(self) -> None:
+        """Hand the response over to whoever waits for it."""
+        status = self._parser.get_status_code()
+        if not _MIN_STATUS <= status <= _MAX_STATUS or status == _SWITCHING:
+            raise StreamBroken(f"status {status} cannot answer this request")
+        self._informational = status < _FIRST_FINAL_STATUS
+        if self._informational:
+            return
+        response, headers = self._response, self._headers
+        self._head_done = True
+        if response is None:
+            return
+        response.status, response.headers = status, headers
+        bodyless = self._method == "HEAD" or status in {204, 304}
+        self._chunked = headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
+        self._until_close = not bodyless and not self._chunked and b"content-length" not in headers
+        started, self._started = self._started, None
+        if started is not None and not started.done():
+            started.set_result(response)
+        if self._method == "HEAD":
+            # The parser would wait for the body that content-length announces.
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
+            self._parser = None
+
+    def on_message_complete(self) -> None:
+        """Note the end; it is acted on when the bytes of this read have been delivered."""
+        if not self._informational and self._parser is not None:
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
+
+    # ------------------------------------------------------------------ ends
+
+    def _finish(self, response: StreamingResponse) -> None:
+        self._response = None
+        transport = self._transport
+        # A request that is still being sent, or a body delimited by close, leaves the connection unusable.
+        if self._keep and transport is not None and not transport.get_write_buffer_size():
+            self.resume_reading()
+            self._pool.connection_free(self)
+        elif transport is not None:
+            transport.close()
+        response.finish()
+
+    def _time_out(self, phase: str, bound_s: float | None) -> None:
+        what = {"first_byte": "did not answer", "idle": "fell silent", "total": "took longer than allowed"}[
+            phase
+        ]
+        self._fail(UpstreamTimeout(f"{self.name} {what} ({phase} limit {bound_s} s)", phase=phase))
+
+    def _break(self, message: str, cause: BaseException | None) -> None:
+        error = StreamBroken(message)
+        error.__cause__ = cause
+        self._fail(error)
+
+    def _fail(self, error: UpstreamError) -> None:
+        response, started = self._response, self._started
+        self._response = self._started = None
+        if self._transport is not None:
+            self._transport.abort()
+        if started is not None and not started.done():
+            started.set_exception(error)
+        elif response is not None:
+            response.fail(error)

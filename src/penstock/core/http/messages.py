@@ -1,0 +1,354 @@
+"""One HTTP request as a handler sees it, and the object that writes its response.
+
+The connection (``server_connection``) creates both; handlers only read the one and write the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Protocol
+from urllib.parse import parse_qsl, unquote
+
+import httptools
+
+from penstock.core.errors import ClientDisconnected
+from penstock.core.http.problem import EVENT_STREAM, JSON
+
+Headers = Sequence[tuple[bytes, bytes]]
+Callback = Callable[[], None]
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_BODYLESS = frozenset({204, 304})
+
+# How body bytes leave, by the state of the response.
+_NOT_STARTED, _CHUNKED, _UNTIL_CLOSE, _MUTE, _OVER = range(5)
+
+
+class Request:
+    """A parsed request.
+
+    Attributes:
+        method: Upper-case method.
+        target: Request target as sent, for example ``b"/v1/models?a=b"``.
+        path: Decoded path without the query.
+        query: Decoded query parameters; of a repeated one, the last.
+        headers: Lower-case names; repeated headers are joined by ``", "``.
+        body: Whole body, framing removed; at most ``ServerLimits.max_body_bytes``.
+        peer: ``host:port`` of the client.
+        keep_alive: Whether the client wants the connection kept.
+        http_1_0: Whether the client speaks HTTP/1.0 and knows no chunks.
+    """
+
+    __slots__ = ("body", "headers", "http_1_0", "keep_alive", "method", "path", "peer", "query", "target")
+
+    def __init__(self, method: str, target: bytes, headers: dict[bytes, bytes], *, peer: str) -> None:
+        """Take the head of a request.
+
+        Raises:
+            ValueError: the target is neither a path, a URL, nor ``*``.
+        """
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.peer = peer
+        self.body = b""
+        self.keep_alive = True
+        self.http_1_0 = False
+        self.path, self.query = _split(target)
+
+
+def _split(target: bytes) -> tuple[str, dict[str, str]]:
+    if target == b"*" or (
+        target[:1] == b"/" and b"?" not in target and b"%" not in target and b"#" not in target
+    ):
+        return target.decode("latin-1"), {}
+    try:
+        url = httptools.parse_url(target)
+    except httptools.HttpParserError as exc:
+        raise ValueError(str(exc)) from exc
+    if url.userinfo is not None:
+        raise ValueError("user information in a URL")
+    query = (url.query or b"").decode("latin-1")
+    path = unquote((url.path or b"/").decode("latin-1"))
+    return path, dict(parse_qsl(query, keep_blank_values=True)) if query else {}
+
+
+class ResponseOwner(Protocol):
+    """What a responder needs from its connection."""
+
+    def response_head(self) -> bytes:
+        """Return headers that every response of this server carries now."""
+
+    def response_over(self, responder: Responder) -> None:
+        """Take note that the response is complete; the next request may start."""
+
+
+class Responder:
+    """Writes one response: either ``send`` once, or ``start``, ``write``..., ``end``.
+
+    After the client is gone every write is dropped; ``disconnected`` and ``on_disconnect`` tell, and
+    ``drain`` raises. Callbacks run on the event loop, in the order of the events.
+
+    Attributes:
+        started: The head has been sent.
+        closed: Nothing more can be written: the response is complete or the client is gone.
+        disconnected: The client went away before the response was complete.
+        status: Status sent, or 0.
+    """
+
+    __slots__ = (
+        "_head_only",
+        "_http_1_0",
+        "_mode",
+        "_on_disconnect",
+        "_on_pause",
+        "_on_resume",
+        "_owner",
+        "_paused",
+        "_transport",
+        "_waiters",
+        "disconnected",
+        "keep_alive",
+        "status",
+    )
+
+    def __init__(self, owner: ResponseOwner, transport: asyncio.Transport, request: Request) -> None:
+        self._owner: ResponseOwner | None = owner
+        self._transport = transport
+        self._head_only = request.method == "HEAD"
+        self._http_1_0 = request.http_1_0
+        self._mode = _NOT_STARTED
+        self._paused = False
+        self._on_disconnect: list[Callback] = []
+        self._on_pause: Callback | None = None
+        self._on_resume: Callback | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self.keep_alive = request.keep_alive
+        self.disconnected = False
+        self.status = 0
+
+    @property
+    def started(self) -> bool:
+        """Whether the head has been sent."""
+        return self.status != 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be written."""
+        return self._mode == _OVER
+
+    def send(
+        self,
+        status: int,
+        body: bytes,
+        *,
+        content_type: str = JSON,
+        headers: Headers = (),
+    ) -> None:
+        """Send a whole response in one write.
+
+        Raises:
+            RuntimeError: the response was started already.
+            ValueError: a header carries a line break.
+        """
+        if not self._may_start():
+            return
+        if status in _BODYLESS:
+            head = self._head(status, None, headers, b"")
+            body = b""
+        else:
+            head = self._head(status, content_type, headers, b"content-length: %d\r\n" % len(body))
+        self._transport.write(head if self._head_only else head + body)
+        self._finish()
+
+    def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:
+        """Send the head of a response whose length is not known: chunked, or until close for HTTP/1.0.
+
+        Raises:
+            RuntimeError: the response was started already.
+            ValueError: a header carries a line break.
+        """
+        if not self._may_start():
+            return
+        if self._http_1_0:
+            self.keep_alive = False
+            head, mode = self._head(status, content_type, headers, b""), _UNTIL_CLOSE
+        else:
+            framing = b"transfer-encoding: chunked\r\n"
+            head, mode = self._head(status, content_type, headers, framing), _CHUNKED
+        self._mode = _MUTE if self._head_only else mode
+        self._transport.write(head)
+
+    def write(self, data: bytes) -> None:
+        """Send body bytes as one chunk, in one transport write; nothing when ``data`` is empty.
+
+        Raises:
+            RuntimeError: ``start`` was not called.
+        """
+        if self._mode == _CHUNKED:
+            if data:
+                self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif self._mode == _UNTIL_CLOSE:
+            self._transport.write(data)
+        elif self._mode == _NOT_STARTED:
+            raise RuntimeError("Responder.write before Responder.start: call start(status) first")
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether the response is one of chunks, so that ``write_framed`` may be used."""
+        return self._mode == _CHUNKED
+
+    def write_framed(self, chunk: bytes) -> None:
+        """Send one whole chunk that carries its framing already; dropped unless ``takes_chunks``."""
+        if self._mode == _CHUNKED:
+            self._transport.write(chunk)
+
+    def end(self) -> None:
+        """Complete a started response; does nothing when it is complete or the client is gone."""
+        if self._mode == _OVER:
+            return
+        if self._mode == _NOT_STARTED:
+            raise RuntimeError("Responder.end before Responder.start: call start(status) or send(...) first")
+        if self._mode == _CHUNKED:
+            self._transport.write(b"0\r\n\r\n")
+        self._finish()
+
+    def break_off(self) -> None:
+        """Close behind what was written, without the body's end: the client sees that it is incomplete.
+
+        So it does not keep the connection either, whose end the head could not announce.
+        """
+        self.keep_alive = False
+        if self._mode != _OVER:
+            self._finish()
+
+    def abort(self) -> None:
+        """Cut the connection off, with what was written but not sent yet."""
+        if self._mode != _OVER:
+            self._transport.abort()
+
+    async def drain(self) -> None:
+        """Return when the bytes waiting for the client are below the low-water mark.
+
+        Raises:
+            ClientDisconnected: the client is gone.
+        """
+        if self.disconnected:
+            raise ClientDisconnected("the client closed the connection before the response was complete")
+        if not self._paused:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def on_disconnect(self, callback: Callback) -> None:
+        """Call back once if the client goes away before the response is complete (at once if it has)."""
+        if self.disconnected:
+            callback()
+        elif self._mode != _OVER:
+            self._on_disconnect.append(callback)
+
+    def on_pause(self, callback: Callback) -> None:
+        """Call back whenever the client's buffer passes the high-water mark (at once if it has)."""
+        self._on_pause = callback
+        if self._paused:
+            callback()
+
+    def on_resume(self, callback: Callback) -> None:
+        """Call back whenever the client's buffer falls below the low-water mark again."""
+        self._on_resume = callback
+
+    def writing_paused(self) -> None:
+        """Take the connection's word that its buffer is above the high-water mark."""
+        self._paused = True
+        if self._on_pause is not None:
+            self._on_pause()
+
+    def writing_resumed(self) -> None:
+        """Take the connection's word that its buffer is below the low-water mark."""
+        self._paused = False
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._on_resume is not None:
+            self._on_resume()
+
+    def connection_lost(self) -> None:
+        """Take the connection's word that the client is gone."""
+        if self._mode == _OVER:
+            return
+        self.disconnected = True
+        callbacks, waiters = self._on_disconnect, self._waiters
+        self._release()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(
+                    ClientDisconnected("the client closed the connection before the response was complete")
+                )
+        for callback in callbacks:
+            callback()
+
+    def _may_start(self) -> bool:
+        if self.disconnected:
+            return False
+        if self._mode != _NOT_STARTED:
+            raise RuntimeError(f"response already started with status {self.status}: send only one")
+        return True
+
+    def _head(self, status: int, content_type: str | None, headers: Headers, framing: bytes) -> bytes:
+        owner = self._owner
+        parts = [
+            _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
+            owner.response_head() if owner is not None else b"",
+            framing,
+        ]
+        if content_type is not None:
+            parts.append(b"content-type: " + content_type.encode("latin-1") + b"\r\n")
+        if headers:
+            parts.append(encode_headers(headers))
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        elif self._http_1_0:
+            parts.append(b"connection: keep-alive\r\n")
+        parts.append(b"\r\n")
+        self.status = status
+        return b"".join(parts)
+
+    def _finish(self) -> None:
+        owner = self._owner
+        waiters = self._waiters
+        self._release()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if owner is not None:
+            owner.response_over(self)
+
+    def _release(self) -> None:
+        # Callbacks and waiters hold handlers' frames; dropping them here frees a request at once
+        # instead of at the next cyclic collection.
+        self._mode = _OVER
+        self._owner = None
+        self._on_disconnect = []
+        self._waiters = []
+        self._on_pause = self._on_resume = None
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """Return ``name: value`` lines.
+
+    Raises:
+        ValueError: a name or value carries a line break or NUL, which would split the message.
+    """
+    lines = b"".join([b"%b: %b\r\n" % each for each in headers])
+    count = len(headers)
+    if lines.count(b"\r") != count or lines.count(b"\n") != count or b"\0" in lines:
+        for name, value in headers:
+            if any(each in name + value for each in (b"\r", b"\n", b"\0")):
+                raise ValueError(
+                    f"header {name!r}: value {value!r} must not carry CR, LF or NUL; remove them"
+                )
+    return lines

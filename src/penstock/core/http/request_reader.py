@@ -1,0 +1,311 @@
+"""Bytes in, whole requests out: parses and bounds what one client sends. No socket, no clock.
+
+Used by ``server_connection``. Every bound is on what the client has sent, so that a client can make the
+server hold or do only a small multiple of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn
+
+import httptools
+
+from penstock.core.http.limits import ServerLimits
+from penstock.core.http.messages import Request
+
+# Chosen: Envoy allows 100; no client sends more than a few dozen. It keeps joining repeated ones cheap.
+_MAX_FIELDS = 256
+# Chosen: a chunk of 20 bytes has 6 bytes of framing. What exceeds this part of the body is bounded as a head is.
+_FRAMING_DIVISOR = 4
+# RFC 3986 3.2.2 and 3.2.3: host and port, without user information. No comma: it joins the values of two fields.
+_HOST = re.compile(
+    rb"[ \t]*(?:\[[0-9A-Za-z:.]+\]|(?:[0-9A-Za-z._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?[ \t]*"
+)
+
+
+class ReaderPhase(Enum):
+    """Which part of a request the next byte belongs to."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that no handler sees."""
+
+    status: int
+    code: str
+    message: str
+
+
+class _Refused(Exception):  # noqa: N818 - stops the parser; never leaves this module
+    """Raised inside a parser callback."""
+
+
+class RequestReader:
+    """Reads the requests of one connection, one behind the other.
+
+    Attributes:
+        phase: Where the parser stands.
+        begun: Requests begun so far; it changes where a new one has.
+    """
+
+    __slots__ = (
+        "_body",
+        "_fields",
+        "_first_piece",
+        "_framing_bytes",
+        "_head_bytes",
+        "_headers",
+        "_hold",
+        "_limits",
+        "_on_expect",
+        "_on_request",
+        "_parser",
+        "_part_bytes",
+        "_peer",
+        "_refusal",
+        "_request",
+        "_url",
+        "_wants_body",
+        "begun",
+        "phase",
+    )
+
+    def __init__(
+        self,
+        limits: ServerLimits,
+        *,
+        peer: str,
+        on_request: Callable[[Request], None],
+        on_expect: Callable[[], None],
+        wants_body: Callable[[Request], bool],
+        hold: Callable[[int], bool],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            limits: Bounds of head and body.
+            peer: ``host:port`` of the client, for its requests.
+            on_request: Takes each whole request.
+            on_expect: Called when a client waits for ``100 Continue`` before it sends its body.
+            wants_body: Whether a request's body is to be read; else its head is all that is read of it.
+            hold: Counts bytes of bodies, those of all connections; returns whether there is room for them.
+        """
+        self._limits = limits
+        self._peer = peer
+        self._on_request = on_request
+        self._on_expect = on_expect
+        self._wants_body = wants_body
+        self._hold = hold
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._refusal: Refusal | Request | None = None
+        self.phase = ReaderPhase.IDLE
+        self.begun = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._request: Request | None = None
+        self._fields = 0
+        self._head_bytes = 0
+        self._first_piece: bytes | None = None
+        self._body: bytearray | None = None
+        self._part_bytes = 0  # of target and header fields, then of the body
+        self._framing_bytes = 0
+
+    def close(self) -> None:
+        """Drop the parser, which refers back to this object, so that a partial body is freed at once."""
+        self._parser = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held of a body that has not arrived whole."""
+        return self._part_bytes if self.phase is ReaderPhase.BODY else 0
+
+    def feed(self, data: bytes | memoryview) -> Refusal | Request | None:
+        """Parse what came; requests that it completes go to ``on_request``.
+
+        Returns:
+            Why the client is not read any further, or a request that is to be answered from its head; None if it is.
+        """
+        begun, phase, body_bytes = self.begun, self.phase, self._part_bytes
+        try:
+            self._parse(data)
+        except _Refused:
+            return self._refusal
+        except httptools.HttpParserError as exc:
+            return self._refusal or Refusal(400, "malformed_request", f"not valid HTTP/1.1: {exc}")
+        # A read in which a part begins or ends holds others too: only those wholly inside one are counted.
+        if self.begun != begun or self.phase is not phase:
+            return None
+        if phase is ReaderPhase.HEAD:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.max_header_bytes:
+                return self._header_refusal()
+        elif phase is ReaderPhase.BODY:
+            self._framing_bytes += len(data) - (self._part_bytes - body_bytes)
+            bound = self._limits.max_header_bytes
+            if self._framing_bytes > bound + self._part_bytes // _FRAMING_DIVISOR:
+                message = (
+                    f"chunk sizes, extensions and trailers exceed {bound} bytes and a"
+                    f" {_FRAMING_DIVISOR}th of the body; send larger chunks"
+                )
+                return Refusal(400, "too_much_framing", message)
+        return None
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Feed the parser; each request that offers an upgrade (h2c, websocket) is served as plain HTTP/1.1.
+
+        RFC 9110 7.8 allows that. The parser gives up the body of such a request, so its head is given to a
+        new parser without the offer, followed by the bytes behind the head.
+        """
+        rest = data
+        while True:
+            try:
+                self._parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+                head = self._head_without_offer()
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(head)
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        method: bytes = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(Refusal(400, "connect_unsupported", "method CONNECT: this server is no proxy"))
+        version = self._parser.get_http_version().encode()
+        kept = {name: value for name, value in self._headers.items() if name != b"upgrade"}
+        options = [each.strip() for each in kept.pop(b"connection", b"").split(b",")]
+        if options := [each for each in options if each and each.lower() != b"upgrade"]:
+            kept[b"connection"] = b", ".join(options)
+        lines = b"".join(b"%b: %b\r\n" % item for item in kept.items())
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, version, lines)
+
+    # ------------------------------------------------------------------ parser callbacks
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._begin()
+        self.begun += 1
+        self.phase = ReaderPhase.HEAD
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the request target, which may come in pieces."""
+        self._url += url
+        self._part_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect one header; trailers are ignored."""
+        if self._request is not None:
+            return
+        name = name.lower()
+        headers = self._headers
+        self._fields += 1
+        self._part_bytes += len(name) + len(value) + 4
+        if self._part_bytes > self._limits.max_header_bytes or self._fields > _MAX_FIELDS:
+            self._refuse(self._header_refusal())
+        headers[name] = headers[name] + b", " + value if name in headers else value
+
+    def on_headers_complete(self) -> None:
+        """Check what the headers promise, before any body is read."""
+        self._part_bytes = 0
+        parser, headers = self._parser, self._headers
+        if parser.should_upgrade():
+            return  # comes again without the offer, see _parse
+        method = parser.get_method().decode("latin-1")
+        try:
+            request = Request(method, self._url, headers, peer=self._peer)
+        except ValueError as exc:
+            self._refuse(
+                Refusal(400, "malformed_target", f"request target: {exc}; send /path or http://host/path")
+            )
+        version = parser.get_http_version()
+        request.http_1_0 = version == "1.0"
+        problem = _head_problem(headers, version)
+        if problem is not None:
+            self._refuse(problem)
+        length = int(headers.get(b"content-length", b"0"))
+        if length > self._limits.max_body_bytes:
+            self._refuse(self._body_refusal())
+        if (length or b"transfer-encoding" in headers) and not self._wants_body(request):
+            request.keep_alive = False
+            self._refuse(request)
+        self._request = request
+        self.phase = ReaderPhase.BODY
+        expect = headers.get(b"expect")
+        if expect is not None:
+            if expect.lower() != b"100-continue":
+                self._refuse(Refusal(417, "expectation_failed", "header expect: only 100-continue is known"))
+            if not request.http_1_0:
+                self._on_expect()
+
+    def on_body(self, body: bytes) -> None:
+        """Collect body bytes up to the bound; pieces are joined as they come, for an object each would cost more."""
+        self._part_bytes += len(body)
+        has_room = self._hold(len(body))
+        if self._part_bytes > self._limits.max_body_bytes:
+            self._refuse(self._body_refusal())
+        if not has_room:
+            message = f"all requests together hold {self._limits.max_buffered_bytes} bytes; retry later"
+            self._refuse(Refusal(503, "body_buffers_full", message))
+        if self._body is not None:
+            self._body += body
+        elif self._first_piece is None:
+            self._first_piece = body
+        else:
+            self._body = bytearray(self._first_piece)
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        """Hand the request over."""
+        request = self._request
+        if request is None:
+            return
+        request.body = self._first_piece or b"" if self._body is None else bytes(self._body)
+        request.keep_alive = self._parser.should_keep_alive()
+        self.phase = ReaderPhase.IDLE
+        self._begin()
+        self._on_request(request)
+
+    # ------------------------------------------------------------------ refusals
+
+    def _refuse(self, refusal: Refusal | Request) -> NoReturn:
+        self._refusal = refusal
+        raise _Refused
+
+    def _header_refusal(self) -> Refusal:
+        bound = self._limits.max_header_bytes
+        message = f"request line and headers exceed {bound} bytes or {_MAX_FIELDS} fields; send fewer"
+        return Refusal(431, "headers_too_large", message)
+
+    def _body_refusal(self) -> Refusal:
+        bound = self._limits.max_body_bytes
+        return Refusal(413, "body_too_large", f"request body exceeds {bound} bytes; send a shorter one")
+
+
+def _head_problem(headers: dict[bytes, bytes], version: str) -> Refusal | None:
+    """Return why a head is refused: RFC 9110 2.5 and 15.6.6, RFC 9112 3.2 and 6.1."""
+    if version not in {"1.0", "1.1"}:
+        return Refusal(505, "version_unsupported", f"HTTP/{version} is not served; send HTTP/1.1")
+    host, coding = headers.get(b"host", b""), headers.get(b"transfer-encoding", b"chunked")
+    if version == "1.1" and b"host" not in headers:
+        return Refusal(400, "missing_host", "header host is required by HTTP/1.1; add it")
+    if not _HOST.fullmatch(host):
+        return Refusal(400, "malformed_host", "header host: send one, as host or host:port")
+    if version == "1.0" and b"transfer-encoding" in headers:
+        message = "header transfer-encoding: HTTP/1.0 knows none; send content-length"
+        return Refusal(400, "malformed_request", message)
+    if coding.strip().lower() != b"chunked":
+        message = "header transfer-encoding: only chunked is known; send the body as it is"
+        return Refusal(501, "transfer_coding_unsupported", message)
+    return None

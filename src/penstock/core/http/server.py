@@ -1,0 +1,173 @@
+"""The HTTP/1.1 server of the router, the simulated worker and the planner.
+
+A handler gets each request whole and writes its response; see ``messages``. One timer per server looks
+over all connections for the time limits, so that no request costs a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import formatdate
+
+from penstock.core.errors import ConfigError, PortInUseError
+from penstock.core.logs import get_logger
+from penstock.core.http.capacity import connections_within_files
+from penstock.core.http.limits import ServerLimits
+from penstock.core.http.messages import Request, Responder
+from penstock.core.http.server_connection import Handler, ServerConnection, Shared
+
+__all__ = ["Handler", "HttpServer", "Request", "Responder", "ServerLimits"]
+
+log = get_logger(__name__)
+# Chosen: more simultaneous connects than a load generator opens in one scheduling quantum.
+_BACKLOG = 2048
+# Chosen: how long cancelled handlers may clean up before close() returns, real seconds.
+_CANCEL_S = 5.0
+# Chosen: the least time that handlers get to act on a lost connection before they are cancelled.
+_NOTICE_S = 0.05
+
+
+def _none(_request: Request) -> bool:
+    return False
+
+
+def _all(_request: Request) -> bool:
+    return True
+
+
+class HttpServer:
+    """Serves one handler on one TCP address."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        limits: ServerLimits = ServerLimits(),  # noqa: B008 - frozen
+        is_vital: Callable[[Request], bool] = _none,
+        wants_body: Callable[[Request], bool] = _all,
+    ) -> None:
+        """Prepare; nothing listens yet.
+
+        Args:
+            handler: Answers each request.
+            limits: Of connections and requests.
+            is_vital: Whether a request, such as a probe's, is served even when all connections are in use.
+            wants_body: Whether a request's body is read; else the handler answers from its head, with an empty body,
+                and the connection ends.
+        """
+        self._is_vital = is_vital
+        self._wants_body = wants_body
+        self._handler = handler
+        self._limits = limits
+        self._shared: Shared | None = None
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then tells.
+
+        Raises:
+            PortInUseError: another process listens there.
+            ConfigError: the address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        shared = Shared(
+            self._handler,
+            self._limits,
+            loop,
+            bound=connections_within_files(self._limits),
+            is_vital=self._is_vital,
+            wants_body=self._wants_body,
+        )
+        try:
+            self._server = await loop.create_server(
+                lambda: ServerConnection(shared), host, port, backlog=_BACKLOG
+            )
+        except OSError as exc:
+            raise _bind_error(exc, host, port) from exc
+        self._shared = shared
+        self._port = self._server.sockets[0].getsockname()[1]
+        self._sweep()
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._port
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._shared.connections) if self._shared else 0
+
+    @property
+    def handlers(self) -> int:
+        """Handlers that have not returned."""
+        return len(self._shared.tasks) if self._shared else 0
+
+    async def close(self, *, grace_s: float) -> None:
+        """Stop accepting, let requests under way finish for up to ``grace_s`` real seconds, then cut off.
+
+        Clients that neither send their request nor read their response get ``closing_s`` of it.
+        """
+        shared, server = self._shared, self._server
+        if shared is None or server is None:
+            return
+        shared.closing_since_s = shared.loop.time()
+        deadline_s = shared.closing_since_s + grace_s
+        server.close()
+        for connection in tuple(shared.connections):
+            connection.close_when_idle()
+        if shared.connections:
+            shared.on_empty.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(shared.on_empty.wait(), grace_s)
+        if shared.connections:
+            log.warning(
+                "connections cut off at shutdown", connections=len(shared.connections), grace_s=grace_s
+            )
+            for connection in tuple(shared.connections):
+                connection.abort()
+        if shared.tasks:
+            # Handlers learn of the lost connection first; those that do not return by themselves are cancelled.
+            await asyncio.wait(shared.tasks, timeout=max(_NOTICE_S, deadline_s - shared.loop.time()))
+            for task in tuple(shared.tasks):
+                task.cancel()
+            if shared.tasks:
+                await asyncio.wait(shared.tasks, timeout=_CANCEL_S)
+        if self._timer is not None:
+            self._timer.cancel()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(server.wait_closed(), _CANCEL_S)
+        self._server = None
+
+    def _sweep(self) -> None:
+        shared = self._shared
+        if shared is None:
+            return
+        # First, so that the limits outlive a sweep that fails.
+        self._timer = shared.loop.call_later(self._limits.sweep_period_s(), self._sweep)
+        now_s = shared.loop.time()
+        shared.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        shared.exhaustion.look(now_s, bound=shared.bound)
+        for connection in tuple(shared.connections):
+            connection.sweep(now_s)
+
+
+def _bind_error(exc: OSError, host: str, port: int) -> ConfigError:
+    """Map what bind and name resolution raise."""
+    if exc.errno == errno.EADDRINUSE:
+        return PortInUseError(
+            f"port {port} on {host} is in use: stop the process that listens there or choose another --port"
+        )
+    if exc.errno == errno.EACCES:
+        return ConfigError(f"port {port} on {host} needs privileges: choose a port of 1024 or above")
+    if isinstance(exc, socket.gaierror):
+        return ConfigError(
+            f"host {host!r} does not resolve: give an address of this machine, such as 127.0.0.1"
+        )
+    return ConfigError(f"cannot listen on {host}:{port}: {exc}; give an address of this machine")

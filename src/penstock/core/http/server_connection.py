@@ -1,0 +1,487 @@
+"""One accepted connection: queues the requests of its reader, guards limits, reports disconnects.
+
+Used only by ``server``. Responses leave in the order of their requests: the next handler starts when the
+response before it is complete. Every request ends in an answer or a close, whatever its handler does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from penstock.core.errors import ClientDisconnected, PenstockError
+from penstock.core.logs import get_logger
+from penstock.core.http.capacity import ExhaustionLog
+from penstock.core.http.limits import ServerLimits
+from penstock.core.http.messages import Request, Responder
+from penstock.core.http.problem import error_body
+from penstock.core.http.request_reader import ReaderPhase, Refusal, RequestReader
+
+Handler = Callable[[Request, Responder], Awaitable[None]]
+log = get_logger(__name__)
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# Chosen: a client that is told 413 may still be sending; closing at once would reset the connection and
+# lose the answer, so what arrives is thrown away for this long (seconds) and this much (bytes).
+_LINGER_S = 2.0
+_LINGER_BYTES = 4 * 1024 * 1024
+# Chosen: connections and buffers become free within moments.
+_RETRY = ((b"retry-after", b"1"),)
+# Chosen: more pipelined requests than any client keeps outstanding; beyond it the socket is not read.
+_MAX_PIPELINED = 32
+# Chosen: what is parsed at a time, so that one read of small requests cannot make thousands of objects.
+_SLICE_BYTES = 16 * 1024
+# Chosen: what a connection of the reserve may take for its request; a probe sends its in one packet. Real seconds.
+_RESERVE_S = 2.0
+
+
+class Shared:
+    """What the connections of one server have in common.
+
+    Attributes:
+        bound: Connections served at a time; those of the reserve come on top.
+        exhaustion: Reports connections turned away.
+        is_vital: Whether a request is served even when all connections are in use.
+        wants_body: Whether a request's body is read before its handler is called.
+        buffered_bytes: Of bodies, of all connections.
+    """
+
+    __slots__ = (
+        "bound",
+        "buffered_bytes",
+        "closing_since_s",
+        "connections",
+        "date_line",
+        "exhaustion",
+        "handler",
+        "is_vital",
+        "limits",
+        "loop",
+        "on_empty",
+        "tasks",
+        "wants_body",
+    )
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: ServerLimits,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        bound: int,
+        is_vital: Callable[[Request], bool],
+        wants_body: Callable[[Request], bool],
+    ) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.loop = loop
+        self.bound = bound
+        self.is_vital = is_vital
+        self.wants_body = wants_body
+        self.buffered_bytes = 0
+        self.exhaustion = ExhaustionLog()
+        self.connections: set[ServerConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.date_line = b""
+        self.closing_since_s: float | None = None
+        self.on_empty: asyncio.Event = asyncio.Event()
+
+    @property
+    def closing(self) -> bool:
+        """Whether the server takes no more connections."""
+        return self.closing_since_s is not None
+
+
+class ServerConnection(asyncio.Protocol):
+    """Protocol of one accepted socket."""
+
+    __slots__ = (
+        "_current",
+        "_current_bytes",
+        "_drained_bytes",
+        "_held_bytes",
+        "_is_refusing",
+        "_is_reserve",
+        "_paused_since_s",
+        "_peer",
+        "_progress_s",
+        "_queue",
+        "_queued_bytes",
+        "_read_s",
+        "_reader",
+        "_shared",
+        "_since_s",
+        "_stalled_since_s",
+        "_transport",
+        "_unread",
+        "_unsent_bytes",
+    )
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._transport: asyncio.Transport | None = None
+        self._reader: RequestReader | None = None
+        self._peer = ""
+        self._since_s = (
+            0.0  # of the request being read; else of the last answer, or of what else is waited for
+        )
+        self._read_s = 0.0
+        self._stalled_since_s: float | None = None
+        self._paused_since_s: float | None = None
+        self._queue: deque[Request | Refusal] = deque()
+        self._queued_bytes = 0
+        self._current_bytes = 0
+        self._held_bytes = 0
+        self._unread = b""
+        self._current: Responder | None = None
+        self._is_refusing = False
+        self._is_reserve = False
+        self._drained_bytes = 0
+        self._unsent_bytes = -1  # at the last sweep of a server that closes, and since when they are so many
+        self._progress_s = 0.0
+
+    # ------------------------------------------------------------------ asyncio callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept; when the server is full, only for a vital request, or with a 503."""
+        shared = self._shared
+        # uvloop's transport is one by its methods, not by inheritance.
+        self._transport = transport = cast("asyncio.Transport", transport)
+        high = shared.limits.write_high_bytes
+        transport.set_write_buffer_limits(high=high, low=high // 4)
+        peer = transport.get_extra_info("peername")
+        self._peer = f"{peer[0]}:{peer[1]}" if peer else ""
+        self._reader = RequestReader(
+            shared.limits,
+            peer=self._peer,
+            on_request=self._take,
+            on_expect=self._permit_body,
+            wants_body=shared.wants_body,
+            hold=self._hold,
+        )
+        self._since_s = shared.loop.time()
+        shared.connections.add(self)
+        over = len(shared.connections) - shared.bound
+        self._is_reserve = over > 0
+        if over > shared.limits.reserve_connections:
+            self._refuse(self._full())
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Tell the handler under way; forget requests that wait."""
+        shared = self._shared
+        shared.connections.discard(self)
+        self._queue.clear()
+        self._transport = None
+        self._end_reading()
+        self._release(self._held_bytes)
+        current, self._current = self._current, None
+        if current is not None:
+            current.connection_lost()
+        if not shared.connections:
+            shared.on_empty.set()
+
+    def eof_received(self) -> bool:
+        """Treat the client's end as its departure: a half-open client cannot be told from a closed one."""
+        if self._current is not None and self._transport is not None:
+            self._transport.abort()
+        return False
+
+    def pause_writing(self) -> None:
+        """Start the stall clock and pause the response under way."""
+        self._stalled_since_s = self._shared.loop.time()
+        if self._current is not None:
+            self._current.writing_paused()
+
+    def resume_writing(self) -> None:
+        """Stop the stall clock; go on with the response, or with the next request."""
+        self._stalled_since_s = None
+        if self._current is not None:
+            self._current.writing_resumed()
+        else:
+            self._next()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; complete requests are queued by the reader's callback."""
+        if self._is_refusing:
+            self._drained_bytes += len(data)
+            if self._drained_bytes > _LINGER_BYTES and self._transport is not None:
+                self._transport.abort()
+            return
+        self._read_s = self._shared.loop.time()
+        self._read(self._unread + data if self._unread else data)
+        if self._current is None and self._queue:
+            self._next()
+
+    def _read(self, data: bytes) -> None:
+        """Parse until enough requests wait; the rest is kept as it came."""
+        reader = self._reader
+        self._unread = b""
+        for at in range(0, len(data), _SLICE_BYTES):
+            if self._paused_since_s is not None:
+                self._unread = data[at:]
+                return
+            if reader is None:
+                return
+            begun = reader.begun
+            refusal = reader.feed(data[at : at + _SLICE_BYTES])
+            if reader.begun != begun:
+                self._since_s = self._read_s
+            if refusal is not None:
+                self._refuse(refusal)
+                return
+
+    def _end_reading(self) -> None:
+        """Forget what has arrived of a request that is not whole."""
+        self._unread = b""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self._release(reader.held_bytes)
+            reader.close()
+
+    def _release(self, count: int) -> None:
+        self._held_bytes -= count
+        self._shared.buffered_bytes -= count
+
+    # ------------------------------------------------------------------ called by the reader
+
+    def _hold(self, count: int) -> bool:
+        """Count bytes of a body; return whether all connections together may hold them."""
+        self._held_bytes += count
+        self._shared.buffered_bytes += count
+        return self._shared.buffered_bytes <= self._shared.limits.max_buffered_bytes
+
+    def _take(self, request: Request) -> None:
+        """Queue a whole request, and stop reading while many wait."""
+        self._queue.append(request)
+        self._queued_bytes += len(request.body)
+        is_full = len(self._queue) > _MAX_PIPELINED
+        is_full = is_full or self._queued_bytes > self._shared.limits.max_body_bytes
+        if is_full and self._paused_since_s is None and self._transport is not None:
+            self._paused_since_s = self._shared.loop.time()
+            self._transport.pause_reading()
+
+    def _permit_body(self) -> None:
+        # With a response under way its bytes must not be mixed with these; the client sends anyway then.
+        if self._current is None and not self._queue and self._transport is not None:
+            self._transport.write(_CONTINUE)
+
+    def _resume_reading(self, transport: asyncio.Transport) -> None:
+        """Read on; the time in which this side did not read is not the client's."""
+        paused_since_s, self._paused_since_s = self._paused_since_s, None
+        if paused_since_s is None:
+            return
+        self._read_s = self._shared.loop.time()
+        self._since_s += self._read_s - paused_since_s
+        self._read(self._unread)
+        if self._paused_since_s is None:
+            transport.resume_reading()
+
+    # ------------------------------------------------------------------ responses in order
+
+    def response_head(self) -> bytes:
+        """Return the date header, refreshed by the server's sweep."""
+        return self._shared.date_line
+
+    def response_over(self, responder: Responder) -> None:
+        """Close, or go on with the next request."""
+        self._current = None
+        self._release(self._current_bytes)
+        is_last = not responder.keep_alive or self._shared.closing
+        if is_last or self._reader is None or self._reader.phase is ReaderPhase.IDLE:
+            self._since_s = self._shared.loop.time()
+        transport = self._transport
+        if transport is None:
+            return
+        if self._is_refusing and not self._queue:
+            self._linger(transport)
+        elif not responder.keep_alive:
+            self._queue.clear()
+            transport.close()
+        elif self._queue:
+            self._shared.loop.call_soon(self._next)
+        elif self._shared.closing:
+            transport.close()
+
+    def _next(self) -> None:
+        transport = self._transport
+        if (
+            self._current is not None
+            or not self._queue
+            or transport is None
+            or transport.is_closing()
+            or self._stalled_since_s is not None
+        ):
+            return
+        item = self._queue.popleft()
+        if isinstance(item, Refusal):
+            self._answer_refusal(transport, item)
+            return
+        self._current_bytes = len(item.body)
+        self._queued_bytes -= self._current_bytes
+        shared = self._shared
+        if self._is_reserve and not shared.is_vital(item):
+            self._queue.clear()
+            self._refuse(self._full())
+            return
+        responder = Responder(self, transport, item)
+        if shared.closing or self._is_reserve:
+            responder.keep_alive = False
+        self._current = responder
+        task = shared.loop.create_task(_answer(shared.handler, item, responder))
+        shared.tasks.add(task)
+        task.add_done_callback(shared.tasks.discard)
+        if len(self._queue) <= _MAX_PIPELINED // 2:
+            self._resume_reading(transport)
+
+    # ------------------------------------------------------------------ refusals and limits
+
+    def _full(self) -> Refusal:
+        self._shared.exhaustion.refused += 1
+        return Refusal(503, "too_many_connections", f"{self._shared.bound} connections are open; retry later")
+
+    def _refuse(self, refusal: Refusal | Request) -> None:
+        """Answer after the responses under way, then close; what still arrives is thrown away."""
+        self._is_refusing = True
+        self._since_s = self._shared.loop.time()
+        self._end_reading()
+        if self._paused_since_s is not None and self._transport is not None:
+            self._paused_since_s = None
+            self._transport.resume_reading()
+        self._queue.append(refusal)
+        self._next()
+
+    def _answer_refusal(self, transport: asyncio.Transport, refusal: Refusal) -> None:
+        request = Request("GET", b"/", {}, peer=self._peer)
+        request.keep_alive = False
+        kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+        # Its own owner: completing it must end our sending side only, so that the client can read it.
+        responder = Responder(_NO_OWNER, transport, request)
+        headers = _RETRY if refusal.status == 503 else ()
+        body = error_body(refusal.message, kind=kind, code=refusal.code)
+        responder.send(refusal.status, body, headers=headers)
+        self._linger(transport)
+
+    def _linger(self, transport: asyncio.Transport) -> None:
+        """End the sending side alone, so that a client that still sends can read its answer; the sweep closes."""
+        self._since_s = self._shared.loop.time()
+        if transport.can_write_eof():
+            transport.write_eof()
+
+    def sweep(self, now_s: float) -> None:
+        """Apply the time limits; called by the server's one timer."""
+        transport = self._transport
+        if transport is None:
+            return
+        if self._stalled_since_s is not None:
+            if self._is_stuck(now_s, self._stalled_since_s, transport):
+                log.debug("client cut off: it does not read", peer=self._peer)
+                transport.abort()
+            return
+        age_s = now_s - self._since_s
+        if transport.is_closing():
+            # What was written last still waits for a client that does not read.
+            if self._is_stuck(now_s, self._since_s, transport):
+                transport.abort()
+        elif self._is_refusing:
+            if age_s > _LINGER_S and not self._queue and self._current is None:
+                transport.abort()
+        elif self._paused_since_s is None and self._reader is not None:
+            self._sweep_reading(now_s, age_s, self._reader.phase, transport)
+
+    def _is_stuck(self, now_s: float, since_s: float, transport: asyncio.Transport) -> bool:
+        """Return whether the client has not read for too long; while the server closes, whether it reads at all."""
+        limits = self._shared.limits
+        if self._shared.closing:
+            unsent_bytes = transport.get_write_buffer_size()
+            if unsent_bytes != self._unsent_bytes:
+                self._unsent_bytes, self._progress_s = unsent_bytes, now_s
+            if now_s - self._progress_s > limits.closing_s:
+                return True
+        return now_s - since_s > limits.write_stall_s
+
+    def _sweep_reading(
+        self, now_s: float, age_s: float, phase: ReaderPhase, transport: asyncio.Transport
+    ) -> None:
+        limits, closing_since_s = self._shared.limits, self._shared.closing_since_s
+        if phase is ReaderPhase.IDLE:
+            keep_s = _RESERVE_S if self._is_reserve else limits.keep_alive_s
+            if (
+                closing_since_s is not None
+            ):  # accepted by the kernel before, made after the server began to close
+                keep_s = min(keep_s, limits.closing_s)
+            if self._current is None and not self._queue and age_s > keep_s:
+                transport.close()
+        elif self._is_reserve and age_s > _RESERVE_S:
+            self._refuse(self._full())
+        elif closing_since_s is not None and now_s - closing_since_s > limits.closing_s:
+            self._refuse(
+                Refusal(503, "shutting_down", "the server stops before the request has arrived; retry")
+            )
+        elif phase is ReaderPhase.HEAD and age_s > limits.header_timeout_s:
+            bound = limits.header_timeout_s
+            self._refuse(Refusal(408, "header_timeout", f"headers took longer than {bound} s"))
+        elif age_s > limits.receive_timeout_s:
+            bound = limits.receive_timeout_s
+            self._refuse(Refusal(408, "receive_timeout", f"head and body took longer than {bound} s"))
+        elif phase is ReaderPhase.BODY and now_s - self._read_s > limits.body_timeout_s:
+            bound = limits.body_timeout_s
+            self._refuse(Refusal(408, "body_timeout", f"no body bytes came for {bound} s"))
+
+    def close_when_idle(self) -> None:
+        """Close now if nothing is under way; else the response under way is the last."""
+        if self._transport is None:
+            return
+        is_idle = self._reader is None or self._reader.phase is ReaderPhase.IDLE
+        if self._current is None and not self._queue and is_idle and not self._is_refusing:
+            self._transport.close()
+        elif self._current is not None and not self._current.started:
+            self._current.keep_alive = False
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _NoOwner:
+    def response_head(self) -> bytes:
+        return b""
+
+    def response_over(self, responder: Responder) -> None:
+        """Leave the connection to linger."""
+
+
+_NO_OWNER = _NoOwner()
+
+
+async def _answer(handler: Handler, request: Request, responder: Responder) -> None:
+    """Run a handler; however it ends, its request ends in an answer or a visible break, never in silence."""
+    try:
+        await handler(request, responder)
+    except ClientDisconnected:
+        log.debug("client gone", path=request.path)
+    except Exception as exc:
+        log.exception("request failed", method=request.method, path=request.path)
+        _fail(responder, exc)
+    else:
+        if not responder.closed:
+            log.error("handler returned before its response was complete", path=request.path)
+            _fail(responder, None)
+    finally:
+        responder.abort()
+
+
+def _fail(responder: Responder, error: Exception | None) -> None:
+    """Answer 500, unless the response was started; None: the handler forgot to answer."""
+    if responder.closed or responder.started:
+        return
+    try:
+        message = "the handler gave no answer"
+        if error is not None:
+            known = isinstance(error, PenstockError)
+            message = str(error) if known else "internal error; see the server's log"
+        responder.send(500, error_body(message, kind="server_error", code="internal_error"))
+    except Exception:  # the last resort: the caller closes the connection
+        log.exception("request could not be answered")

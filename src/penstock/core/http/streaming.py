@@ -1,0 +1,227 @@
+"""A response whose body is still arriving, as its consumer sees it.
+
+Made by ``client_connection``; nothing here knows sockets or the parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from penstock.core.errors import StreamBroken, UpstreamError
+
+# Chosen: body bytes held for a slow consumer before the upstream is no longer read.
+_BUFFER_HIGH_BYTES = 256 * 1024
+
+OnData = Callable[[bytes], None]
+OnChunk = Callable[[bytes, bytes], None]
+OnEnd = Callable[[], None]
+OnError = Callable[[UpstreamError], None]
+
+
+class BodySource(Protocol):
+    """What a response needs from its connection."""
+
+    def pause_reading(self) -> None:
+        """Stop reading."""
+
+    def resume_reading(self) -> None:
+        """Read again."""
+
+    def abort(self) -> None:
+        """Close the connection; nothing more is delivered."""
+
+
+class StreamingResponse:
+    """A response whose body arrives while it is used: iterate over it, or give it a sink.
+
+    Use it as an async context manager, iterate to the end, or call ``abort``: an unfinished response
+    holds its connection.
+
+    Attributes:
+        status: HTTP status.
+        headers: Lower-case names; repeated headers are joined by ``", "``.
+        ended: The whole body has arrived.
+        on_chunk: What takes reads that are exactly one chunk; see ``set_sink``.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_buffered_bytes",
+        "_connection",
+        "_error",
+        "_held",
+        "_on_data",
+        "_on_end",
+        "_on_error",
+        "_waiter",
+        "ended",
+        "headers",
+        "on_chunk",
+        "status",
+    )
+
+    def __init__(self, connection: BodySource) -> None:
+        self._connection: BodySource | None = connection
+        self._buffer: deque[bytes] = deque()
+        self._buffered_bytes = 0
+        self._error: UpstreamError | None = None
+        self._on_data: OnData | None = None
+        self._on_end: OnEnd | None = None
+        self._on_error: OnError | None = None
+        self._held = False  # paused because the buffer is full
+        self._waiter: asyncio.Future[None] | None = None
+        self.on_chunk: OnChunk | None = None
+        self.ended = False
+        self.headers: dict[bytes, bytes] = {}
+        self.status = 0
+
+    def set_sink(
+        self, on_data: OnData, on_end: OnEnd, on_error: OnError, *, on_chunk: OnChunk | None = None
+    ) -> None:
+        """Deliver the body by callbacks on the event loop: ``on_data``..., then one of the other two.
+
+        What arrived before is delivered at once. One call of ``on_data`` carries all body bytes of one
+        read of the socket, without framing. After ``abort`` nothing is called.
+
+        With ``on_chunk``, a read that is exactly one chunk goes there instead: first the chunk as it came,
+        framing included, then its body. That spares a relay taking the frame off and putting it on again.
+        """
+        self._on_data, self._on_end, self._on_error = on_data, on_end, on_error
+        self.on_chunk = on_chunk
+        if self._held:
+            self._held = False
+            self.resume()
+        if self._buffer:
+            data = b"".join(self._buffer)
+            self._buffer.clear()
+            self._buffered_bytes = 0
+            on_data(data)
+        if self.ended:
+            self._drop_sink()
+            on_end()
+        elif self._error is not None:
+            self._drop_sink()
+            on_error(self._error)
+
+    def pause(self) -> None:
+        """Stop reading from the upstream; the idle limit rests meanwhile."""
+        if self._connection is not None:
+            self._connection.pause_reading()
+
+    def resume(self) -> None:
+        """Read from the upstream again."""
+        if self._connection is not None:
+            self._connection.resume_reading()
+
+    def abort(self) -> None:
+        """Close the upstream connection unless the response has ended; the sink hears no more."""
+        connection, self._connection = self._connection, None
+        self._drop_sink()
+        if connection is not None:
+            connection.abort()
+        if not self.ended and self._error is None:
+            self._error = StreamBroken("response aborted by its reader before it was complete")
+            self._wake()
+
+    async def read(self, *, limit_bytes: int) -> bytes:
+        """Return the rest of the body.
+
+        Raises:
+            StreamBroken: the stream broke, or the body is longer than ``limit_bytes``.
+            UpstreamTimeout: the upstream fell silent or took too long in all.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while self._buffer or await self._has_more():
+            part = self._take()
+            size += len(part)
+            if size > limit_bytes:
+                self.abort()
+                raise StreamBroken(f"response body exceeds {limit_bytes} bytes: raise the limit or stream it")
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._buffer or await self._has_more():
+            return self._take()
+        raise StopAsyncIteration
+
+    async def _has_more(self) -> bool:
+        """Wait for body bytes; False where the body has ended before any came."""
+        while not self._buffer:
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                return False
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                self.abort()
+                raise
+        return True
+
+    def _take(self) -> bytes:
+        data = self._buffer.popleft()
+        self._buffered_bytes -= len(data)
+        if self._held and self._buffered_bytes < _BUFFER_HIGH_BYTES // 4:
+            self._held = False
+            self.resume()
+        return data
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    # ------------------------------------------------------------------ called by the connection
+
+    def deliver(self, data: bytes) -> None:
+        """Hand body bytes to the sink or to the buffer."""
+        if self._on_data is not None:
+            self._on_data(data)
+            return
+        self._buffer.append(data)
+        self._buffered_bytes += len(data)
+        if self._buffered_bytes > _BUFFER_HIGH_BYTES and not self._held:
+            self._held = True
+            self.pause()
+        self._wake()
+
+    def finish(self) -> None:
+        """Mark the body complete."""
+        self._connection = None
+        self.ended = True
+        on_end = self._on_end
+        self._drop_sink()
+        if on_end is not None:
+            on_end()
+        self._wake()
+
+    def fail(self, error: UpstreamError) -> None:
+        """Mark the response broken."""
+        self._connection = None
+        self._error = error
+        on_error = self._on_error
+        self._drop_sink()
+        if on_error is not None:
+            on_error(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _drop_sink(self) -> None:
+        self._on_data = self._on_end = self._on_error = self.on_chunk = None

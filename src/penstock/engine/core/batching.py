@@ -1,0 +1,441 @@
+"""Continuous batching as vLLM V1 does it: one token budget per step, running requests before waiting ones.
+
+The engine calls `Batcher.plan` at the start of a step and `Batcher.complete` at its end. Decoding requests
+advance in lock step, one token each, so the batcher counts steps (ticks) and files each request under the
+ticks at which it needs a block and at which it ends: a step costs what changes in it, not what it carries.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.engine.core.batch import Batch, Span
+from penstock.engine.core.kv_blocks import BlockPool
+from penstock.engine.core.kv_facts import KvJournal
+from penstock.engine.core.requests import EngineRequest, RequestState, Status
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What a step may hold.
+
+    Attributes:
+        max_num_batched_tokens: Tokens computed per step, >= max_num_seqs.
+        max_num_seqs: Requests in the batch, >= 1.
+        block_size: Tokens per KV block, >= 1.
+        by_priority: Order and victims by (priority, arrival) instead of arrival alone.
+        least_load_tokens: A part of a prompt that lies on another worker is computed here, rather than fetched, when it
+            adds fewer tokens than this to what is cached, >= 1 (vLLM's ``kv_recompute_threshold``).
+    """
+
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    block_size: int = 16
+    by_priority: bool = False
+    least_load_tokens: int = 1
+
+
+class Batcher:
+    """The queue of waiting requests, the running ones and their blocks."""
+
+    __slots__ = (
+        "_block_due",
+        "_blocked",
+        "_dead",
+        "_finish_due",
+        "_journal",
+        "_limits",
+        "_loaded",
+        "_next_generated_key",
+        "_pool",
+        "_waiting",
+        "decoding",
+        "kv_tokens",
+        "loading",
+        "prefilling",
+        "tick",
+    )
+
+    def __init__(self, limits: BatchLimits, pool: BlockPool, journal: KvJournal | None = None) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._journal = journal
+        self._waiting: list[tuple[int, int, RequestState]] = []
+        self._loaded: list[tuple[int, int, RequestState]] = []
+        self._dead = 0
+        self._blocked: tuple[int, int, int] | None = None
+        self._block_due: dict[int, list[tuple[RequestState, int]]] = {}
+        self._finish_due: dict[int, list[tuple[RequestState, int]]] = {}
+        self._next_generated_key = -1
+        self.decoding: dict[RequestState, None] = {}
+        self.prefilling: dict[RequestState, None] = {}
+        self.loading = 0
+        self.kv_tokens = 0
+        self.tick = 0
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self.decoding) + len(self.prefilling)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for room: those fetching their KV are not among them."""
+        return len(self._waiting) + len(self._loaded) - self._dead
+
+    def outputs_of(self, state: RequestState) -> int:
+        """Return the tokens that ``state`` has generated."""
+        if state.status is Status.DECODING:
+            return state.outputs + self.tick - state.base_tick
+        return state.outputs
+
+    def enqueue(self, state: RequestState) -> None:
+        """Put a new, or preempted, request in the waiting queue."""
+        state.status = Status.WAITING
+        heapq.heappush(self._waiting, self._order(state))
+
+    def loaded(self, state: RequestState) -> None:
+        """Note that the KV of ``state`` has arrived: it may decode, and its blocks may be shared."""
+        self.loading -= 1
+        state.status = Status.LOADED
+        state.remote_pending = False
+        state.computed = state.cached_tokens + state.external_tokens
+        self._register_full(state, state.computed // self._limits.block_size)
+        heapq.heappush(self._loaded, self._order(state))
+
+    def remove(self, state: RequestState) -> bool:
+        """Take ``state`` out wherever it is; its blocks stay with it.
+
+        Returns:
+            Whether its blocks may be released now: not while a transfer still writes or reads them.
+        """
+        status = state.status
+        state.outputs = self.outputs_of(state)
+        if status is Status.DECODING:
+            self._leave_decoding(state)
+        elif status is Status.PREFILLING:
+            del self.prefilling[state]
+        elif status in {Status.LOADING, Status.SWAPPING}:
+            self.loading -= 1
+        elif status in {Status.WAITING, Status.LOADED}:
+            self._dead += 1
+        state.epoch += 1
+        state.status = Status.FINISHED
+        self._drop_dead()
+        return status not in {Status.LOADING, Status.SWAPPING}
+
+    def release(self, state: RequestState) -> None:
+        """Take the blocks of ``state`` back."""
+        self._pool.release(state.blocks)
+        state.blocks = []
+
+    def longest_tokens(self, request: EngineRequest) -> int:  # noqa: ARG002 - tiers may differ
+        """Return how many tokens the cache can ever hold of one such request."""
+        return self._pool.capacity * self._limits.block_size
+
+    def plan(self) -> Batch:
+        """Choose the next step's work and allocate its blocks; the batch may turn out empty."""
+        batch = Batch()
+        self._grow_decodes(batch)
+        budget = self._limits.max_num_batched_tokens - len(self.decoding)
+        budget = self._continue_prefills(batch, budget)
+        if not batch.preempted:
+            budget = self._join_loaded(batch, budget)
+            self._admit(batch, budget)
+        batch.decode_batch = len(self.decoding)
+        batch.decode_kv_tokens = self.kv_tokens
+        return batch
+
+    def steady_steps(self, batch: Batch) -> int:
+        """Return how many steps, the planned one included, will only decode, the last one possibly ending requests.
+
+        Nobody joins, is admitted, preempted or ends before the last of them, unless the caller adds, aborts
+        or loads requests meanwhile: who waits now waits for what no decode gives back. 1 promises nothing.
+        """
+        if batch.spans or batch.joined or batch.admitted or batch.preempted or not batch.decode_batch:
+            return 1
+        steps = min(self._finish_due) - self.tick
+        end, size = self.tick + steps, self._limits.block_size
+        blocks = sum(
+            -(-(end - due) // size) * len(entries) for due, entries in self._block_due.items() if due < end
+        )
+        return steps if blocks <= self._pool.free else 1
+
+    def skip(self, steps: int) -> None:
+        """Complete ``steps`` steady steps and plan the one after: what `complete` and `plan` in turn would do.
+
+        Args:
+            steps: Fewer than `steady_steps` of the planned batch.
+        """
+        for tick in range(self.tick + 1, self.tick + steps + 1):
+            for state, epoch in self._block_due.pop(tick, ()):
+                if state.epoch == epoch:
+                    self._register_full(state, len(state.blocks))
+                    state.blocks.extend(self._claim(state, (), 1) or ())
+                    self._block_due.setdefault(tick + self._limits.block_size, []).append((state, epoch))
+        self.tick += steps
+        self.kv_tokens += steps * len(self.decoding)
+
+    def complete(self, batch: Batch) -> tuple[list[RequestState], list[RequestState]]:
+        """End the step.
+
+        Returns:
+            Requests whose prompt is now computed (one more output each, which may end them), and requests
+            that ended; the latter have left the batch with their blocks still claimed.
+        """
+        self.tick += 1
+        self.kv_tokens += len(self.decoding)
+        ended = []
+        for state, epoch in self._finish_due.pop(self.tick, ()):
+            if state.epoch == epoch:
+                self.remove(state)
+                ended.append(state)
+        prefilled = []
+        for span in batch.spans:
+            state = span.state
+            if state.epoch != span.epoch:
+                continue
+            state.computed = span.end
+            if span.end < state.prefill_target:
+                continue
+            state.outputs += 1
+            prefilled.append(state)
+            if state.outputs >= state.request.output_tokens:
+                self.remove(state)
+                ended.append(state)
+            else:
+                del self.prefilling[state]
+                self._join_decoding(state)
+        return prefilled, ended
+
+    # -- blocks ---------------------------------------------------------------------------------------
+
+    def _grow_decodes(self, batch: Batch) -> None:
+        """Give a block to every decoding request whose last one is full."""
+        for state, epoch in self._block_due.pop(self.tick, ()):
+            if state.epoch != epoch:
+                continue
+            self._register_full(state, len(state.blocks))
+            while (block := self._claim(state, (), 1)) is None:
+                if self._preempt_one(batch, state) is state:
+                    break
+            else:
+                state.blocks += block
+                due = self._block_due.setdefault(self.tick + self._limits.block_size, [])
+                due.append((state, epoch))
+
+    def _grow_prefill(self, state: RequestState, tokens: int, batch: Batch) -> bool:
+        """Give ``state`` blocks for ``tokens`` tokens; False if it was preempted itself."""
+        missing = max(0, self._blocks_for(tokens) - len(state.blocks))
+        while (fresh := self._claim(state, (), missing)) is None:
+            if self._preempt_one(batch, state) is state:
+                return False
+        state.blocks.extend(fresh)
+        self._register_full(state, tokens // self._limits.block_size)
+        return True
+
+    def _register_full(self, state: RequestState, full_blocks: int) -> None:
+        """Key the blocks that are full; generated ones get keys that no other request can hit."""
+        prompt_keys = state.request.block_keys
+        if not prompt_keys and state.request.prompt_tokens >= self._limits.block_size:
+            return
+        first = state.registered
+        if first >= full_blocks:
+            return
+        missing = full_blocks - len(prompt_keys) - len(state.generated_keys)
+        for _ in range(missing):
+            state.generated_keys.append(self._next_generated_key)
+            self._next_generated_key -= 1
+        known = len(prompt_keys)
+        keys = [*prompt_keys[first:full_blocks]]
+        keys += state.generated_keys[max(0, first - known) : max(0, full_blocks - known)]
+        if self._journal is not None:
+            prompts = enumerate(prompt_keys[first:full_blocks], first)
+            self._journal.stored(
+                state.request, [place for place, key in prompts if not self._pool.is_cached(key)]
+            )
+        self._pool.register(state.blocks[first:full_blocks], keys)
+        state.registered = full_blocks
+
+    def _keys(self, state: RequestState) -> Sequence[int]:
+        """Return the keys of its full blocks, prompt and outputs."""
+        prompt_keys = state.request.block_keys
+        return [*prompt_keys, *state.generated_keys] if state.generated_keys else prompt_keys
+
+    def _claim(self, state: RequestState, hit_keys: Sequence[int], total: int) -> list[int] | None:  # noqa: ARG002 - tiers ask who
+        """Return ``total`` blocks for ``state``, or None if they do not fit; `BlockPool.claim`."""
+        return self._pool.claim(hit_keys, total)
+
+    def _blocks_wanted(self, state: RequestState, tokens: int) -> int:  # noqa: ARG002 - tiers ask who
+        """Return the blocks with which ``state`` is admitted if ``tokens`` are computed first."""
+        return self._blocks_for(tokens)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._limits.block_size)
+
+    # -- running requests -----------------------------------------------------------------------------
+
+    def _continue_prefills(self, batch: Batch, budget: int) -> int:
+        for state in list(self.prefilling):
+            budget -= self._continue_prefill(state, batch, budget)
+        if batch.preempted:
+            batch.spans = [span for span in batch.spans if span.state.epoch == span.epoch]
+        return budget
+
+    def _continue_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:
+        """Give ``state`` its next chunk; return the tokens that it took of ``budget``."""
+        chunk = min(state.prefill_target - state.computed, budget)
+        if chunk <= 0 or state.status is not Status.PREFILLING:
+            return 0
+        end = state.computed + chunk
+        if not self._grow_prefill(state, end, batch):
+            return 0
+        batch.spans.append(Span(state, state.computed, end, begins=False, epoch=state.epoch))
+        return chunk
+
+    def _preempt_one(self, batch: Batch, grower: RequestState) -> RequestState:  # noqa: ARG002 - tiers ask who
+        """Throw out the request of the lowest priority, the latest arrival among equals; ``grower`` needs a block."""
+        victim = max((*self.decoding, *self.prefilling), key=self._rank)
+        self._throw_out(victim, batch)
+        self._requeue(victim)
+        return victim
+
+    def _throw_out(self, victim: RequestState, batch: Batch) -> None:
+        self.remove(victim)
+        victim.preemptions += 1
+        batch.preempted.append(victim)
+
+    def _requeue(self, victim: RequestState) -> None:
+        """Let ``victim``, thrown out, wait to be computed again."""
+        self.release(victim)
+        victim.registered = 0
+        victim.computed = 0
+        victim.prefill_target = victim.request.prompt_tokens + victim.outputs
+        self.enqueue(victim)
+
+    def _join_decoding(self, state: RequestState) -> None:
+        state.status = Status.DECODING
+        state.epoch += 1
+        state.base_tick = self.tick
+        self.decoding[state] = None
+        self.kv_tokens += state.computed + 1
+        room = len(state.blocks) * self._limits.block_size - state.computed
+        self._block_due.setdefault(self.tick + room, []).append((state, state.epoch))
+        left = state.request.output_tokens - state.outputs
+        self._finish_due.setdefault(self.tick + left, []).append((state, state.epoch))
+
+    def _leave_decoding(self, state: RequestState) -> None:
+        del self.decoding[state]
+        state.computed += self.tick - state.base_tick
+        self.kv_tokens -= state.computed + 1
+
+    # -- waiting requests -----------------------------------------------------------------------------
+
+    def _join_loaded(self, batch: Batch, budget: int) -> int:
+        """Let requests whose KV has arrived decode; they hold blocks, so they go before any that wait."""
+        while self._loaded and budget > 0 and self.running < self._limits.max_num_seqs:
+            state = heapq.heappop(self._loaded)[2]
+            if state.status is not Status.LOADED:
+                self._dead -= 1
+                continue
+            batch.joined.append(state)
+            if state.request.remote_tokens is not None and not state.outputs:
+                budget -= self._resume_prefill(state, batch, budget)
+                continue
+            if not state.outputs:
+                state.computed = state.request.prompt_tokens - 1
+            self._join_decoding(state)
+            budget -= 1
+        return budget
+
+    def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:
+        """Let ``state``, the beginning of whose KV has arrived, compute the rest; return the tokens taken."""
+        state.status = Status.PREFILLING
+        state.epoch += 1
+        self.prefilling[state] = None
+        return self._continue_prefill(state, batch, budget)
+
+    def _admit(self, batch: Batch, budget: int) -> None:
+        """Admit from the head of the queue until budget, places or blocks run out; nobody overtakes."""
+        while budget > 0 and self.running < self._limits.max_num_seqs:
+            state = self._head()
+            if state is None:
+                return
+            attempt = (state.index, self._pool.version, budget)
+            if self._blocked == attempt:
+                return
+            taken = self._try_admit(state, batch, budget)
+            if taken is None:
+                self._blocked = attempt
+                return
+            heapq.heappop(self._waiting)
+            budget -= taken
+
+    def _try_admit(self, state: RequestState, batch: Batch, budget: int) -> int | None:
+        """Claim blocks and start the prefill or the transfer; None if the blocks do not fit."""
+        size = self._limits.block_size
+        target = state.prefill_target
+        keys = self._keys(state)
+        # The last token is always computed: its output is what the step is for.
+        hits = self._pool.count_hits(keys, (target - 1) // size)
+        start = hits * size
+        if state.remote_pending and self._remote_end(state) - start < self._least_load(state):
+            state.remote_pending = False
+            batch.declined.append(state)
+        end = self._remote_end(state) if state.remote_pending else min(target, start + budget)
+        chunk = end - start
+        blocks = self._claim(state, keys[:hits], self._blocks_wanted(state, start + chunk))
+        if blocks is None:
+            return None
+        state.blocks = blocks
+        state.registered = hits
+        if not state.preemptions:
+            state.cached_tokens = start
+        batch.admitted.append(state)
+        state.epoch += 1
+        if state.remote_pending:
+            state.status = Status.LOADING
+            state.external_tokens = chunk
+            self.loading += 1
+            batch.loads.append(state)
+            return 0
+        state.status = Status.PREFILLING
+        state.computed = start
+        self.prefilling[state] = None
+        self._register_full(state, (start + chunk) // size)
+        batch.spans.append(Span(state, start, start + chunk, begins=True, epoch=state.epoch))
+        return chunk
+
+    def _remote_end(self, state: RequestState) -> int:
+        """Return up to which token the KV of ``state`` can be fetched."""
+        tokens = state.request.remote_tokens
+        return state.prefill_target if tokens is None else min(tokens, state.prefill_target - 1)
+
+    def _least_load(self, state: RequestState) -> int:
+        return 1 if state.request.remote_tokens is None else self._limits.least_load_tokens
+
+    def _head(self) -> RequestState | None:
+        while self._waiting:
+            state = self._waiting[0][2]
+            if state.status is Status.WAITING:
+                return state
+            heapq.heappop(self._waiting)
+            self._dead -= 1
+        return None
+
+    def _drop_dead(self) -> None:
+        """Forget ended requests still lying in the queues once they are the larger part."""
+        if self._dead > 16 + (len(self._waiting) + len(self._loaded)) // 2:
+            self._waiting = [entry for entry in self._waiting if entry[2].status is Status.WAITING]
+            self._loaded = [entry for entry in self._loaded if entry[2].status is Status.LOADED]
+            heapq.heapify(self._waiting)
+            heapq.heapify(self._loaded)
+            self._dead = 0
+
+    def _rank(self, state: RequestState) -> tuple[int, int]:
+        return (state.request.priority if self._limits.by_priority else 0, state.index)
+
+    def _order(self, state: RequestState) -> tuple[int, int, RequestState]:
+        return (*self._rank(state), state)

@@ -1,0 +1,487 @@
+"""The step machine: requests in, modelled steps and outputs out; servers and simulators drive it.
+
+Usage: `add` requests, `begin_step(now)` when idle or when a step has ended, `finish_step` at its end.
+`next_event_s` says when a transfer or a lease needs attention although no step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.engine.core.batch import Batch
+from penstock.engine.core.batching import Batcher, BatchLimits
+from penstock.engine.core.counters import EngineCounters
+from penstock.engine.core.fan_out import Read
+from penstock.engine.core.kv_blocks import BlockPool
+from penstock.engine.core.kv_facts import KvFact, KvJournal
+from penstock.engine.core.latency import LatencyModel
+from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.pinned_prompts import PinnedPrompts
+from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms
+from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
+from penstock.engine.core.swap_space import SwapSpace
+from penstock.engine.core.tiered_batching import TieredBatcher
+from penstock.engine.core.transfer import Link, LinkTerms, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What distinguishes one worker from another.
+
+    Attributes:
+        role: Whether it pins prompts for others or fetches them.
+        num_blocks: KV blocks, >= 1.
+        kv_bytes_per_token: Size of a token's KV, for transfers.
+        limits: Batch limits, block size included.
+        lease: Terms granted to readers of what it keeps.
+        link: This worker's incoming KV link.
+        keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
+        preemption: Bounds of preemption by tier, which needs limits ``by_priority``; None: vLLM's own order.
+        ranks: Tensor parallelism, >= 1; each rank holds its share of every block.
+    """
+
+    role: EngineRole
+    num_blocks: int
+    kv_bytes_per_token: int
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    lease: LeaseTerms = field(default_factory=LeaseTerms)
+    link: LinkTerms = field(default_factory=LinkTerms)
+    keeps_journal: bool = False
+    preemption: PreemptionTerms | None = None
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that tiers have an order.
+
+        Raises:
+            ValueError: preemption by tier without ``by_priority``.
+        """
+        if self.preemption is not None and not self.limits.by_priority:
+            raise ValueError("preemption by tier needs by_priority")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """A step under way: it computes ``batch`` from start_s to end_s (simulated seconds)."""
+
+    batch: Batch
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Simulated seconds."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step brought.
+
+    Attributes:
+        end_s: When, simulated seconds.
+        gap_s: Time since the last output of every request counted in ``steady_tokens``.
+        steady_tokens: Outputs that followed the previous step's, one request each.
+        late_gaps_s: Time since the last output of requests that resumed after a preemption.
+        started: Requests whose first output this is.
+        finished: Requests that ended.
+        computed_tokens: Tokens computed, prompts' included.
+    """
+
+    end_s: float
+    gap_s: float
+    steady_tokens: int
+    late_gaps_s: list[float]
+    started: list[RequestState]
+    finished: list[RequestState]
+    computed_tokens: int
+
+
+@dataclass(slots=True)
+class Events:
+    """What happened between steps, oldest first.
+
+    Attributes:
+        transfers: KV that has arrived.
+        declined: Requests whose KV was not fetched because it was not worth it.
+        expired: Prompts for which nobody came in time.
+        dropped: Requests that gave way to a higher tier for good.
+    """
+
+    transfers: list[Transfer] = field(default_factory=list)
+    declined: list[RequestState] = field(default_factory=list)
+    expired: list[str] = field(default_factory=list)
+    dropped: list[RequestState] = field(default_factory=list)
+
+
+class Engine:
+    """One worker's scheduler, cache, leases and link.
+
+    Attributes:
+        settings: As given.
+        counters: What has happened.
+        pinned: Prompts kept for other workers; to be changed through the engine alone.
+    """
+
+    __slots__ = (
+        "_batcher",
+        "_events",
+        "_journal",
+        "_last_end_s",
+        "_latency",
+        "_link",
+        "_next_index",
+        "_orphans",
+        "_pool",
+        "_requests",
+        "_step",
+        "_swap",
+        "_tiered",
+        "counters",
+        "pinned",
+        "settings",
+    )
+
+    def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
+        self.settings = settings
+        self.counters = EngineCounters()
+        self._latency = latency
+        self._journal = KvJournal(settings.limits.block_size) if settings.keeps_journal else None
+        self._pool = BlockPool(settings.num_blocks, self._journal)
+        self._tiered = self._make_tiered(settings)
+        self._batcher = self._tiered or Batcher(settings.limits, self._pool, self._journal)
+        self.pinned = PinnedPrompts(
+            settings.lease,
+            settings.role,
+            ranks=settings.ranks,
+            counters=self.counters,
+            release=self._batcher.release,
+        )
+        self._link = Link(settings.link)
+        self._orphans = 0
+        self._requests: dict[str, RequestState] = {}
+        self._events = Events()
+        self._step: EngineStep | None = None
+        self._next_index = 0
+        self._last_end_s = 0.0
+
+    def _make_tiered(self, settings: EngineSettings) -> TieredBatcher | None:
+        terms = settings.preemption
+        if terms is None:
+            return None
+        costs = PreemptionCosts(settings.kv_bytes_per_token, terms.host_link, self._latency.prefill)
+        swap = SwapSpace(terms.host_blocks, terms.host_link)
+        return TieredBatcher(settings.limits, self._pool, self._journal, terms=terms, costs=costs, swap=swap)
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> RequestState:
+        """Queue a request; it is considered from the next step on.
+
+        Raises:
+            ValueError: its id is in use, it has no tokens, or it can never fit into the cache.
+        """
+        limits = self.settings.limits
+        total = request.prompt_tokens + request.output_tokens
+        # The last output is never computed, so it needs no room.
+        if total - 1 > self._batcher.longest_tokens(request):
+            raise ValueError(f"{request.request_id}: {total} tokens exceed the cache")
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise ValueError(f"{request.request_id}: needs at least one prompt and one output token")
+        if request.request_id in self._requests or request.request_id in self.pinned:
+            raise ValueError(f"{request.request_id}: id in use")
+        if request.block_keys and len(request.block_keys) != request.prompt_tokens // limits.block_size:
+            raise ValueError(f"{request.request_id}: one key per full block is needed")
+        state = RequestState(request, self._next_index)
+        self._next_index += 1
+        self._requests[request.request_id] = state
+        self._batcher.enqueue(state)
+        return state
+
+    def abort(self, request_id: str, now_s: float, reason: FinishReason = FinishReason.ABORT) -> bool:
+        """End a request before its time; unknown and ended ones are ignored.
+
+        Blocks that a transfer still writes are released when it ends.
+        """
+        state = self._requests.pop(request_id, None)
+        if state is None:
+            return False
+        if self._batcher.remove(state):
+            self._batcher.release(state)
+        else:
+            self._orphans += 1
+        state.finish_reason = reason
+        state.finished_s = now_s
+        return True
+
+    def outputs_of(self, state: RequestState) -> int:
+        """Return the tokens that ``state`` has generated so far."""
+        return self._batcher.outputs_of(state)
+
+    def find(self, request_id: str) -> RequestState | None:
+        """Return a request in flight."""
+        return self._requests.get(request_id)
+
+    # -- leases ---------------------------------------------------------------------------------------
+
+    def extend_leases(self, request_ids: Iterable[str], now_s: float) -> list[str]:
+        """Take a heartbeat; return the ids without a lease."""
+        return self.pinned.renew(request_ids, now_s)
+
+    def end_leases(self, reads: Iterable[Read]) -> list[str]:
+        """Release blocks that were read; return the ids without a lease, which are counted."""
+        return self.pinned.read(reads)
+
+    def cached_blocks(self, keys: Sequence[int]) -> int:
+        """Return how many leading blocks of a prompt with these keys are cached now."""
+        return self._pool.count_hits(keys, len(keys))
+
+    def clear_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
+        return self._pool.clear()
+
+    def take_kv_facts(self) -> list[KvFact]:
+        """Return what changed in the cache since the last call, oldest first; empty without a journal."""
+        return [] if self._journal is None else self._journal.take()
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def advance(self, now_s: float) -> None:
+        """Take in transfers and copies that ended and leases that expired at or before ``now_s``."""
+        if self._tiered is not None:
+            self._orphans -= self._tiered.finish_copies(now_s)
+        for transfer in self._link.finish(now_s):
+            state = transfer.state
+            if state.epoch == transfer.epoch:
+                self._batcher.loaded(state)
+                self._events.transfers.append(transfer)
+            else:
+                self._orphans -= 1
+                self._batcher.release(state)
+        self._events.expired += self.pinned.expire(now_s)
+
+    def next_event_s(self) -> float | None:
+        """Return when `advance` will next change something, or None."""
+        copied_s = None if self._tiered is None else self._tiered.swap.next_s()
+        times = (self._link.next_s(), self.pinned.next_expiry_s(), copied_s)
+        return min((at for at in times if at is not None), default=None)
+
+    def take_events(self) -> Events:
+        """Return what `advance` saw since the last call."""
+        events, self._events = self._events, Events()
+        return events
+
+    def begin_step(self, now_s: float) -> EngineStep | None:
+        """Plan the next step and start it, or return None when nothing can run.
+
+        Raises:
+            ValueError: the previous step was not finished.
+        """
+        if self._step is not None:
+            raise ValueError("finish the running step first")
+        self.advance(now_s)
+        batch = self._plan(now_s)
+        if batch is None:
+            return None
+        chunks = [(span.start, span.end, span.begins) for span in batch.spans]
+        duration_s = self._latency.step_s(chunks, batch.decode_batch, batch.decode_kv_tokens)
+        self._step = EngineStep(batch, now_s, now_s + duration_s)
+        return self._step
+
+    def finish_step(self, step: EngineStep) -> StepOutcome:
+        """End ``step`` at its end_s and return its outputs.
+
+        Raises:
+            ValueError: ``step`` is not the running one.
+        """
+        if step is not self._step:
+            raise ValueError("this step is not running")
+        self._step = None
+        now_s = step.end_s
+        decoded = len(self._batcher.decoding)
+        prefilled, ended = self._batcher.complete(step.batch)
+        started, late_gaps, from_decode = self._note_first_outputs(step, prefilled)
+        for state in ended:
+            self._end(state, now_s)
+        gap_s = now_s - self._last_end_s
+        self._last_end_s = now_s
+        self.counters.generation_tokens += decoded + len(prefilled)
+        self.counters.steps += 1
+        return StepOutcome(now_s, gap_s, decoded - from_decode, late_gaps, started, ended, step.batch.tokens)
+
+    def _plan(self, now_s: float) -> Batch | None:
+        """Return the next step's work, or None when nothing can run."""
+        while True:
+            batch = self._batcher.plan()
+            self._note_plan(batch, now_s)
+            if batch.spans or batch.decode_batch:
+                return batch
+            # A step that only threw requests out admitted nobody: whoever waits may fit now.
+            if not batch.preempted:
+                return None
+
+    def foresee(self, step: EngineStep) -> list[float]:
+        """Return when the running step ends, and those after it for as long as requests only decode.
+
+        Void once a request is added or aborted, or leases are touched. The list ends where a request may end
+        or a transfer or lease is due, so that the step after it has to be planned.
+        """
+        ends = [step.end_s]
+        steady = self._batcher.steady_steps(step.batch)
+        if steady == 1:
+            return ends
+        until_s = self.next_event_s()
+        end_s, batch, kv_tokens = step.end_s, step.batch.decode_batch, step.batch.decode_kv_tokens
+        decode_s = self._latency.decode.step_s
+        for _ in range(steady - 1):
+            if until_s is not None and end_s >= until_s:
+                break
+            kv_tokens += batch
+            end_s += decode_s(batch, kv_tokens)
+            ends.append(end_s)
+        return ends
+
+    def skip(self, step: EngineStep, ends: Sequence[float], steps: int) -> EngineStep:
+        """Finish ``steps`` foreseen steps at once and return the one then running.
+
+        Same state, bit for bit, as finishing and beginning one after the other; for simulators, which need
+        not send every token.
+
+        Args:
+            step: The running step.
+            ends: From `foresee`, nothing having touched the engine since; ``ends[0]`` is this step's.
+            steps: At least 1, fewer than ``ends``.
+
+        Raises:
+            ValueError: ``step`` is not the running one, or that many were not foreseen.
+        """
+        if step is not self._step or not 1 <= steps < len(ends) or ends[0] != step.end_s:
+            raise ValueError("only steps foreseen for the running one can be skipped")
+        batch = step.batch.decode_batch
+        self._batcher.skip(steps)
+        self.counters.generation_tokens += steps * batch
+        self.counters.steps += steps
+        self._last_end_s = ends[steps - 1]
+        rest = Batch(decode_batch=batch, decode_kv_tokens=self._batcher.kv_tokens)
+        self._step = EngineStep(rest, ends[steps - 1], ends[steps])
+        return self._step
+
+    def _note_plan(self, batch: Batch, now_s: float) -> None:
+        counters = self.counters
+        for state in batch.admitted:
+            if not state.preemptions:
+                counters.prefix_queries += state.request.prompt_tokens
+                counters.prefix_hits += state.cached_tokens
+            if not state.remote_pending:
+                state.note_scheduled(now_s)
+        for state in batch.joined:
+            state.note_scheduled(now_s)
+        for state in batch.loads:
+            counters.external_queries += state.request.prompt_tokens - state.cached_tokens
+            counters.external_hits += state.external_tokens
+            self._link.start(state, state.external_tokens * self.settings.kv_bytes_per_token, now_s)
+        self._events.declined += batch.declined
+        for state in batch.preempted:
+            counters.preemptions += 1
+            counters.preemptions_by[batch.kind_of(state), state.request.priority] += 1
+            if state.outputs:
+                state.last_token_s = self._last_end_s
+        if self._tiered is not None:
+            self._note_tiers(self._tiered, batch, now_s)
+
+    def _note_tiers(self, tiered: TieredBatcher, batch: Batch, now_s: float) -> None:
+        """Start the copies that were planned, and end who was dropped."""
+        tiered.start_copies(batch, self.settings.kv_bytes_per_token, now_s)
+        for state in batch.dropped:
+            del self._requests[state.request.request_id]
+            tiered.release(state)
+            state.finish_reason = FinishReason.ERROR
+            state.finished_s = now_s
+            self._events.dropped.append(state)
+
+    def _note_first_outputs(
+        self, step: EngineStep, prefilled: list[RequestState]
+    ) -> tuple[list[RequestState], list[float], int]:
+        """Return requests whose first output this step brought, the gaps of resumed ones, and those that decoded it."""
+        started: list[RequestState] = []
+        late_gaps: list[float] = []
+        from_decode = 0
+        for state in (*prefilled, *step.batch.joined):
+            if state.finish_reason is not None:
+                continue
+            noted = len(started) + len(late_gaps)
+            if state.first_token_s is None:
+                if self._batcher.outputs_of(state):
+                    state.first_token_s = step.end_s
+                    self.counters.prompt_tokens += state.request.prompt_tokens
+                    self.counters.prompt_tokens_cached += state.cached_tokens + state.external_tokens
+                    started.append(state)
+            elif state.last_token_s is not None:
+                late_gaps.append(step.end_s - state.last_token_s)
+                state.last_token_s = None
+            if step.batch.joined and state not in prefilled:
+                from_decode += len(started) + len(late_gaps) - noted
+        return started, late_gaps, from_decode
+
+    def _end(self, state: RequestState, now_s: float) -> None:
+        request = state.request
+        del self._requests[request.request_id]
+        state.finish_reason = request.ends_by
+        state.finished_s = now_s
+        if request.pin_blocks:
+            self.pinned.keep(state, now_s)
+        else:
+            self._batcher.release(state)
+
+    # -- gauges ---------------------------------------------------------------------------------------
+
+    @property
+    def decoding(self) -> Iterable[RequestState]:
+        """Requests that decode now, in order of joining."""
+        return self._batcher.decoding
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return self._batcher.running
+
+    @property
+    def waiting_for_capacity(self) -> int:
+        """Requests that wait for blocks, places or budget."""
+        return self._batcher.waiting
+
+    @property
+    def waiting_deferred(self) -> int:
+        """Requests that wait for their KV to arrive."""
+        return self._batcher.loading
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def kv_used_blocks(self) -> int:
+        """Blocks in use, pinned ones included."""
+        return self._pool.used
+
+    @property
+    def kv_usage_fraction(self) -> float:
+        """Share of blocks in use, 0-1."""
+        return self._pool.used / self._pool.capacity
+
+    @property
+    def swapped_blocks(self) -> int:
+        """Blocks of host memory that hold, or are about to hold, KV of preempted requests."""
+        return 0 if self._tiered is None else self._tiered.swap.used
+
+    @property
+    def reserved_free_blocks(self) -> int:
+        """Free blocks that only premium and system requests may take now."""
+        return 0 if self._tiered is None else self._tiered.reserved_free
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is running, waiting, pinned or being transferred."""
+        return not (self._requests or len(self.pinned) or self._orphans)

@@ -1,0 +1,159 @@
+"""Paged KV blocks with reference counts and a prefix cache; the batcher and the engine call it.
+
+A block is in use (referenced by at least one request), idle (unreferenced, its content still keyed, so a
+later request may take it back) or blank. Blank blocks are handed out first, then idle ones from the least
+recently used. Every operation is O(1) per block touched.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from penstock.engine.core.kv_facts import KvJournal
+
+
+class BlockPool:
+    """Owns ``capacity`` blocks, numbered from 0."""
+
+    __slots__ = ("_blank", "_by_key", "_idle", "_journal", "_key_of", "_references", "capacity", "version")
+
+    def __init__(self, capacity: int, journal: KvJournal | None = None) -> None:
+        """Start with every block blank.
+
+        Args:
+            capacity: Blocks, >= 1.
+            journal: Is told of evictions; None: nobody is.
+        """
+        self.capacity = capacity
+        self._journal = journal
+        self.version = 0
+        self._references = [0] * capacity
+        self._key_of: list[int | None] = [None] * capacity
+        self._by_key: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._blank = list(range(capacity - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be handed out: blank and idle ones."""
+        return len(self._blank) + len(self._idle)
+
+    @property
+    def used(self) -> int:
+        """Blocks referenced by at least one request, pinned ones included."""
+        return self.capacity - len(self._blank) - len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        """Blocks whose content a later request can reuse, in use or idle."""
+        return len(self._by_key)
+
+    def count_hits(self, keys: Sequence[int], limit: int) -> int:
+        """Return how many leading ``keys`` are cached, at most ``limit``."""
+        by_key = self._by_key
+        for hits, key in enumerate(keys):
+            if hits >= limit or key not in by_key:
+                return hits
+        return len(keys)
+
+    def claim(self, hit_keys: Iterable[int], total: int) -> list[int] | None:
+        """Return ``total`` blocks: the cached ones of ``hit_keys`` in order, then fresh ones.
+
+        Args:
+            hit_keys: Keys that `count_hits` just found, at most ``total`` of them.
+            total: Blocks wanted.
+
+        Returns:
+            Block numbers, each with one more reference; None (and nothing changed) when they do not fit.
+        """
+        references, idle = self._references, self._idle
+        blocks = [self._by_key[key] for key in hit_keys]
+        revived = sum(1 for block in blocks if not references[block])
+        fresh = total - len(blocks)
+        if fresh + revived > len(self._blank) + len(idle):
+            return None
+        for block in blocks:
+            if not references[block]:
+                del idle[block]
+            references[block] += 1
+        blocks += self._take(fresh)
+        return blocks
+
+    def blocks_of(self, keys: Iterable[int]) -> list[int]:
+        """Return the blocks found under ``keys``, all of them cached."""
+        return [self._by_key[key] for key in keys]
+
+    def idle_among(self, blocks: Iterable[int]) -> int:
+        """Return how many of ``blocks`` nobody references."""
+        return sum(1 for block in blocks if not self._references[block])
+
+    def sole(self, blocks: Iterable[int]) -> int:
+        """Return how many of ``blocks`` have one reference: what their holder alone would free."""
+        return sum(1 for block in blocks if self._references[block] == 1)
+
+    def _take(self, count: int) -> list[int]:
+        references, blank, idle = self._references, self._blank, self._idle
+        blocks: list[int] = []
+        from_blank = min(count, len(blank))
+        if from_blank:
+            blocks = blank[-from_blank:]
+            blocks.reverse()
+            del blank[-from_blank:]
+        for _ in range(count - from_blank):
+            block, _ = idle.popitem(last=False)
+            key = self._key_of[block]
+            if key is not None:
+                del self._by_key[key]
+                self._key_of[block] = None
+                if self._journal is not None:
+                    self._journal.removed(key)
+            blocks.append(block)
+        for block in blocks:
+            references[block] = 1
+        return blocks
+
+    def register(self, blocks: Sequence[int], keys: Sequence[int]) -> None:
+        """Let later requests find each of ``blocks`` under its key; the first block of a key keeps it."""
+        key_of, by_key = self._key_of, self._by_key
+        for block, key in zip(blocks, keys, strict=True):
+            if key_of[block] is None and key not in by_key:
+                key_of[block] = key
+                by_key[key] = block
+        self.version += 1
+
+    def is_cached(self, key: int) -> bool:
+        """Return whether a block is found under ``key``."""
+        return key in self._by_key
+
+    def clear(self) -> bool:
+        """Forget the content of every block; False, and nothing changed, while one is in use."""
+        if self.used:
+            return False
+        self._key_of = [None] * self.capacity
+        self._by_key.clear()
+        self._idle.clear()
+        self._blank = list(range(self.capacity - 1, -1, -1))
+        self.version += 1
+        if self._journal is not None:
+            self._journal.cleared()
+        return True
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference of each block; the last block of a request is evicted before the first.
+
+        Raises:
+            ValueError: a block is released more often than it was claimed.
+        """
+        references, idle, key_of = self._references, self._idle, self._key_of
+        for block in reversed(blocks):
+            left = references[block] - 1
+            if left < 0:
+                raise ValueError(f"block {block} released more often than claimed")
+            references[block] = left
+            if not left:
+                if key_of[block] is None:
+                    self._blank.append(block)
+                else:
+                    idle[block] = None
+        self.version += 1

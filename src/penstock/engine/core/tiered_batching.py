@@ -1,0 +1,342 @@
+"""Continuous batching with tiers: who waits in a higher tier gets room at the expense of running lower ones.
+
+What differs from `Batcher`, which is vLLM's own order by priority:
+
+- a request at the head of the queue that lacks blocks or a place throws out running requests of lower tiers,
+  if those can make the room at all; its prompt goes before theirs in the step's token budget;
+- a victim is swapped to host memory, recomputed or dropped, whichever costs least. Its blocks are not handed
+  out before its copy has ended;
+- a request thrown out as often as its limit allows comes back with room for its whole length, so that it need
+  not grow, and is no victim any more;
+- it comes back behind all waiting of higher tiers, only where its whole context and some headroom fit;
+- requests below premium leave the reserve alone.
+
+A running request that finds no block for its next token needs it in this very step, so its victim is
+recomputed: of a lower tier, else the latest arrival of its own tier, itself at last.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from penstock.core.tiers import TierPriority
+from penstock.engine.core.batch import Batch
+from penstock.engine.core.batching import Batcher, BatchLimits
+from penstock.engine.core.kv_blocks import BlockPool
+from penstock.engine.core.kv_facts import KvJournal
+from penstock.engine.core.preemption import (
+    RESUME_HEADROOM_FRACTION,
+    PreemptionCosts,
+    PreemptionKind,
+    PreemptionTerms,
+)
+from penstock.engine.core.requests import EngineRequest, RequestState, Status
+from penstock.engine.core.reservation import Reservation
+from penstock.engine.core.swap_space import SwapSpace
+from penstock.engine.core.victims import Candidate, choose_victims
+
+
+class TieredBatcher(Batcher):
+    """A `Batcher` whose waiting requests of higher tiers throw out running ones of lower tiers."""
+
+    __slots__ = ("_copying", "_costs", "_headroom", "_reservation", "_terms", "swap")
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        pool: BlockPool,
+        journal: KvJournal | None,
+        *,
+        terms: PreemptionTerms,
+        costs: PreemptionCosts,
+        swap: SwapSpace,
+    ) -> None:
+        super().__init__(limits, pool, journal)
+        self._terms = terms
+        self._costs = costs
+        self._reservation = Reservation(pool.capacity, terms.reserved_blocks(pool.capacity))
+        self._headroom = int(RESUME_HEADROOM_FRACTION * pool.capacity)
+        self._copying: dict[RequestState, int] = {}
+        self.swap = swap
+
+    @property
+    def reserved_free(self) -> int:
+        """Free blocks that only premium and system requests may take now."""
+        return max(0, self._pool.free - self._reservation.room)
+
+    def longest_tokens(self, request: EngineRequest) -> int:
+        """Return how many tokens the part of the cache open to its tier can ever hold."""
+        if _is_premium(request):
+            return super().longest_tokens(request)
+        return self._reservation.limit * self._limits.block_size
+
+    # -- a step ---------------------------------------------------------------------------------------
+
+    def plan(self) -> Batch:
+        """Choose the next step's work, prompts in the order of their tiers; the batch may turn out empty."""
+        batch = Batch()
+        self._grow_decodes(batch)
+        self._make_places_for_loaded(batch)
+        self._join_loaded(batch, self._budget_left(batch))
+        for state in sorted(self.prefilling, key=self._rank):
+            self._admit_before(batch, state.request.priority)
+            self._continue_prefill(state, batch, self._budget_left(batch))
+        self._admit_before(batch, None)
+        if batch.preempted:
+            batch.spans = [span for span in batch.spans if span.state.epoch == span.epoch]
+            batch.joined = [state for state in batch.joined if state.status is Status.DECODING]
+        batch.decode_batch = len(self.decoding)
+        batch.decode_kv_tokens = self.kv_tokens
+        return batch
+
+    def steady_steps(self, batch: Batch) -> int:
+        """Return the steps that will only decode; see `Batcher.steady_steps`.
+
+        Growth of lower tiers must fit beside the reserve, too. Who waits for victims goes on waiting: a block
+        that a victim takes is free no more, so what could be had of both stays the same.
+        """
+        steps = super().steady_steps(batch)
+        if steps == 1:
+            return 1
+        end, size = self.tick + steps, self._limits.block_size
+        open_blocks = sum(
+            -(-(end - due) // size)
+            for due, entries in self._block_due.items()
+            if due < end
+            for state, _ in entries
+            if not _is_premium(state.request)
+        )
+        return steps if open_blocks <= self._reservation.room else 1
+
+    def remove(self, state: RequestState) -> bool:
+        """Take ``state`` out wherever it is; its host memory is free once no copy needs it."""
+        is_quiet = super().remove(state)
+        if is_quiet:
+            self.swap.give_back(state)
+        return is_quiet
+
+    def release(self, state: RequestState) -> None:
+        """Take the blocks of ``state`` back, out of its tier's share."""
+        if not _is_premium(state.request):
+            self._reservation.give_back(state.blocks)
+        super().release(state)
+
+    def _resume_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:  # noqa: ARG002 - as its base
+        """Let ``state`` compute the rest of its prompt when its tier's turn comes; it takes no tokens yet."""
+        return super()._resume_prefill(state, batch, 0)
+
+    # -- copies ---------------------------------------------------------------------------------------
+
+    def start_copies(self, batch: Batch, kv_bytes_per_token: int, now_s: float) -> None:
+        """Put the copies that ``batch`` planned on their links."""
+        for state in batch.swapped_out:
+            self.swap.copy_out(state, state.computed * kv_bytes_per_token, now_s)
+        for state, tokens in batch.swapped_in:
+            self.swap.copy_in(state, tokens * kv_bytes_per_token, now_s)
+
+    def finish_copies(self, now_s: float) -> int:
+        """Take in the copies that ended at or before ``now_s``.
+
+        Returns:
+            How many of them were of requests that have ended meanwhile; only now are their blocks free.
+        """
+        orphans = 0
+        for copies, take_in in (
+            (self.swap.finish_out(now_s), self._copied_out),
+            (self.swap.finish_in(now_s), self._copied_in),
+        ):
+            for copy in copies:
+                if copy.state.epoch == copy.epoch:
+                    take_in(copy.state)
+                else:
+                    orphans += 1
+                    self._copying.pop(copy.state, None)
+                    self.swap.give_back(copy.state)
+                    self.release(copy.state)
+        return orphans
+
+    def _copied_out(self, state: RequestState) -> None:
+        self.loading -= 1
+        del self._copying[state]
+        self.release(state)
+        state.registered = 0
+        self.enqueue(state)
+
+    def _copied_in(self, state: RequestState) -> None:
+        self.loading -= 1
+        self.swap.give_back(state)
+        state.status = Status.LOADED
+        self._register_full(state, state.computed // self._limits.block_size)
+        heapq.heappush(self._loaded, self._order(state))
+
+    # -- blocks ---------------------------------------------------------------------------------------
+
+    def _claim(self, state: RequestState, hit_keys: Sequence[int], total: int) -> list[int] | None:
+        if _is_premium(state.request):
+            return super()._claim(state, hit_keys, total)
+        hits = self._pool.blocks_of(hit_keys)
+        if self._reservation.added(hits) + total - len(hits) > self._reservation.room:
+            return None
+        blocks = super()._claim(state, hit_keys, total)
+        if blocks is not None:
+            self._reservation.hold(blocks)
+        return blocks
+
+    def _blocks_wanted(self, state: RequestState, tokens: int) -> int:
+        if not self._is_at_limit(state):
+            return self._blocks_for(tokens)
+        request = state.request
+        # The last output is never computed, so it needs no room.
+        return self._blocks_for(request.prompt_tokens + request.output_tokens - 1)
+
+    def _missing(self, state: RequestState, hit_keys: Sequence[int], total: int) -> int:
+        """Return the blocks that must be freed before `_claim` succeeds, those on their way out not counted."""
+        hits = self._pool.blocks_of(hit_keys)
+        fresh = total - len(hits)
+        missing = fresh + self._pool.idle_among(hits) - self._pool.free
+        if not _is_premium(state.request):
+            missing = max(missing, fresh + self._reservation.added(hits) - self._reservation.room)
+        return missing - sum(self._copying.values())
+
+    # -- waiting requests -----------------------------------------------------------------------------
+
+    def _budget_left(self, batch: Batch) -> int:
+        """Return the tokens that the step may still compute; who was thrown out takes none."""
+        planned = sum(span.end - span.start for span in batch.spans if span.state.epoch == span.epoch)
+        return self._limits.max_num_batched_tokens - len(self.decoding) - planned
+
+    def _admit_before(self, batch: Batch, priority: int | None) -> None:
+        """Admit from the head of the queue those of a higher tier than ``priority``; None: all."""
+        while (budget := self._budget_left(batch)) > 0:
+            state = self._head()
+            if state is None or (priority is not None and state.request.priority >= priority):
+                return
+            # Who was thrown out in this step would only take back what others need.
+            if any(state is victim for victim in batch.preempted):
+                return
+            if not self._admit_head(state, batch, budget):
+                return
+
+    def _admit_head(self, state: RequestState, batch: Batch, budget: int) -> bool:
+        """Admit the head of the queue, making room first if lower tiers can give it; False if it goes on waiting."""
+        hit_keys, total = self._wanted(state, budget)
+        self._make_room(state, self._missing(state, hit_keys, total), batch)
+        if self.running >= self._limits.max_num_seqs or not self._may_resume(state, hit_keys, total):
+            return False
+        heapq.heappop(self._waiting)
+        if state.host_blocks:
+            is_admitted = self._begin_copy_in(state, hit_keys, total, batch)
+        else:
+            is_admitted = self._try_admit(state, batch, budget) is not None
+        if not is_admitted:
+            heapq.heappush(self._waiting, self._order(state))
+        return is_admitted
+
+    def _wanted(self, state: RequestState, budget: int) -> tuple[Sequence[int], int]:
+        """Return the cached keys that ``state`` would hit and the blocks that it takes in all."""
+        size = self._limits.block_size
+        keys = self._keys(state)
+        if state.host_blocks:
+            # The next token is computed at once, so there must be room for it.
+            hits = self._pool.count_hits(keys, state.computed // size)
+            return keys[:hits], self._blocks_wanted(state, state.computed + 1)
+        target = state.prefill_target
+        hits = self._pool.count_hits(keys, (target - 1) // size)
+        is_whole = state.remote_pending or state.preemptions
+        first = target if is_whole else min(target, hits * size + budget)
+        return keys[:hits], self._blocks_wanted(state, first)
+
+    def _may_resume(self, state: RequestState, hit_keys: Sequence[int], total: int) -> bool:
+        """Whether a request that was thrown out finds its whole context and headroom; others need not ask."""
+        if not state.preemptions or not (self.running or self.loading):
+            return True
+        return self._missing(state, hit_keys, total) + sum(self._copying.values()) + self._headroom <= 0
+
+    def _begin_copy_in(self, state: RequestState, hit_keys: Sequence[int], total: int, batch: Batch) -> bool:
+        blocks = self._claim(state, hit_keys, total)
+        if blocks is None:
+            return False
+        state.blocks = blocks
+        state.registered = len(hit_keys)
+        state.epoch += 1
+        state.status = Status.LOADING
+        self.loading += 1
+        batch.swapped_in.append((state, state.computed - len(hit_keys) * self._limits.block_size))
+        return True
+
+    # -- victims --------------------------------------------------------------------------------------
+
+    def _make_room(self, state: RequestState, blocks: int, batch: Batch) -> None:
+        """Throw out running requests of lower tiers than ``state``, if they can give what it lacks."""
+        places = self.running + 1 - self._limits.max_num_seqs
+        if blocks <= 0 and places <= 0:
+            return
+        for victim in choose_victims(self._candidates(state), blocks=blocks, places=places):
+            self._evict(victim.state, batch)
+
+    def _make_places_for_loaded(self, batch: Batch) -> None:
+        """Give a place to the first request whose KV has arrived, if a lower tier holds one."""
+        while self._loaded and self._loaded[0][2].status is not Status.LOADED:
+            heapq.heappop(self._loaded)
+            self._dead -= 1
+        if self._loaded:
+            self._make_room(self._loaded[0][2], 0, batch)
+
+    def _candidates(self, state: RequestState) -> Iterator[Candidate]:
+        for each in (*self.decoding, *self.prefilling):
+            if each.request.priority <= state.request.priority or self._is_at_limit(each):
+                continue
+            tokens = each.request.prompt_tokens + self.outputs_of(each)
+            _, cost_s = self._costs.cheapest(tokens, can_swap=self._can_swap(each))
+            left = each.request.output_tokens - self.outputs_of(each)
+            yield Candidate(each, self._pool.sole(each.blocks), left, cost_s)
+
+    def _evict(self, victim: RequestState, batch: Batch) -> None:
+        """Throw ``victim`` out in the way that costs least."""
+        tokens = victim.request.prompt_tokens + self.outputs_of(victim)
+        kind, _ = self._costs.cheapest(
+            tokens, can_swap=self._can_swap(victim), drop_above_s=self._terms.drop_above_s
+        )
+        freed = self._pool.sole(victim.blocks)
+        self._throw_out(victim, batch)
+        if kind is PreemptionKind.SWAP:
+            self._begin_copy_out(victim, freed, batch)
+        elif kind is PreemptionKind.DROP:
+            batch.dropped.append(victim)
+        else:
+            self._requeue(victim)
+
+    def _begin_copy_out(self, victim: RequestState, freed: int, batch: Batch) -> None:
+        self.swap.take(victim, self._blocks_for(victim.computed))
+        victim.status = Status.SWAPPING
+        self.loading += 1
+        self._copying[victim] = freed
+        batch.swapped_out.append(victim)
+
+    def _can_swap(self, state: RequestState) -> bool:
+        """Whether its KV may go to host memory: of prompts under way only what is keyed is kept, on the GPU."""
+        return state.status is Status.DECODING and self.swap.fits(len(state.blocks))
+
+    def _is_at_limit(self, state: RequestState) -> bool:
+        return state.preemptions >= self._terms.max_per_request
+
+    def _preempt_one(self, batch: Batch, grower: RequestState) -> RequestState:
+        """Throw out a lower tier for a block that ``grower`` needs now, else the latest of its own tier."""
+        chosen = choose_victims(self._candidates(grower), blocks=1, places=0)
+        if chosen:
+            victim = chosen[0].state
+        else:
+            equals = (each for each in (*self.decoding, *self.prefilling) if self._may_yield(each, grower))
+            victim = max(equals, key=self._rank)
+        self._throw_out(victim, batch)
+        self._requeue(victim)
+        return victim
+
+    def _may_yield(self, state: RequestState, grower: RequestState) -> bool:
+        return state.request.priority == grower.request.priority and not self._is_at_limit(state)
+
+
+def _is_premium(request: EngineRequest) -> bool:
+    """Whether it may use the reserve: premium, system, and requests of which nobody said a tier."""
+    return request.priority <= TierPriority.PREMIUM

@@ -1,0 +1,77 @@
+"""KV hand-over as time: one incoming link per decode worker; the engine calls it.
+
+Transfers queue on the receiver's link first come, first served: each occupies it for bytes / bandwidth, and
+the fixed latency of one overlaps with the bytes of the next. The sender's side is not modelled: a prefill
+worker's outgoing link is never the bottleneck here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from penstock.engine.core.requests import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTerms:
+    """The modelled link.
+
+    Attributes:
+        latency_s: Fixed part of each transfer (handshake, posting, notification), simulated seconds, >= 0.
+        bytes_per_s: > 0.
+    """
+
+    latency_s: float = 0.005
+    bytes_per_s: float = 25e9
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One finished hand-over.
+
+    Attributes:
+        state: The request whose KV it carried.
+        epoch: The request's epoch when it began; another one now means that the request ended meanwhile.
+        bytes: Size.
+        started_s, done_s: Simulated seconds.
+    """
+
+    state: RequestState
+    epoch: int
+    bytes: int
+    started_s: float
+    done_s: float
+
+
+class Link:
+    """The transfers under way, in order of their end."""
+
+    __slots__ = ("_free_s", "_heap", "_terms")
+
+    def __init__(self, terms: LinkTerms) -> None:
+        self._terms = terms
+        self._free_s = 0.0
+        self._heap: list[tuple[float, int, Transfer]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def start(self, state: RequestState, size: int, now_s: float) -> Transfer:
+        """Queue ``size`` bytes for ``state``; return the transfer with its end."""
+        begin_s = max(now_s, self._free_s)
+        self._free_s = begin_s + size / self._terms.bytes_per_s
+        transfer = Transfer(state, state.epoch, size, now_s, self._free_s + self._terms.latency_s)
+        heapq.heappush(self._heap, (transfer.done_s, state.index, transfer))
+        return transfer
+
+    def finish(self, now_s: float) -> list[Transfer]:
+        """Remove and return the transfers that ended at or before ``now_s``, in order."""
+        done = []
+        while self._heap and self._heap[0][0] <= now_s:
+            done.append(heapq.heappop(self._heap)[2])
+        return done
+
+    def next_s(self) -> float | None:
+        """Return when the next transfer ends, or None."""
+        return self._heap[0][0] if self._heap else None

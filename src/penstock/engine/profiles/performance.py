@@ -1,0 +1,159 @@
+"""What a profiler would measure of simulated engines, read off their latency profiles.
+
+A latency profile says how long a step takes; a `PerformanceProfile` says what an engine does at a prompt length, a
+context and a KV usage, which is what planner, simulator and capacity planning look up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.api import GraphSpec, Role, Runtime, ServiceSpec
+from penstock.api.profiles import PROFILE_SUFFIX
+from penstock.core.errors import ConfigError
+from penstock.engine.core.latency import LatencyModel
+from penstock.engine.profiles.loading import load, names
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.quality import check_fits
+from penstock.performance.reading import PROFILE_FILE, read_profile
+from penstock.performance.tables import DecodeTable, PrefillTable
+
+BLOCK_TOKENS, RUNNING_REQUESTS, BATCH_TOKENS = 16, 256, 8192
+"""The simulated runtime's own defaults where a manifest says nothing; see `penstock engine serve`."""
+
+_PROMPTS = tuple(100.0 * 1.5**power for power in range(19))
+"""100 to 148,000 tokens."""
+_CONTEXTS = tuple(250.0 * 2**power for power in range(10))
+"""250 to 128,000 tokens."""
+_KV_USAGE = tuple(percent / 100 for percent in range(2, 101, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEngine:
+    """One simulated engine as far as its speed goes.
+
+    Attributes:
+        profile: Name or path of its latency profile.
+        kv_tokens: KV cache, tokens; None: the latency profile's.
+        max_running: Most requests in a batch, >= 1.
+        gpus: Of one engine, >= 0.
+    """
+
+    profile: str
+    kv_tokens: int | None = None
+    max_running: int = RUNNING_REQUESTS
+    gpus: int = 1
+
+
+def performance_of(entry: SimulatedEngine, holder: SimulatedEngine) -> PerformanceProfile:
+    """Return what a profiler would measure, point by point.
+
+    Args:
+        entry: The engine that prefills.
+        holder: The engine that decodes; the same one where the graph is aggregated.
+
+    Raises:
+        ConfigError: there is no such latency profile.
+    """
+    prefill = load(entry.profile).latency().prefill
+    table = PrefillTable(_PROMPTS, tuple(prefill.ttft_s(round(tokens)) for tokens in _PROMPTS))
+    return PerformanceProfile(table, _decode_table(holder), entry.gpus, holder.gpus)
+
+
+def graph_performance(spec: GraphSpec) -> PerformanceProfile:
+    """Return the same of a graph of runtime ``simulated``: its workers as `penstock engine serve` starts them.
+
+    Raises:
+        ConfigError: the graph has no worker, or a latency profile is not there.
+    """
+    entry = spec.service(Role.PREFILL) or spec.service(Role.AGGREGATED)
+    holder = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
+    if entry is None or holder is None:
+        raise ConfigError(
+            "spec.services: no worker service to read a profile off; declare prefill and decode"
+        )
+    return performance_of(_engine(spec, entry[1]), _engine(spec, holder[1]))
+
+
+def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformanceProfile:
+    """Return the profile that a planner on this machine plans by.
+
+    Args:
+        spec: The graph's; None: no graph is known.
+        named: File or folder that `penstock profile` wrote, or a latency profile by name or ``.yaml`` path; None: the
+            engine's own, of runtime ``simulated``.
+
+    Raises:
+        ConfigError: nothing is named and the runtime has none, what is named cannot be read, or it was measured of another
+            model or engine size than the graph runs.
+    """
+    if named is None:
+        if spec is not None and spec.runtime is Runtime.SIMULATED:
+            return graph_performance(spec)
+        raise ConfigError(
+            "planner.sla.profile: null, but mode sla plans by a performance profile; run `penstock profile --config FILE"
+            " --output-dir DIR` and name what it writes, or choose mode adaptive"
+        )
+    if named in names() or named.endswith(PROFILE_SUFFIX):
+        engine = SimulatedEngine(named)
+        return performance_of(engine, engine)
+    path = Path(named).expanduser()
+    file = path / PROFILE_FILE if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise ConfigError(
+            f"planner.sla.profile: {named} cannot be read: {why}; name a file or folder that `penstock profile` wrote, or"
+            f" one of {', '.join(names())}"
+        ) from exc
+    profile = read_profile(text, origin=str(file))
+    sizes = spec.engine_gpus if spec is not None else None
+    if spec is None or sizes is None:
+        return profile
+    try:
+        check_fits(profile, model=spec.model.name, prefill_gpus=sizes[0], decode_gpus=sizes[1])
+    except ConfigError as exc:
+        raise ConfigError(f"planner.sla.profile: {file}: {exc}") from exc
+    return profile
+
+
+def _engine(spec: GraphSpec, service: ServiceSpec) -> SimulatedEngine:
+    engine = spec.engine
+    blocks = engine.kv_blocks
+    return SimulatedEngine(
+        profile=service.profile or engine.profile,
+        kv_tokens=None if blocks is None else blocks * (engine.block_tokens or BLOCK_TOKENS),
+        max_running=engine.max_running_requests or RUNNING_REQUESTS,
+        gpus=service.gpus,
+    )
+
+
+def _decode_table(engine: SimulatedEngine) -> DecodeTable:
+    profile = load(engine.profile)
+    latency = profile.latency()
+    kv_tokens = float(engine.kv_tokens or profile.kv_capacity_tokens)
+    rows = [
+        [
+            _decode_point(latency, context, usage * kv_tokens / context, engine.max_running)
+            for usage in _KV_USAGE
+        ]
+        for context in _CONTEXTS
+    ]
+    return DecodeTable(
+        _CONTEXTS,
+        _KV_USAGE,
+        tuple(tuple(itl_s for itl_s, _ in row) for row in rows),
+        tuple(tuple(rate for _, rate in row) for row in rows),
+        kv_tokens,
+    )
+
+
+def _decode_point(
+    latency: LatencyModel, context: float, requests: float, max_running: int
+) -> tuple[float, float]:
+    """Return (ITL, tokens/s) of a batch that fills that share of the cache, or of the largest that may run."""
+    batch = min(float(max_running), max(1.0, requests))
+    itl_s = latency.decode.step_s(batch, batch * context)
+    return itl_s, batch / itl_s

@@ -1,0 +1,183 @@
+"""What a profile file says; validated at this edge, then turned into the core's latency models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from penstock.engine.core import latency
+
+_MS = 1e-3
+
+Fraction = Annotated[float, Field(ge=0)]
+"""A relative error: 0.05 is 5%."""
+Milliseconds = Annotated[float, Field(ge=0)]
+Point = tuple[PositiveFloat, PositiveFloat]
+"""(tokens or requests, milliseconds)."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MemoryBudget(_Model):
+    """What a KV capacity is derived from where it was not measured."""
+
+    gpu_memory_bytes: PositiveInt
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
+    weight_bytes: PositiveInt
+    reserve_bytes_per_gpu: Annotated[int, Field(ge=0)]
+
+
+class KvCache(_Model):
+    """Size of the KV cache; exactly one of ``measured_tokens`` and ``derived``."""
+
+    bytes_per_token: PositiveInt
+    measured_tokens: PositiveInt | None = None
+    derived: MemoryBudget | None = None
+    source: str
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> KvCache:
+        if (self.measured_tokens is None) == (self.derived is None):
+            raise ValueError("give exactly one of measured_tokens and derived")
+        return self
+
+
+class QuadraticFit(_Model):
+    """TTFT = overhead + per_token · n + per_token2 · n², in ms."""
+
+    overhead_ms: Milliseconds
+    per_token_ms: PositiveFloat
+    per_token2_ms: Milliseconds
+
+    def build(self, added_overhead_ms: float = 0.0) -> latency.QuadraticPrefill:
+        """Return the core's model, in seconds."""
+        return latency.QuadraticPrefill(
+            (self.overhead_ms + added_overhead_ms) * _MS, self.per_token_ms * _MS, self.per_token2_ms * _MS
+        )
+
+
+class LinearFit(_Model):
+    """Step = base + per_sequence · B + per_kv_token · K, in ms."""
+
+    base_ms: PositiveFloat
+    per_sequence_ms: Milliseconds
+    per_kv_token_ms: Milliseconds
+
+    def build(self, scale: float = 1.0) -> latency.LinearDecode:
+        """Return the core's model, in seconds."""
+        factor = scale * _MS
+        return latency.LinearDecode(
+            self.base_ms * factor, self.per_sequence_ms * factor, self.per_kv_token_ms * factor
+        )
+
+
+class _Sourced(_Model):
+    source: str
+    mean_error: Fraction | None = None
+    max_error: Fraction | None = None
+
+
+class FittedPrefill(QuadraticFit, _Sourced):
+    """A prefill formula; ``mean_error`` is its MAPE, None where the source states none."""
+
+    kind: Literal["quadratic"]
+    added_overhead_ms: Milliseconds = 0.0
+
+    def model(self) -> latency.PrefillModel:
+        """Return the core's model."""
+        return self.build(self.added_overhead_ms)
+
+
+class ExcludedPoint(_Model):
+    """A measurement that is not used, and why."""
+
+    context: PositiveFloat | None = None
+    point: Point
+    reason: str
+
+
+class MeasuredPrefill(_Sourced):
+    """Measured TTFTs; ``beyond`` extends them."""
+
+    kind: Literal["table"]
+    points: Annotated[tuple[Point, ...], Field(min_length=2)]
+    excluded: tuple[ExcludedPoint, ...] = ()
+    beyond: QuadraticFit
+
+    def model(self) -> latency.PrefillModel:
+        """Return the core's model."""
+        tokens, times = _monotone(self.points)
+        return latency.TablePrefill(tokens, times, self.beyond.build())
+
+
+class FittedDecode(LinearFit, _Sourced):
+    """A decode formula."""
+
+    kind: Literal["linear"]
+    scale: PositiveFloat = 1.0
+
+    def model(self) -> latency.DecodeModel:
+        """Return the core's model."""
+        return self.build(self.scale)
+
+
+class Curve(_Model):
+    """Decode steps of batches whose requests all hold ``context`` tokens."""
+
+    context: PositiveFloat
+    points: Annotated[tuple[Point, ...], Field(min_length=1)]
+
+
+class MeasuredDecode(_Sourced):
+    """Measured decode steps; ``beyond`` extends them."""
+
+    kind: Literal["table"]
+    curves: Annotated[tuple[Curve, ...], Field(min_length=1)]
+    excluded: tuple[ExcludedPoint, ...] = ()
+    beyond: LinearFit
+
+    def model(self) -> latency.DecodeModel:
+        """Return the core's model."""
+        ordered = sorted(self.curves, key=lambda curve: curve.context)
+        curves = tuple(latency.DecodeCurve(curve.context, *_monotone(curve.points)) for curve in ordered)
+        return latency.TableDecode(curves, self.beyond.build())
+
+
+class Profile(_Model):
+    """One worker's hardware and model."""
+
+    name: str
+    gpu: str
+    model: str
+    precision: str
+    tensor_parallel: PositiveInt
+    kv: KvCache
+    prefill: Annotated[FittedPrefill | MeasuredPrefill, Field(discriminator="kind")]
+    decode: Annotated[FittedDecode | MeasuredDecode, Field(discriminator="kind")]
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that the KV cache holds, measured or derived (``kv.source`` says which)."""
+        memory = self.kv.derived
+        if memory is None:
+            return self.kv.measured_tokens or 0
+        usable = memory.gpu_memory_bytes * memory.gpu_memory_utilization - memory.reserve_bytes_per_gpu
+        return int((self.tensor_parallel * usable - memory.weight_bytes) / self.kv.bytes_per_token)
+
+    def latency(self) -> latency.LatencyModel:
+        """Return the core's latency model."""
+        return latency.LatencyModel(self.prefill.model(), self.decode.model())
+
+
+def _monotone(points: tuple[Point, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Sort by x and lift each time to the largest before it: more work never takes less time."""
+    xs, times = [], []
+    highest_ms = 0.0
+    for x, time_ms in sorted(points):
+        highest_ms = max(highest_ms, time_ms)
+        xs.append(x)
+        times.append(highest_ms * _MS)
+    return tuple(xs), tuple(times)

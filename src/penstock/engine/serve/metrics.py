@@ -1,0 +1,354 @@
+"""The worker's /metrics page: vLLM's names, labels and buckets, every time in simulated seconds.
+
+The page is written by hand rather than through prometheus_client because it is scraped up to ten times per
+real second and worker while it costs the same CPU that serves tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+from penstock.core import metric_names as names
+from penstock.core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S
+from penstock.core.lag import LagTracker
+from penstock.core.tiers import TierPriority, tier_of
+from penstock.engine.core.counters import EngineCounters
+from penstock.engine.core.engine import Engine, StepOutcome
+from penstock.engine.core.lease import LeaseTerm
+from penstock.engine.core.preemption import PreemptionKind
+from penstock.engine.core.requests import FinishReason, RequestState
+from penstock.engine.core.timeline import Timeline
+from penstock.engine.core.transfer import Transfer
+from penstock.engine.serve.histogram import (
+    STEP_BOUNDS_TOKENS,
+    TRANSFER_BOUNDS_BYTES,
+    TRANSFER_BOUNDS_S,
+    Histogram,
+    token_buckets,
+)
+from penstock.engine.serve.settings import ServeSettings
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_BY_REQUESTS, _BY_TOKENS = "max_num_queued_reqs", "max_num_queued_tokens"
+"""vLLM's reasons of a rejection; a simulated worker rejects by number alone."""
+
+Read = Callable[[], float]
+Counted = TypeVar("Counted", bound=StrEnum)
+
+
+class IgnoredNotification(StrEnum):
+    """Why a notification, or a request id in it, changed nothing."""
+
+    MALFORMED = "malformed"
+    WRONG_ENGINE = "wrong_engine"
+    UNKNOWN_REQUEST = "unknown_request"
+
+
+class RequestCounts(Protocol):
+    """The requests that a worker has taken, and those that it has not."""
+
+    rejected: int
+
+    @property
+    def running(self) -> int:
+        """Requests in the engine."""
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for the engine."""
+
+
+class EngineMetrics:
+    """Collects what the core reports and renders the page."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        timeline: Timeline,
+        lag: LagTracker,
+        slots: RequestCounts,
+        *,
+        now_s: Callable[[], float],
+    ) -> None:
+        """Tie the page to what it shows; ``now_s`` tells simulated seconds."""
+        self._now_s = now_s
+        self._slots = slots
+        self._timeline = timeline
+        self._lag = lag
+        self._model_label = f'model_name="{_escape(settings.served_names[0])}"'
+        self._labels = f'engine="0",{self._model_label}'
+        self.finished = dict.fromkeys(FinishReason, 0)
+        self.failed_transfers = 0
+        self.failed_notifications = 0
+        self.heartbeats_sent = 0
+        self.heartbeats_received = 0
+        self._ignored: Counter[IgnoredNotification] = Counter()
+        tokens = token_buckets(settings.max_model_len)
+        self._ttft = self._histogram(names.VLLM_TTFT, TTFT_BOUNDS_S)
+        self._itl = self._histogram(names.VLLM_ITL, TOKEN_GAP_BOUNDS_S)
+        self._tpot = self._histogram(names.VLLM_TPOT, TOKEN_GAP_BOUNDS_S)
+        self._e2e = self._histogram(names.VLLM_E2E, REQUEST_BOUNDS_S)
+        self._queue = self._histogram(names.VLLM_QUEUE_TIME, REQUEST_BOUNDS_S)
+        self._prefill = self._histogram(names.VLLM_PREFILL_TIME, REQUEST_BOUNDS_S)
+        self._decode = self._histogram(names.VLLM_DECODE_TIME, REQUEST_BOUNDS_S)
+        self._inference = self._histogram(names.VLLM_INFERENCE_TIME, REQUEST_BOUNDS_S)
+        self._prompt_tokens = self._histogram(names.VLLM_REQUEST_PROMPT_TOKENS, tokens)
+        self._generation_tokens = self._histogram(names.VLLM_REQUEST_GENERATION_TOKENS, tokens)
+        self._step_tokens = self._histogram(names.VLLM_ITERATION_TOKENS, STEP_BOUNDS_TOKENS)
+        self._transfer_s = self._histogram(names.VLLM_NIXL_XFER_TIME, TRANSFER_BOUNDS_S)
+        self._transfer_bytes = self._histogram(names.VLLM_NIXL_BYTES, TRANSFER_BOUNDS_BYTES)
+        self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
+        self._static_lines = self._list_static(settings)
+        self._gauges = self._list_gauges(timeline.engine)
+        self._counters = self._list_counters(timeline.engine)
+
+    # -- observations ---------------------------------------------------------------------------------
+
+    def observe_step(self, outcome: StepOutcome) -> None:
+        """Count a step's tokens, gaps and first tokens."""
+        self._step_tokens.observe(outcome.computed_tokens)
+        if outcome.steady_tokens:
+            self._itl.observe(outcome.gap_s, outcome.steady_tokens)
+        for gap_s in outcome.late_gaps_s:
+            self._itl.observe(gap_s)
+        for state in outcome.started:
+            self._ttft.observe(outcome.end_s - state.request.arrival_s)
+
+    def observe_transfer(self, transfer: Transfer) -> None:
+        """Count a KV hand-over."""
+        self._transfer_s.observe(transfer.done_s - transfer.started_s)
+        self._transfer_bytes.observe(transfer.bytes)
+
+    def count_ended(self, reason: FinishReason) -> None:
+        """Count a request that ended before its time."""
+        self.finished[reason] += 1
+
+    def count_ignored(self, why: IgnoredNotification, number: int = 1) -> None:
+        """Count notifications, or request ids in them, that changed nothing."""
+        self._ignored[why] += number
+
+    def observe_finished(self, state: RequestState) -> None:
+        """Count a request that ran to its end."""
+        reason, end_s = state.finish_reason, state.finished_s
+        scheduled_s, first_s = state.first_scheduled_s, state.first_token_s
+        if reason is None or end_s is None or scheduled_s is None or first_s is None:
+            return
+        request = state.request
+        self.finished[reason] += 1
+        self._e2e.observe(end_s - request.arrival_s)
+        self._queue.observe(scheduled_s - request.arrival_s)
+        self._prefill.observe(first_s - scheduled_s)
+        self._decode.observe(end_s - first_s)
+        self._inference.observe(end_s - scheduled_s)
+        self._prompt_tokens.observe(request.prompt_tokens)
+        self._generation_tokens.observe(state.outputs)
+        if state.outputs > 1:
+            self._tpot.observe((end_s - first_s) / (state.outputs - 1))
+
+    # -- the page -------------------------------------------------------------------------------------
+
+    def render(self) -> bytes:
+        """Return the page in the text format 0.0.4."""
+        labels = self._labels
+        page = []
+        for name, series in self._gauges.items():
+            page.append(f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge")
+            page += [f"{name}{{{labels}{extra}}} {read()!r}" for extra, read in series]
+        for name, series in self._counters.items():
+            sample = name + names.COUNTER_SUFFIX
+            page.append(f"# HELP {sample} {_HELP[name]}\n# TYPE {sample} counter")
+            page += [f"{sample}{{{labels}{extra}}} {read()!r}" for extra, read in series]
+        for item in self._histograms:
+            page.append(f"# HELP {item.name} {_HELP[item.name]}\n# TYPE {item.name} histogram")
+            page += item.lines()
+        page += self._static_lines
+        page += self._rejection_lines()
+        page += self._lag_lines()
+        page.append("")
+        return "\n".join(page).encode()
+
+    def _list_static(self, settings: ServeSettings) -> list[str]:
+        """Return what never changes, and in vLLM has other labels than the rest."""
+        info, engine = names.VLLM_CACHE_CONFIG_INFO, settings.engine
+        return [
+            f"# HELP {info} {_HELP[info]}\n# TYPE {info} gauge",
+            (
+                f'{info}{{engine="0",block_size="{engine.limits.block_size}",num_gpu_blocks="{engine.num_blocks}",'
+                f'enable_prefix_caching="{settings.flags.enable_prefix_caching}"}} 1'
+            ),
+            f"# HELP {names.TIME_SCALE} {_HELP[names.TIME_SCALE]}\n# TYPE {names.TIME_SCALE} gauge",
+            f"{names.TIME_SCALE} {settings.flags.speed!r}",
+        ]
+
+    def _rejection_lines(self) -> list[str]:
+        name = names.VLLM_ADMISSION_REJECTIONS
+        sample, rejected = name + names.COUNTER_SUFFIX, self._slots.rejected
+        return [
+            f"# HELP {sample} {_HELP[name]}\n# TYPE {sample} counter",
+            f'{sample}{{{self._model_label},reason="{_BY_REQUESTS}"}} {rejected}',
+            f'{sample}{{{self._model_label},reason="{_BY_TOKENS}"}} 0',
+        ]
+
+    def _lag_lines(self) -> list[str]:
+        sample = names.SCHEDULE_LAG_SAMPLES + names.COUNTER_SUFFIX
+        lines = [
+            f"# HELP {sample} {_HELP[names.SCHEDULE_LAG_SAMPLES]}\n# TYPE {sample} counter",
+            f"{sample} {self._lag.total}",
+        ]
+        if (p99_s := self._lag.p99_s()) is not None:
+            name = names.SCHEDULE_LAG_P99
+            lines.append(f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n{name} {p99_s!r}")
+        return lines
+
+    def _histogram(self, name: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(name, bounds, self._labels)
+
+    def _list_gauges(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
+        def capacity() -> int:
+            return engine.waiting_for_capacity + self._timeline.backlog
+
+        return {
+            names.VLLM_RUNNING: [("", lambda: engine.running)],
+            names.VLLM_WAITING: [("", lambda: capacity() + engine.waiting_deferred)],
+            names.VLLM_WAITING_BY_REASON: [
+                (',reason="capacity"', capacity),
+                (',reason="deferred"', lambda: engine.waiting_deferred),
+            ],
+            names.VLLM_KV_USAGE: [("", lambda: engine.kv_usage_fraction)],
+            names.ENGINE_REQUESTS: [("", lambda: self._slots.running)],
+            names.ENGINE_QUEUED_REQUESTS: [("", lambda: self._slots.queued)],
+            names.ENGINE_SWAPPED_BLOCKS: [("", lambda: engine.swapped_blocks)],
+            names.ENGINE_RESERVED_BLOCKS: [("", lambda: engine.reserved_free_blocks)],
+            names.ENGINE_LEASES: [("", lambda: len(engine.pinned))],
+            names.ENGINE_LEASED_BLOCKS: [("", lambda: engine.pinned.blocks)],
+            names.ENGINE_OLDEST_LEASE: [("", self._oldest_lease_s)],
+            names.VLLM_SLEEP_STATE: [
+                (f',sleep_state="{state}"', _constant(state == "awake"))
+                for state in ("awake", "weights_offloaded", "discard_all")
+            ],
+        }
+
+    def _list_counters(self, engine: Engine) -> dict[str, list[tuple[str, Read]]]:
+        counters = engine.counters
+        plain: dict[str, Read] = {
+            names.VLLM_PROMPT_TOKENS: lambda: counters.prompt_tokens,
+            names.VLLM_PROMPT_TOKENS_CACHED: lambda: counters.prompt_tokens_cached,
+            names.VLLM_GENERATION_TOKENS: lambda: counters.generation_tokens,
+            names.VLLM_PREEMPTIONS: lambda: counters.preemptions,
+            names.ENGINE_REJECTIONS: lambda: self._slots.rejected,
+            names.VLLM_PREFIX_QUERIES: lambda: counters.prefix_queries,
+            names.VLLM_PREFIX_HITS: lambda: counters.prefix_hits,
+            names.VLLM_EXTERNAL_PREFIX_QUERIES: lambda: counters.external_queries,
+            names.VLLM_EXTERNAL_PREFIX_HITS: lambda: counters.external_hits,
+            names.VLLM_NIXL_EXPIRED: counters.lease_expiries.total,
+            names.VLLM_NIXL_NOTIFICATIONS_AFTER_EXPIRY: lambda: counters.notifications_after_expiry,
+            names.VLLM_NIXL_FAILED_TRANSFERS: lambda: self.failed_transfers,
+            names.VLLM_NIXL_FAILED_NOTIFICATIONS: lambda: self.failed_notifications,
+            names.ENGINE_LEASE_RENEWALS: lambda: counters.lease_renewals,
+            names.ENGINE_HEARTBEATS_SENT: lambda: self.heartbeats_sent,
+            names.ENGINE_HEARTBEATS_RECEIVED: lambda: self.heartbeats_received,
+        }
+        listed = {name: [("", read)] for name, read in plain.items()}
+        listed[names.ENGINE_PREEMPTIONS] = [
+            (f',kind="{kind}",tier="{tier.name.lower()}"', _read_preemptions(counters, kind, tier))
+            for kind in PreemptionKind
+            for tier in TierPriority
+        ]
+        listed[names.ENGINE_LEASE_EXPIRIES] = [
+            (f',term="{term}"', _read_count(counters.lease_expiries, term)) for term in LeaseTerm
+        ]
+        listed[names.ENGINE_IGNORED_NOTIFICATIONS] = [
+            (f',reason="{why}"', _read_count(self._ignored, why)) for why in IgnoredNotification
+        ]
+        listed[names.VLLM_REQUEST_SUCCESS] = [
+            (f',finished_reason="{reason}"', self._read_finished(reason)) for reason in FinishReason
+        ]
+        return listed
+
+    def _oldest_lease_s(self) -> float:
+        """Return the age of the oldest lease; 0 without one, which the number of leases tells apart."""
+        granted_s = self._timeline.engine.pinned.oldest_s
+        return 0.0 if granted_s is None else max(0.0, self._now_s() - granted_s)
+
+    def _read_finished(self, reason: FinishReason) -> Read:
+        return lambda: self.finished[reason]
+
+
+def _read_count(counts: Counter[Counted], key: Counted) -> Read:
+    return lambda: counts[key]
+
+
+def _read_preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPriority) -> Read:
+    # A client of the worker may send any integer.
+    return lambda: sum(
+        count
+        for (of_kind, priority), count in counters.preemptions_by.items()
+        if of_kind is kind and tier_of(priority) is tier
+    )
+
+
+def _constant(value: bool) -> Read:  # noqa: FBT001 - a gauge's 0 or 1
+    number = int(value)
+    return lambda: number
+
+
+def _escape(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+_HELP = {
+    names.VLLM_RUNNING: "Requests in the batch.",
+    names.VLLM_WAITING: "Requests waiting, for capacity or for their KV.",
+    names.VLLM_WAITING_BY_REASON: "Requests waiting, by reason: capacity, or deferred by a KV transfer.",
+    names.VLLM_KV_USAGE: "KV blocks in use, pinned ones included; a fraction, 1 is full.",
+    names.VLLM_SLEEP_STATE: "1 for the state the engine is in.",
+    names.VLLM_CACHE_CONFIG_INFO: "Block size and number of blocks of the KV cache.",
+    names.VLLM_PROMPT_TOKENS: "Prompt tokens of requests whose first token came out.",
+    names.VLLM_PROMPT_TOKENS_CACHED: "Prompt tokens taken from a cache, local or remote.",
+    names.VLLM_GENERATION_TOKENS: "Tokens generated.",
+    names.VLLM_PREEMPTIONS: "Requests thrown out of the batch for want of KV blocks.",
+    names.ENGINE_PREEMPTIONS: "Requests thrown out of the batch, by what became of their KV and by their tier.",
+    names.ENGINE_SWAPPED_BLOCKS: "KV blocks of preempted requests in host memory.",
+    names.ENGINE_RESERVED_BLOCKS: "Free KV blocks that only premium and system requests may take.",
+    names.VLLM_REQUEST_SUCCESS: "Requests that ended, by reason.",
+    names.VLLM_ADMISSION_REJECTIONS: "Requests refused at the door.",
+    names.VLLM_PREFIX_QUERIES: "Prompt tokens looked up in the prefix cache.",
+    names.VLLM_PREFIX_HITS: "Prompt tokens found in the prefix cache.",
+    names.VLLM_EXTERNAL_PREFIX_QUERIES: "Prompt tokens looked up on another worker.",
+    names.VLLM_EXTERNAL_PREFIX_HITS: "Prompt tokens fetched from another worker.",
+    names.VLLM_NIXL_EXPIRED: "Prompts whose lease ran out before they were read.",
+    names.VLLM_NIXL_NOTIFICATIONS_AFTER_EXPIRY: "Read notifications for prompts without a lease.",
+    names.VLLM_NIXL_FAILED_TRANSFERS: "KV transfers that failed.",
+    names.VLLM_NIXL_FAILED_NOTIFICATIONS: "Notifications that did not reach the worker that keeps the blocks.",
+    names.ENGINE_LEASES: "Prompts kept for another worker.",
+    names.ENGINE_LEASED_BLOCKS: "KV blocks kept for another worker, each counted once.",
+    names.ENGINE_OLDEST_LEASE: "Age of the oldest lease, seconds; 0 without one.",
+    names.ENGINE_LEASE_RENEWALS: "Leases whose end a heartbeat has moved.",
+    names.ENGINE_LEASE_EXPIRIES: "Leases that ran out, by the term that did.",
+    names.ENGINE_HEARTBEATS_SENT: "Heartbeat messages sent, one for each worker read from and round.",
+    names.ENGINE_HEARTBEATS_RECEIVED: "Heartbeat messages received.",
+    names.ENGINE_IGNORED_NOTIFICATIONS: "Notifications, or request ids in heartbeats, that changed nothing, by reason.",
+    names.VLLM_TTFT: "Arrival to first token, seconds.",
+    names.VLLM_ITL: "Gap between successive tokens, seconds.",
+    names.VLLM_TPOT: "Mean time per output token after the first, by request, seconds.",
+    names.VLLM_E2E: "Arrival to last token, seconds.",
+    names.VLLM_QUEUE_TIME: "Arrival to first scheduling, seconds.",
+    names.VLLM_PREFILL_TIME: "First scheduling to first token, seconds.",
+    names.VLLM_DECODE_TIME: "First to last token, seconds.",
+    names.VLLM_INFERENCE_TIME: "First scheduling to last token, seconds.",
+    names.VLLM_REQUEST_PROMPT_TOKENS: "Prompt tokens by request.",
+    names.VLLM_REQUEST_GENERATION_TOKENS: "Output tokens by request.",
+    names.VLLM_ITERATION_TOKENS: "Tokens computed by step.",
+    names.VLLM_NIXL_XFER_TIME: "Duration of KV hand-overs, seconds.",
+    names.VLLM_NIXL_BYTES: "Bytes of KV hand-overs.",
+    names.SCHEDULE_LAG_P99: "How late steps were processed against their schedule, simulated seconds.",
+    names.SCHEDULE_LAG_SAMPLES: "Steps whose lateness was sampled.",
+    names.ENGINE_REQUESTS: "Requests that the engine handles now.",
+    names.ENGINE_QUEUED_REQUESTS: "Requests that wait for the engine, beyond its request limit.",
+    names.ENGINE_REJECTIONS: "Requests rejected because engine and queue were full.",
+    names.TIME_SCALE: "Simulated seconds per real second.",
+}

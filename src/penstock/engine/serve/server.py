@@ -1,0 +1,259 @@
+"""The worker's HTTP face: routes, life cycle and draining; `serve` runs one worker until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import PenstockError
+from penstock.core.logs import get_logger
+from penstock.engine.serve import answers, metrics, notifications, protocol
+from penstock.engine.serve.fields import RequestError
+from penstock.engine.serve.protocol import Api, EngineCall
+from penstock.engine.serve.request_gate import AtCapacity, RequestGate
+from penstock.engine.serve.settings import ServeSettings
+from penstock.engine.serve.streams import Names, Reply
+from penstock.engine.serve.worker import ServedWorker
+from penstock.core.http.messages import Headers
+from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
+
+log = get_logger(__name__)
+
+_LIMITS = ServerLimits(max_body_bytes=64 * 1024 * 1024)
+"""A prompt of a million tokens is 4 MB of text and up to 7 MB of token ids."""
+_DRAIN_POLL_S = 0.02
+_CLOSE_GRACE_S = 5.0
+_RETRY_AFTER_S = b"1"
+"""Chosen: the least that HTTP can say; the worker does not know when a slot becomes free."""
+_REQUEST_ID = b"x-request-id"
+_ID_PREFIXES = {Api.COMPLETIONS: "cmpl-", Api.CHAT: "chatcmpl-", Api.RESPONSES: "resp_"}
+
+Route = Callable[[Request, Responder], Awaitable[None]]
+
+
+class EngineServer:
+    """Serves one worker.
+
+    Attributes:
+        state: ``starting`` → ``ready`` → ``draining``; only ``ready`` takes requests.
+    """
+
+    def __init__(self, settings: ServeSettings, group: asyncio.TaskGroup) -> None:
+        self.settings = settings
+        self.state = "starting"
+        flags = settings.flags
+        self._gate = RequestGate(flags.engine_request_limit, flags.engine_request_queue)
+        self.worker = ServedWorker(settings, SimulatedClock(flags.speed), group, self._gate.slots)
+        self._http = HttpServer(
+            self._handle, limits=_LIMITS, is_vital=lambda request: not request.path.startswith("/v1/")
+        )
+        self._serial = itertools.count()
+        self._created_s = int(time.time())
+        self._routes: dict[tuple[str, str], Route] = {
+            ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/responses"): self._responses,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/health"): self._health,
+            ("GET", "/metrics"): self._metrics,
+            ("POST", "/kv/notify"): self._notify,
+            ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+        }
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._http.port
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://{self.settings.flags.host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, then become ready after the simulated start-up time.
+
+        Raises:
+            PortInUseError: the port is taken.
+            ConfigError: the address cannot be bound.
+        """
+        flags = self.settings.flags
+        self.worker.start_publishing()
+        await self._http.start(flags.host, flags.port)
+        self.worker.listen_as(str(uuid.uuid4()), self.port)
+        await asyncio.sleep(self.worker.clock.to_real_s(flags.startup_s))
+        if self.state == "starting":
+            self.state = "ready"
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when all streams have ended and all pinned blocks are gone."""
+        self.state = "draining"
+        while not (self.worker.is_idle and self._gate.is_empty):  # noqa: ASYNC110 - four sources end it; an event in each costs more
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def close(self, *, grace_s: float = _CLOSE_GRACE_S) -> None:
+        """Stop listening; connections get ``grace_s`` real seconds to take the last bytes."""
+        self.state = "draining"
+        await self._http.close(grace_s=grace_s)
+        await self.worker.close()
+
+    # -- routes ---------------------------------------------------------------------------------------
+
+    async def _handle(self, request: Request, responder: Responder) -> None:
+        route = self._routes.get((request.method, request.path))
+        if route is None:
+            known = ", ".join(method for method, path in self._routes if path == request.path)
+            status, kind = (405, "MethodNotAllowedError") if known else (404, "NotFoundError")
+            message = f"{request.method} {request.path} is not served here."
+            headers = ((b"allow", known.encode()),) if known else ()
+            responder.send(status, answers.problem(message, status, kind), headers=headers)
+            return
+        await route(request, responder)
+
+    async def _completions(self, request: Request, responder: Responder) -> None:
+        await self._generate(request, responder, Api.COMPLETIONS)
+
+    async def _chat(self, request: Request, responder: Responder) -> None:
+        await self._generate(request, responder, Api.CHAT)
+
+    async def _responses(self, request: Request, responder: Responder) -> None:
+        await self._generate(request, responder, Api.RESPONSES)
+
+    async def _generate(self, request: Request, responder: Responder, api: Api) -> None:
+        given_id = request.headers.get(_REQUEST_ID)
+        headers = () if given_id is None else ((_REQUEST_ID, given_id),)
+        if self.state != "ready":
+            _refuse(responder, f"This worker is {self.state}.", headers)
+            return
+        try:
+            call = protocol.parse(request.body, self.settings, api=api)
+        except RequestError as exc:
+            remote = protocol.rejected_remote(request.body, self.settings)
+            if remote is not None:
+                self.worker.rejected(remote)
+            responder.send(exc.status, exc.body(), headers=headers)
+            return
+        try:
+            async with self._gate.enter(responder) as is_wanted:
+                if is_wanted:
+                    await self._reply(call, responder, headers)
+        except AtCapacity as exc:
+            _refuse(responder, str(exc), headers)
+
+    async def _reply(
+        self, call: EngineCall, responder: Responder, headers: tuple[tuple[bytes, bytes], ...]
+    ) -> None:
+        given_id = dict(headers).get(_REQUEST_ID)
+        name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
+        reply = Reply(
+            call,
+            responder,
+            names=Names(f"{_ID_PREFIXES[call.api]}{name}", next(self._serial)),
+            headers=headers,
+            interval=self.settings.flags.stream_interval,
+            worker=self.worker,
+        )
+        responder.on_disconnect(lambda: self._abort(reply))
+        self.worker.submit(reply)
+        await reply.done
+
+    def _abort(self, reply: Reply) -> None:
+        for stream in reply.streams:
+            self.worker.abort(stream)
+
+    async def _models(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._created_s,
+                "owned_by": "penstock",
+                "root": self.settings.flags.model,
+                "parent": None,
+                "max_model_len": self.settings.max_model_len,
+            }
+            for name in self.settings.served_names
+        ]
+        responder.send(200, orjson.dumps({"object": "list", "data": cards}))
+
+    async def _health(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
+        responder.send(200 if self.state == "ready" else 503, b"")
+
+    async def _metrics(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
+        responder.send(200, self.worker.metrics.render(), content_type=metrics.CONTENT_TYPE)
+
+    async def _reset_prefix_cache(self, request: Request, responder: Responder) -> None:  # noqa: ARG002 - a route
+        responder.send(200, orjson.dumps({"success": self.worker.clear_cache()}))
+
+    async def _notify(self, request: Request, responder: Responder) -> None:
+        try:
+            message = notifications.parse(request.body)
+        except ValueError as exc:
+            self.worker.metrics.count_ignored(metrics.IgnoredNotification.MALFORMED)
+            responder.send(400, answers.problem(str(exc), 400, "BadRequestError"))
+            return
+        unknown = self.worker.notified(message)
+        responder.send(200, orjson.dumps({"unknown": unknown}))
+
+
+def _refuse(responder: Responder, message: str, headers: Headers) -> None:
+    """Answer that there is no room now."""
+    body = answers.problem(message, 503, "ServiceUnavailableError")
+    responder.send(503, body, headers=(*headers, (b"retry-after", _RETRY_AFTER_S)))
+
+
+async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:
+    """Run one worker until ``stop`` is set, then drain it.
+
+    Raises:
+        PortInUseError: the port is taken.
+        ConfigError: the address cannot be bound.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            await _serve_until(stop, EngineServer(settings, group))
+    except ExceptionGroup as failures:  # the task group wraps even the one error that this function promises
+        if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], PenstockError):
+            raise failures.exceptions[0] from None
+        raise
+    log.info("worker stopped")
+
+
+async def _serve_until(stop: asyncio.Event, server: EngineServer) -> None:
+    stopped = asyncio.ensure_future(stop.wait())
+    start = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            start.result()
+            log.info("worker ready", url=server.url, **_described(server.settings))
+        await stopped
+        log.info("worker draining", in_flight=server.worker.engine.in_flight)
+        await server.drain()
+    finally:
+        start.cancel()
+        stopped.cancel()
+        await server.close()
+
+
+def _described(settings: ServeSettings) -> dict[str, Any]:
+    engine = settings.engine
+    return {
+        "role": str(engine.role),
+        "profile": settings.profile.name,
+        "speed": settings.flags.speed,
+        "kv_blocks": engine.num_blocks,
+        "block_size": engine.limits.block_size,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": engine.limits.max_num_seqs,
+        "max_num_batched_tokens": engine.limits.max_num_batched_tokens,
+        "lease_s": engine.lease.duration_s,
+        "kv_events": settings.kv_events.endpoint if settings.kv_events.is_on else None,
+    }

@@ -1,0 +1,302 @@
+"""One worker's settings, checked against its profile; the command line builds them with `resolve`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+from penstock.core.logs import get_logger
+from penstock.core.tiers import TierPriority
+from penstock.engine import profiles
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import EngineSettings
+from penstock.engine.core.latency import LatencyModel, SpedUpPrefill
+from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.preemption import PreemptionTerms
+from penstock.engine.core.requests import EngineRole
+from penstock.engine.core.transfer import LinkTerms
+from penstock.engine.serve.kv_publisher import KvEventsConfig, parse_events_config
+from penstock.engine.serve.preemption_config import parse_preemption_config
+
+log = get_logger(__name__)
+
+LONGEST_CONTEXT_TOKENS = 131_072
+"""Default bound of a sequence where the cache holds more: the context of the profiled Llama models."""
+_LEAST_QUEUE = 2
+"""Source: Dynamo's bound, so that one setting holds for both runtimes."""
+
+
+class LoadFailurePolicy(StrEnum):
+    """What a decode worker does with a request whose KV it could not fetch; vLLM's words."""
+
+    FAIL = "fail"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFlags:
+    """What the command line takes, before it is checked.
+
+    Attributes:
+        model: Model name, as vLLM's positional argument; only reported.
+        served_names: Names that requests may use; empty means the model's own.
+        host, port: Address to listen on; port 0 takes a free one.
+        kv_host: Address told to decode workers; None means ``host``.
+        profile: Name or path of a latency profile.
+        speed: Simulated seconds per real second.
+        num_gpu_blocks_override: KV blocks; None takes the profile's capacity.
+        max_model_len: Longest prompt plus output, tokens; None is the smaller of capacity and 131,072.
+        max_num_batched_tokens: Tokens per step; None is vLLM's 8,192, or max_num_seqs if that is more.
+        kv_transfer_config, kv_events_config: vLLM's JSON, or None.
+        preemption_config: JSON of `PreemptionConfig`; needs the priority policy. None: tiers do not preempt.
+        link_gigabytes_per_s, link_latency_ms: The incoming KV link, simulated.
+        mean_output_tokens: Mean output of requests without ``ignore_eos``, tokens.
+        startup_s: Simulated seconds until the worker is ready.
+        prefill_speedup: How many times as fast as by the profile prompts are computed, >= 1; for measuring decode alone.
+        engine_request_limit: Most requests in the engine; None: no bound, and nothing is rejected by number.
+        engine_request_queue: Most requests that wait for the engine; further ones are rejected.
+        seed: Chooses output lengths and words.
+    """
+
+    model: str
+    profile: str
+    role: EngineRole = EngineRole.AGGREGATED
+    served_names: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    kv_host: str | None = None
+    speed: float = 1.0
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    stream_interval: int = 1
+    scheduling_policy: str = "fcfs"
+    kv_transfer_config: str | None = None
+    kv_events_config: str | None = None
+    preemption_config: str | None = None
+    link_gigabytes_per_s: float = 25.0
+    link_latency_ms: float = 5.0
+    mean_output_tokens: float = 256.0
+    startup_s: float = 0.0
+    prefill_speedup: float = 1.0
+    engine_request_limit: int | None = None
+    engine_request_queue: int = 16
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Checked settings.
+
+    Attributes:
+        flags: As given.
+        profile: Loaded.
+        engine: For the core.
+        max_model_len: Tokens.
+        served_names: At least one.
+        load_failure: Policy for KV that could not be fetched.
+        kv_events: Whether and where changes of the KV cache are published.
+        is_bidirectional: Decode workers keep conversations for their next turn, prefill workers fetch them.
+    """
+
+    flags: ServeFlags
+    profile: profiles.Profile
+    engine: EngineSettings
+    max_model_len: int
+    served_names: tuple[str, ...]
+    load_failure: LoadFailurePolicy = field(default=LoadFailurePolicy.FAIL)
+    kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
+    is_bidirectional: bool = False
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether requests may carry a priority."""
+        return self.engine.limits.by_priority
+
+    def latency(self) -> LatencyModel:
+        """Return how long steps take."""
+        found, speedup = self.profile.latency(), self.flags.prefill_speedup
+        return found if speedup == 1 else LatencyModel(SpedUpPrefill(found.prefill, speedup), found.decode)
+
+    def longest_tokens(self, priority: int) -> int:
+        """Return the longest prompt and output together of a request of this priority.
+
+        Below premium it must fit beside the reserve, or it would wait for ever.
+        """
+        terms, blocks = self.engine.preemption, self.engine.num_blocks
+        if terms is None or priority <= TierPriority.PREMIUM:
+            return self.max_model_len
+        open_blocks = blocks - terms.reserved_blocks(blocks)
+        return min(self.max_model_len, open_blocks * self.engine.limits.block_size)
+
+
+class _ExtraConfig(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    kv_lease_duration: float = Field(default=30, gt=0, allow_inf_nan=False)
+    decoder_kv_blocks_ttl: float = Field(default=480, gt=0, allow_inf_nan=False)
+    bidirectional_kv_xfer: bool = False
+    kv_recompute_threshold: int = Field(default=64, ge=0)
+
+
+class _KvTransferConfig(BaseModel):
+    """vLLM's configuration, which refuses unknown keys; those of its connectors it ignores."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kv_connector: Literal["NixlConnector", "NixlPullConnector"] = "NixlConnector"
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    kv_load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
+    kv_connector_extra_config: _ExtraConfig = Field(default_factory=_ExtraConfig)
+    engine_id: str | None = None
+    kv_buffer_device: str | None = None
+    kv_port: int | None = None
+    kv_connector_module_path: str | None = None
+    enable_permute_local_kv: bool | None = None
+
+    @property
+    def ignored(self) -> list[str]:
+        """Keys that were given and mean nothing to a simulated worker."""
+        given = [key for key in _WITHOUT_MEANING if getattr(self, key) is not None]
+        return sorted([*given, *(self.kv_connector_extra_config.model_extra or {})])
+
+
+_WITHOUT_MEANING = (
+    "engine_id",
+    "kv_buffer_device",
+    "kv_port",
+    "kv_connector_module_path",
+    "enable_permute_local_kv",
+)
+
+
+_ROLE_OF_KV_ROLE = {"kv_producer": EngineRole.PREFILL, "kv_consumer": EngineRole.DECODE}
+
+
+def resolve(flags: ServeFlags) -> ServeSettings:
+    """Check ``flags`` and derive what they leave open.
+
+    Raises:
+        ConfigError: a value is out of its bounds or contradicts another; flag, value and remedy are named.
+    """
+    SimulatedClock(flags.speed)  # refuses a bad --speed
+    _check_numbers(flags)
+    profile = profiles.load(flags.profile)
+    transfer = _parse_transfer_config(flags)
+    kv_events = parse_events_config(flags.kv_events_config)
+    batched = flags.max_num_batched_tokens or max(8192, flags.max_num_seqs)
+    if batched < flags.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {batched} is below --max-num-seqs {flags.max_num_seqs}: "
+            "a step must hold one token of each sequence; raise the one or lower the other"
+        )
+    blocks = flags.num_gpu_blocks_override or profile.kv_capacity_tokens // flags.block_size
+    capacity = blocks * flags.block_size
+    preemption = _parse_preemption(flags, profile)
+    longest = flags.max_model_len or min(LONGEST_CONTEXT_TOKENS, capacity)
+    if longest > capacity:
+        raise ConfigError(
+            f"--max-model-len {longest} exceeds the KV cache of {capacity} tokens "
+            f"({blocks} blocks of {flags.block_size}): lower it, or raise --num-gpu-blocks-override"
+        )
+    extra = transfer.kv_connector_extra_config
+    limits = BatchLimits(
+        max_num_batched_tokens=batched,
+        max_num_seqs=flags.max_num_seqs,
+        block_size=flags.block_size,
+        by_priority=flags.scheduling_policy == "priority",
+        least_load_tokens=max(1, extra.kv_recompute_threshold),
+    )
+    engine = EngineSettings(
+        role=flags.role,
+        num_blocks=blocks,
+        kv_bytes_per_token=profile.kv.bytes_per_token,
+        limits=limits,
+        lease=LeaseTerms(extra.kv_lease_duration, extra.decoder_kv_blocks_ttl),
+        link=LinkTerms(flags.link_latency_ms / 1000, flags.link_gigabytes_per_s * 1e9),
+        keeps_journal=kv_events.is_on,
+        preemption=preemption,
+        ranks=profile.tensor_parallel,
+    )
+    names = flags.served_names or (flags.model,)
+    return ServeSettings(
+        flags,
+        profile,
+        engine,
+        longest,
+        names,
+        transfer.kv_load_failure_policy,
+        kv_events,
+        extra.bidirectional_kv_xfer,
+    )
+
+
+def _check_numbers(flags: ServeFlags) -> None:
+    at_least_one = (
+        ("--block-size", flags.block_size),
+        ("--num-gpu-blocks-override", flags.num_gpu_blocks_override),
+        ("--max-num-seqs", flags.max_num_seqs),
+        ("--max-num-batched-tokens", flags.max_num_batched_tokens),
+        ("--max-model-len", flags.max_model_len),
+        ("--stream-interval", flags.stream_interval),
+        ("--mean-output-tokens", flags.mean_output_tokens),
+        ("--engine-request-limit", flags.engine_request_limit),
+    )
+    for flag, value in at_least_one:
+        if value is not None and not value >= 1:
+            raise ConfigError(f"{flag}: {value} must be 1 or more")
+    for flag, number, lowest, bound in (
+        ("--kv-link-gigabytes-per-second", flags.link_gigabytes_per_s, math.ulp(0), "above 0"),
+        ("--kv-link-latency-ms", flags.link_latency_ms, 0.0, "at least 0"),
+        ("--startup-seconds", flags.startup_s, 0.0, "at least 0"),
+        ("--prefill-speedup", flags.prefill_speedup, 1.0, "at least 1"),
+    ):
+        if not (math.isfinite(number) and number >= lowest):
+            raise ConfigError(f"{flag}: {number} must be finite and {bound}")
+    if flags.engine_request_queue < _LEAST_QUEUE:
+        raise ConfigError(
+            f"--engine-request-queue: {flags.engine_request_queue} must be {_LEAST_QUEUE} or more"
+        )
+    if flags.scheduling_policy not in {"fcfs", "priority"}:
+        raise ConfigError(f"--scheduling-policy: {flags.scheduling_policy!r} must be fcfs or priority")
+
+
+def _parse_preemption(flags: ServeFlags, profile: profiles.Profile) -> PreemptionTerms | None:
+    if flags.preemption_config is None:
+        return None
+    if flags.scheduling_policy != "priority":
+        raise ConfigError(
+            f"--preemption-config needs --scheduling-policy priority, which is {flags.scheduling_policy}: "
+            "set it, or remove the configuration"
+        )
+    return parse_preemption_config(flags.preemption_config).terms(profile, flags.block_size)
+
+
+def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
+    if flags.kv_transfer_config is None:
+        return _KvTransferConfig()
+    try:
+        config = _KvTransferConfig.model_validate_json(flags.kv_transfer_config)
+    except ValidationError as exc:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'JSON'}: {problem['msg']}" for problem in exc.errors()
+        )
+        raise ConfigError(f"--kv-transfer-config: {problems}") from exc
+    expected = _ROLE_OF_KV_ROLE.get(config.kv_role or "", flags.role)
+    if expected is not flags.role:
+        raise ConfigError(
+            f"--kv-transfer-config: kv_role {config.kv_role} belongs to --role {expected}, "
+            f"but --role is {flags.role}; change one of them"
+        )
+    if config.ignored:
+        log.info("kv-transfer-config keys without meaning here are ignored", keys=config.ignored)
+    return config

@@ -1,0 +1,343 @@
+"""Drives the core in real time: one timer, the streams it feeds, leases and the lag it runs at.
+
+Every step is processed at its simulated time or as soon after it as this process wakes up; the schedule
+itself never moves, so lateness shows in `lag` and is not added to the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock.core.clock import SimulatedClock
+from penstock.core.lag import LagTracker
+from penstock.core.logs import get_logger
+from penstock.engine.core.engine import Engine, StepOutcome
+from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
+from penstock.engine.core.timeline import Timeline
+from penstock.engine.serve.kv_publisher import KvPublisher
+from penstock.engine.serve.kv_reading import KvReading
+from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification, RequestCounts
+from penstock.engine.serve.notifications import Notification
+from penstock.engine.serve.protocol import EngineCall, RemoteKv
+from penstock.engine.serve.settings import LoadFailurePolicy, ServeSettings
+from penstock.engine.serve.streams import Reply, Stream
+
+log = get_logger(__name__)
+
+STEPS_PER_WAKE = 256
+"""Chosen: a late worker flushes its streams and reads its sockets at least this often."""
+_TIMER_S = 0.001
+"""uvloop's timers have whole milliseconds."""
+
+
+class ServedWorker:
+    """One simulated engine and its clients."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        clock: SimulatedClock,
+        group: asyncio.TaskGroup,
+        slots: RequestCounts,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.lag = LagTracker()
+        self.timeline = Timeline(Engine(settings.engine, settings.latency()), clock.now_s())
+        self.engine = self.timeline.engine
+        self.metrics = EngineMetrics(settings, self.timeline, self.lag, slots, now_s=clock.now_s)
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, Stream] = {}
+        self._reading = KvReading(
+            group, settings, self.metrics, on_lost=self._fail_load, on_confirmed=self._let_go_on
+        )
+        self._publisher = (
+            KvPublisher(settings.kv_events, settings.engine.limits.block_size)
+            if settings.kv_events.is_on
+            else None
+        )
+        self._engine_id = ""
+        self._port = 0
+        self._timer: asyncio.Handle | None = None
+        self._timer_due_s = math.inf
+        self._early_for_s = -math.inf
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request, transfer, pinned prompt, answer or notification is left."""
+        return self.timeline.is_idle and not self._streams and self._reading.is_idle
+
+    @property
+    def kv_events_endpoint(self) -> str | None:
+        """Where changes of the KV cache are published, once started; None: nowhere."""
+        return None if self._publisher is None else self._publisher.endpoint
+
+    def start_publishing(self) -> None:
+        """Publish changes of the KV cache from now on, where the settings ask for it.
+
+        Raises:
+            PortInUseError: the port is taken.
+            ConfigError: the address cannot be bound.
+        """
+        if self._publisher is not None:
+            self._publisher.start()
+
+    async def close(self) -> None:
+        """Stop the timer and close connections to other workers and subscribers."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._publisher is not None:
+            self._publisher.close()
+        await self._reading.close()
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def submit(self, reply: Reply) -> None:
+        """Hand a request's choices to the engine; ``reply.done`` tells when it is over."""
+        now_s, keys = self.clock.now_s(), self._prefix_keys(reply.call)
+        for stream in reply.streams:
+            self._streams[stream.request_id] = stream
+            remote = stream.call.remote
+            if remote is not None:
+                self._reading.track(stream, remote)
+            self.timeline.submit(_request(stream, keys[stream.choice.prompt], now_s))
+        self._arm()
+
+    def outputs_of(self, state: RequestState) -> int:
+        """Return how many tokens a request has."""
+        return self.engine.outputs_of(state)
+
+    def abort(self, stream: Stream, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a request whose client is gone, or whose KV could not be fetched."""
+        if self._streams.pop(stream.request_id, None) is None:
+            return
+        now_s = self.clock.now_s()
+        self._reading.forget(stream, is_read_pending=True)
+        # A held request may have ended in the engine, but to its client it has not.
+        if self.timeline.abort(stream.request_id, now_s) or stream.is_held:
+            self.metrics.count_ended(reason)
+        stream.abandon()
+        self.timeline.retry(now_s)
+        self._arm()
+
+    def notified(self, message: Notification) -> list[str]:
+        """Take another worker's message; return the ids without a lease, which are ignored."""
+        if message.engine_id != self._engine_id:
+            self.metrics.count_ignored(IgnoredNotification.WRONG_ENGINE)
+            return message.ids
+        now_s = self.clock.now_s()
+        self._catch_up(now_s)
+        # Heartbeats first: one message may hold a heartbeat and, queued a moment later, the read of the same id.
+        unknown = self.engine.extend_leases(message.heartbeats, now_s)
+        self.metrics.heartbeats_received += bool(message.heartbeats)
+        self.metrics.count_ignored(IgnoredNotification.UNKNOWN_REQUEST, len(unknown))
+        unknown += self.engine.end_leases(message.reads)
+        self.timeline.retry(now_s)
+        self._arm()
+        return unknown
+
+    def rejected(self, remote: RemoteKv) -> None:
+        """A request was refused whose KV another worker keeps for it: nobody else will fetch it."""
+        self._reading.release(remote)
+
+    def clear_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
+        is_cleared = self.engine.clear_cache()
+        self._publish()
+        return is_cleared
+
+    def _prefix_keys(self, call: EngineCall) -> dict[bytes, Sequence[int]]:
+        """Return the keys of each prompt; several answers to one share them."""
+        prompts = {choice.prompt for choice in call.choices}
+        if not self.settings.flags.enable_prefix_caching:
+            return dict.fromkeys(prompts, ())
+        block_size = self.settings.engine.limits.block_size
+        return {prompt: prefix_keys(prompt, block_size) for prompt in prompts}
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        if self._publisher is not None and (facts := self.engine.take_kv_facts()):
+            self._publisher.publish(facts)
+
+    def _arm(self) -> None:
+        """Set the timer to whatever is due next, after whatever changed the engine, and tell of its cache."""
+        self._publish()
+        due = [at for at in (self.timeline.next_due_s(), self._reading.next_s()) if at is not None]
+        due_s = min(due, default=math.inf)
+        if due_s == self._timer_due_s and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_due_s = due_s
+        if due_s == math.inf:
+            return
+        delay_s = self.clock.to_real_s(due_s - self.clock.now_s())
+        # A timer that fired a little early is followed by busy turns of the loop, never a fresh short step:
+        # at high speeds that would keep the processor busy without end.
+        if delay_s <= 0 or (due_s == self._early_for_s and delay_s < _TIMER_S / 2):
+            self._timer = self._loop.call_soon(self._wake)
+        else:
+            self._timer = self._loop.call_later(max(1, round(delay_s / _TIMER_S)) * _TIMER_S, self._wake)
+
+    def _wake(self) -> None:
+        now_s = self.clock.now_s()
+        self._early_for_s = self._timer_due_s if now_s < self._timer_due_s else -math.inf
+        self._timer = None
+        self._timer_due_s = math.inf
+        self._catch_up(now_s)
+        self._reading.send_due(now_s)
+        self._arm()
+
+    def _catch_up(self, now_s: float) -> None:
+        """Process every step that is due and send what it brought."""
+        outcomes = self.timeline.run_until(now_s, max_steps=STEPS_PER_WAKE)
+        self._take_events()
+        for outcome in outcomes:
+            self.lag.record(now_s - outcome.end_s)
+            self.metrics.observe_step(outcome)
+            self._deliver_finished(outcome)
+        # First tokens leave before the others', which nobody misses for the time that it takes to write them.
+        for outcome in outcomes:
+            self._pump(outcome.started)
+        if outcomes:
+            self._pump(self.engine.decoding)
+
+    def _pump(self, states: Iterable[RequestState]) -> None:
+        streams, outputs_of = self._streams, self.engine.outputs_of
+        for state in states:
+            stream = streams.get(state.request.request_id)
+            if stream is not None and stream.call.stream:
+                stream.pump(state, outputs_of(state))
+
+    def _take_events(self) -> None:
+        events = self.engine.take_events()
+        for transfer in events.transfers:
+            self.metrics.observe_transfer(transfer)
+            stream = self._streams.get(transfer.state.request.request_id)
+            if stream is not None:
+                self._reading.arrived(stream)
+        for state in events.declined:
+            stream = self._streams.get(state.request.request_id)
+            if stream is not None:
+                self._reading.declined(stream)
+        for state in events.dropped:
+            self._fail_dropped(state)
+        for request_id in events.expired:
+            log.warning("lease expired before the blocks were read", request_id=request_id)
+
+    def _fail_dropped(self, state: RequestState) -> None:
+        """Tell a client whose request gave way to a higher tier and would have cost too much to bring back."""
+        self.metrics.count_ended(FinishReason.ERROR)
+        stream = self._streams.pop(state.request.request_id, None)
+        if stream is not None:
+            stream.fail(
+                "Preempted by a request of a higher tier; try again later.", 503, "ServiceUnavailable"
+            )
+            self._reading.forget(stream, is_read_pending=True)
+
+    def _deliver_finished(self, outcome: StepOutcome) -> None:
+        for state in outcome.finished:
+            stream = self._streams.get(state.request.request_id)
+            if stream is None:
+                continue
+            stream.pump(state, state.outputs)
+            if not stream.is_held:
+                self.metrics.observe_finished(state)
+            self._forget_when_done(stream)
+
+    def _forget_when_done(self, stream: Stream) -> None:
+        if stream.done.done():
+            self._forget(stream)
+        else:
+            stream.done.add_done_callback(lambda _: self._forget(stream))
+
+    def _forget(self, stream: Stream) -> None:
+        self._streams.pop(stream.request_id, None)
+        self._reading.forget(stream, is_read_pending=False)
+
+    # -- hand-over ------------------------------------------------------------------------------------
+
+    def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
+        """Return ``kv_transfer_params`` for a request whose blocks are kept, or None."""
+        request_id = state.request.request_id
+        expiry_s = self.engine.pinned.expiry_s(request_id)
+        if expiry_s is None:
+            return None
+        flags, is_decode = self.settings.flags, self.settings.engine.role is EngineRole.DECODE
+        # The last output is never computed, so decode's blocks lack it.
+        tokens = state.request.prompt_tokens + (state.outputs - 1 if is_decode else 0)
+        return {
+            "do_remote_prefill": not is_decode,
+            "do_remote_decode": is_decode,
+            # One list for each group of layers; the model has one.
+            "remote_block_ids": [self.engine.pinned.blocks_of(request_id)],
+            "remote_engine_id": self._engine_id,
+            "remote_request_id": request_id,
+            "remote_host": flags.kv_host or flags.host,
+            "remote_port": self._port,
+            "remote_num_tokens": tokens,
+            "remote_blocks_expiry_time": expiry_s if is_decode else None,
+            "tp_size": self.settings.engine.ranks,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": state.cached_tokens,
+        }
+
+    def listen_as(self, engine_id: str, port: int) -> None:
+        """Set what decode workers are told."""
+        self._engine_id = engine_id
+        self._port = port
+
+    def _let_go_on(self, stream: Stream) -> None:
+        """Send what was held back until the KV was known to have been held while it was read."""
+        stream.release(self.engine.outputs_of)
+        if stream.state is not None and stream.state.finish_reason is not None:
+            self.metrics.observe_finished(stream.state)
+
+    def _fail_load(self, stream: Stream, why: str) -> None:
+        """Follow kv_load_failure_policy: refuse before the first token, or compute the prompt here.
+
+        A conversation's earlier turns that are gone from decode are always computed again.
+        """
+        self.metrics.failed_transfers += 1
+        log.warning("KV could not be fetched", request_id=stream.request_id, why=why)
+        is_next_turn = self.settings.engine.role is EngineRole.PREFILL
+        if self.settings.load_failure is LoadFailurePolicy.FAIL and not is_next_turn:
+            stream.fail(f"The KV cache of the prompt could not be fetched: {why}.", 500, "KVLoadError")
+            self.abort(stream, FinishReason.ERROR)
+            return
+        now_s = self.clock.now_s()
+        self.timeline.abort(stream.request_id, now_s)
+        del self._streams[stream.request_id]
+        stream.request_id += "-local"
+        stream.restart()
+        self._streams[stream.request_id] = stream
+        keys = self._prefix_keys(stream.call)[stream.choice.prompt]
+        self.timeline.submit(_request(stream, keys, now_s, is_local=True))
+        self._arm()
+
+
+def _request(
+    stream: Stream, keys: Sequence[int], arrival_s: float, *, is_local: bool = False
+) -> EngineRequest:
+    call, choice = stream.call, stream.choice
+    return EngineRequest(
+        stream.request_id,
+        choice.prompt_tokens,
+        choice.output_tokens,
+        arrival_s,
+        keys,
+        call.priority,
+        FinishReason.STOP if choice.ends_by_stop else FinishReason.LENGTH,
+        load_remote=call.remote is not None and not is_local,
+        remote_tokens=None if call.remote is None or is_local else call.remote.tokens,
+        pin_blocks=call.pin,
+        prompt=choice.prompt,
+    )

@@ -1,0 +1,260 @@
+"""Keeps a copy of a collection up to date: lists it once, then watches, for ever.
+
+Reads continue where they broke off; only when the server no longer keeps that version is everything listed
+again. Objects are trimmed before they are kept, which is what bounds a process's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from penstock.core.errors import ClusterError, ConfigError, ExpiredError
+from penstock.core.logs import get_logger
+from penstock.kube.backoff import Backoff
+from penstock.kube.client import KubeClient, selector_of
+from penstock.kube.failures import event_error
+from penstock.kube.kinds import Kind
+
+log = get_logger(__name__)
+
+STREAM_S: Final = (300, 600)
+"""Chosen: the server ends each watch after a time drawn from here, so that clients spread over its replicas."""
+
+LINE_LIMIT: Final = 16 * 1024 * 1024
+"""Bytes of one event. etcd holds objects of at most 1.5 MiB; more is no Kubernetes answer."""
+
+SETTLED_S: Final = 5.0
+"""Chosen: a stream that lived this long was a good one; the next may start at once."""
+
+ObjectKey = tuple[str, str]
+Trim = Callable[[dict[str, Any]], dict[str, Any]]
+OnChange = Callable[[str, dict[str, Any]], None]
+
+
+def without_managed_fields(obj: dict[str, Any]) -> dict[str, Any]:
+    """Drop the field owners, often half of an object; the default trim."""
+    obj.get("metadata", {}).pop("managedFields", None)
+    return obj
+
+
+def key_of(obj: Mapping[str, Any]) -> ObjectKey:
+    """Return ``(namespace, name)``; the namespace is empty for kinds that live in none."""
+    metadata = obj["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+class Informer:
+    """A live copy of one collection.
+
+    Attributes:
+        objects: By ``(namespace, name)``, trimmed; a live view, do not change what it holds.
+        synced: Set once the first list is in.
+        problem: Why the copy may be out of date, or None.
+        last_event_s: `time.monotonic` when the server was last heard of; None before.
+        resource_version: Version of the collection that `objects` shows; empty before the first list.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        kind: Kind,
+        *,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        label_selector: str | None = None,
+        trim: Trim = without_managed_fields,
+        on_change: OnChange | None = None,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            client: Of the API server.
+            kind: Kind to keep.
+            namespace: None keeps all namespaces.
+            labels: That objects must carry; one whose labels change leaves with a DELETED.
+            label_selector: A selector in Kubernetes' own syntax, in place of ``labels``.
+            trim: Returns what is kept of an object; may change its argument.
+            on_change: Called with ADDED, MODIFIED or DELETED and the trimmed object, after `objects` changed.
+        """
+        self._client = client
+        self._kind = kind
+        self._namespace = namespace
+        self._selector = label_selector if label_selector is not None else selector_of(labels)
+        self._trim = trim
+        self._on_change = on_change
+        self._store: dict[ObjectKey, dict[str, Any]] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._scope: asyncio.Timeout | None = None
+        self._backoff = Backoff(client.rng, first_s=0.2, limit_s=10.0)
+        self._is_running = False
+        self.objects: Mapping[ObjectKey, dict[str, Any]] = MappingProxyType(self._store)
+        self.synced = asyncio.Event()
+        self.problem: str | None = None
+        self.last_event_s: float | None = None
+        self.resource_version = ""
+
+    async def run(self) -> None:
+        """List and watch until cancelled; failures are waited out with growing pauses."""
+        self._is_running = True
+        try:
+            while True:
+                await self._round()
+        finally:
+            self._is_running = False
+            self._finish_waiting(ClusterError(f"{self._kind.plural}: the informer was stopped"))
+
+    async def relist(self) -> None:
+        """Replace the copy by a fresh consistent list, read after this call; returns once it is in.
+
+        With `run` under way it is tried until it succeeds, so bound it with `asyncio.timeout`.
+
+        Raises:
+            ClusterError: without `run`, the server refused or failed.
+        """
+        if not self._is_running:
+            await self._list()
+            return
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        self.resource_version = ""
+        if self._scope is not None:
+            # Ends the watch or the pause: an event older than the list must not arrive after it.
+            self._scope.reschedule(asyncio.get_running_loop().time())
+        await done
+
+    async def _round(self) -> None:
+        """List if needed, then watch once; pause after a failure."""
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                await self._list_and_watch()
+        except TimeoutError:
+            return  # relist() wants a list now
+        finally:
+            self._scope = None
+
+    async def _list_and_watch(self) -> None:
+        started_s = time.monotonic()
+        try:
+            # An event read while relist() was called has set the version again.
+            if not self.resource_version or self._waiting:
+                await self._list()
+            await self._watch()
+        except ExpiredError as exc:
+            log.info("watch continues no more; listing again", kind=self._kind.plural, reason=str(exc))
+            self.resource_version = ""
+        except (ClusterError, ConfigError) as exc:
+            self._complain(str(exc))
+        if time.monotonic() - started_s >= SETTLED_S:
+            self._backoff.reset()
+        await asyncio.sleep(self._backoff.pause_s())
+
+    async def _list(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        fresh: dict[ObjectKey, dict[str, Any]] = {}
+
+        def take(obj: dict[str, Any]) -> None:
+            fresh[key_of(obj)] = self._trim(obj)
+
+        try:
+            version = await self._client.read_pages(
+                self._kind, namespace=self._namespace, selector=self._selector, take=take, restart=fresh.clear
+            )
+        except BaseException:
+            self._waiting = waiting + self._waiting
+            raise
+        self._replace(fresh)
+        self.resource_version = version
+        self._heard()
+        self.synced.set()
+        for done in waiting:
+            if not done.done():
+                done.set_result(None)
+
+    async def _watch(self) -> None:
+        """Follow one stream to its end."""
+        params = {
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self.resource_version,
+            "timeoutSeconds": str(self._client.rng.randint(*STREAM_S)),
+            **({"labelSelector": self._selector} if self._selector else {}),
+        }
+        async with self._client.watch(self._kind, namespace=self._namespace, params=params) as pieces:
+            self._heard()
+            rest = b""
+            async for piece in pieces:
+                *lines, rest = (rest + piece if rest else piece).split(b"\n")
+                for line in lines:
+                    self._take_line(line)
+                if len(rest) > LINE_LIMIT:
+                    raise ClusterError(f"watch {self._kind.plural}: an event of more than {LINE_LIMIT} bytes")
+
+    def _take_line(self, line: bytes) -> None:
+        if not line:
+            return
+        try:
+            event = orjson.loads(line)
+            what, obj = event["type"], event["object"]
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ClusterError(f"watch {self._kind.plural}: not an event: {line[:100]!r}") from exc
+        if what == "ERROR":
+            raise event_error(obj, f"watch {self._kind.plural}")
+        self._heard()
+        version = obj["metadata"]["resourceVersion"]
+        if what != "BOOKMARK":
+            self._take(what, obj)
+        self.resource_version = version
+
+    def _take(self, what: str, obj: dict[str, Any]) -> None:
+        key = key_of(obj)
+        obj = self._trim(obj)
+        if what == "DELETED":
+            self._store.pop(key, None)
+        else:
+            what = "MODIFIED" if key in self._store else "ADDED"
+            self._store[key] = obj
+        self._notify(what, obj)
+
+    def _replace(self, fresh: dict[ObjectKey, dict[str, Any]]) -> None:
+        gone = [(key, obj) for key, obj in self._store.items() if key not in fresh]
+        for key, obj in gone:
+            del self._store[key]
+            self._notify("DELETED", obj)
+        for key, obj in fresh.items():
+            old = self._store.get(key)
+            if old is not None and old == obj:
+                continue
+            self._store[key] = obj
+            self._notify("ADDED" if old is None else "MODIFIED", obj)
+
+    def _notify(self, what: str, obj: dict[str, Any]) -> None:
+        if self._on_change is None:
+            return
+        try:
+            self._on_change(what, obj)
+        except Exception:  # whatever the listener does: one bad object must not end the view of all others
+            log.exception(
+                "change not handled", kind=self._kind.plural, key="/".join(key_of(obj)), change=what
+            )
+
+    def _heard(self) -> None:
+        self.last_event_s = time.monotonic()
+        if self.problem is not None:
+            log.info("API server answers again", kind=self._kind.plural)
+            self.problem = None
+
+    def _complain(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("view may be out of date", kind=self._kind.plural, problem=problem)
+        self.problem = problem
+
+    def _finish_waiting(self, error: ClusterError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            if not done.done():
+                done.set_exception(error)

@@ -1,0 +1,138 @@
+"""The kinds of object that Penstock reads or writes, and their paths on the API server. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from penstock.core.errors import InvalidObjectError
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of object.
+
+    Attributes:
+        api_version: Group and version, ``apps/v1``; ``v1`` for the core group.
+        kind: Its name in manifests.
+        plural: Its name in paths.
+        namespaced: Whether its objects live in namespaces.
+    """
+
+    api_version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    def path(
+        self, namespace: str | None = None, name: str | None = None, *, subresource: str | None = None
+    ) -> str:
+        """Return the path of the collection, of one object or of its subresource.
+
+        Args:
+            namespace: None stands for all namespaces; ignored by kinds that live in none.
+            name: Of the object; None for the collection.
+            subresource: ``status``, ``scale`` and the like; needs a name.
+        """
+        base = "/apis/" if "/" in self.api_version else "/api/"
+        parts = [base + self.api_version]
+        if self.namespaced and namespace is not None:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        if name is not None:
+            parts.append(name)
+            if subresource is not None:
+                parts.append(subresource)
+        return "/".join(parts)
+
+
+GRAPH_DEPLOYMENT: Final = Kind("penstock.dev/v1alpha1", "GraphDeployment", "graphdeployments")
+SCALING_ADAPTER: Final = Kind("penstock.dev/v1alpha1", "ScalingAdapter", "scalingadapters")
+PROFILE_REQUEST: Final = Kind("penstock.dev/v1alpha1", "ProfileRequest", "profilerequests")
+DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
+REPLICA_SET: Final = Kind("apps/v1", "ReplicaSet", "replicasets")
+STATEFUL_SET: Final = Kind("apps/v1", "StatefulSet", "statefulsets")
+LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+DYNAMO_WORKER_METADATA: Final = Kind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
+JOB: Final = Kind("batch/v1", "Job", "jobs")
+POD: Final = Kind("v1", "Pod", "pods")
+SERVICE: Final = Kind("v1", "Service", "services")
+ENDPOINT_SLICE: Final = Kind("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
+CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
+SECRET: Final = Kind("v1", "Secret", "secrets")
+SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
+PVC: Final = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+NODE: Final = Kind("v1", "Node", "nodes", namespaced=False)
+NAMESPACE: Final = Kind("v1", "Namespace", "namespaces", namespaced=False)
+ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+CLUSTER_ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "ClusterRole", "clusterroles", namespaced=False)
+CLUSTER_ROLE_BINDING: Final = Kind(
+    "rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
+)
+POD_DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
+CRD: Final = Kind(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
+)
+ACCESS_REVIEW: Final = Kind(
+    "authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
+)
+SUBJECT_REVIEW: Final = Kind(
+    "authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
+)
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        each.kind: each
+        for each in (
+            GRAPH_DEPLOYMENT,
+            SCALING_ADAPTER,
+            PROFILE_REQUEST,
+            DEPLOYMENT,
+            REPLICA_SET,
+            STATEFUL_SET,
+            LEADER_WORKER_SET,
+            DYNAMO_WORKER_METADATA,
+            JOB,
+            POD,
+            SERVICE,
+            ENDPOINT_SLICE,
+            CONFIG_MAP,
+            SECRET,
+            SERVICE_ACCOUNT,
+            PVC,
+            NODE,
+            NAMESPACE,
+            ROLE,
+            ROLE_BINDING,
+            CLUSTER_ROLE,
+            CLUSTER_ROLE_BINDING,
+            POD_DISRUPTION_BUDGET,
+            NETWORK_POLICY,
+            LEASE,
+            EVENT,
+            CRD,
+            ACCESS_REVIEW,
+            SUBJECT_REVIEW,
+        )
+    }
+)
+"""All of them by their name in manifests."""
+
+
+def kind_of(obj: Mapping[str, Any]) -> Kind:
+    """Return an object's kind, in the version that the object names.
+
+    Raises:
+        InvalidObjectError: no kind, no apiVersion, or a kind that Penstock does not know.
+    """
+    name, version = obj.get("kind"), obj.get("apiVersion")
+    known = KINDS.get(name) if isinstance(name, str) else None
+    if known is None or not isinstance(version, str):
+        raise InvalidObjectError(f"apiVersion {version!r}, kind {name!r}: not a kind that Penstock handles")
+    return known if known.api_version == version else replace(known, api_version=version)

@@ -1,0 +1,285 @@
+"""Leader election by a Lease: one of several processes works, another takes over when it is gone.
+
+No clocks are compared: a candidate counts the term from when it saw the lease change last, a leader from
+before it sent its last successful renewal. So a leader knows that it has lost before anybody can win.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
+from penstock.core.logs import get_logger
+from penstock.core.stamps import micro_stamp
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import LEASE
+
+log = get_logger(__name__)
+
+FIELD_MANAGER: Final = "penstock-lease"
+
+RENEWALS: Final = 3
+"""Renewals per term; with 15 s that is each 5 s, so one may fail before leadership is lost."""
+
+HELD_FRACTION: Final = 2 / 3
+"""Part of the term after which a leader without a renewal stops; the rest is for its work to end. client-go: 10 of 15 s."""
+
+TRIES: Final = 7.5
+"""Tries per term of a candidate, and of a leader whose renewal failed; client-go: each 2 of 15 s."""
+
+REMEMBERED: Final = 8
+"""Chosen: renewals whose time of sending is kept; a watch shows each within moments."""
+
+RELEASE_S: Final = 2.0
+"""Chosen: longest wait to give the lease back at the end; otherwise it runs out by itself."""
+
+
+class Election:
+    """One candidate.
+
+    Attributes:
+        holder: Identity of the leader as last seen; empty when there is none or before the first look.
+        problem: Why the lease cannot be read or written, or None.
+        found: The lease's metadata as it was before this process won it last; None if there was no lease.
+        overdue: Why only a restart of this process helps: its leadership is over, the work is not. None: all is well.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        name: str,
+        namespace: str,
+        identity: str,
+        duration_s: float = 15.0,
+        labels: Mapping[str, str] | None = None,
+        owner: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            client: Of the API server; its own writes are not fenced.
+            name: Of the Lease; created when absent.
+            namespace: Of the Lease.
+            identity: Of this process, unique among candidates and across restarts.
+            duration_s: Term; the Lease stores whole seconds, so at least 1.
+            labels: Of the Lease, written with every renewal.
+            owner: Owner reference that the Lease carries while this process holds it, see `own_pod`; None: none.
+        """
+        # A renewal behind a hundred slow writes would come too late.
+        self._client = client.urgent()
+        self._name = name
+        self._namespace = namespace
+        self._identity = identity
+        self._duration_s = duration_s
+        self._metadata: dict[str, Any] = {"labels": dict(labels or {})}
+        if owner is not None:
+            self._metadata["ownerReferences"] = [dict(owner)]
+        self._sent: OrderedDict[str, float] = OrderedDict()
+        self._seen: str | None = None
+        self._seen_at_s = 0.0
+        self._held_until_s: float | None = None
+        self.holder = ""
+        self.problem: str | None = None
+        self.found: Mapping[str, Any] | None = None
+        self.overdue: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """Identity of this process."""
+        return self._identity
+
+    @property
+    def duration_s(self) -> float:
+        """Term in seconds."""
+        return self._duration_s
+
+    def sent_s(self, renew_time: str) -> float | None:
+        """Return `time.monotonic` from before one of this process's newest renewals was sent.
+
+        Args:
+            renew_time: The Lease's ``renewTime`` as that renewal wrote it; None is returned for another's.
+        """
+        return self._sent.get(renew_time)
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether this process may act now; false at once when its term is over, even before it notices."""
+        return self._held_until_s is not None and time.monotonic() < self._held_until_s
+
+    async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``work`` while leading; cancel it when leadership is lost, and stand again.
+
+        Returns when ``work`` does, and raises what it raises; the lease is then given back, as it is when
+        this call is cancelled.
+        """
+        while True:
+            await self._win()
+            log.info("leading", lease=self._name, identity=self._identity)
+            try:
+                if await self._reign(work):
+                    return
+            finally:
+                self._held_until_s = None
+                await self._release()
+            log.warning("leadership lost", lease=self._name, identity=self._identity, problem=self.problem)
+
+    async def _win(self) -> None:
+        pause_s = self._duration_s / TRIES
+        while not await self._try(self._duration_s * HELD_FRACTION):  # noqa: ASYNC110 - it asks the server
+            await asyncio.sleep(pause_s * self._client.rng.uniform(0.8, 1.2))
+
+    async def _reign(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Run the work and renew beside it; return whether the work came to its end by itself."""
+        task = asyncio.create_task(work(), name=f"leading {self._name}")
+        renewals = asyncio.create_task(self._renew(), name=f"renewing {self._name}")
+        try:
+            await asyncio.wait({task, renewals}, return_when=asyncio.FIRST_COMPLETED)
+            is_done = task.done()
+        finally:
+            await self._end(task)
+            renewals.cancel()
+            await asyncio.wait({renewals})
+        if is_done or not task.cancelled():
+            task.result()
+        return is_done
+
+    async def _end(self, task: asyncio.Task[None]) -> None:
+        """Cancel the work and wait for its end, however long that takes: two workers are worse than none.
+
+        Meanwhile `overdue` says so, for the liveness probe: a restart is the only other way out.
+        """
+        task.cancel()
+        left_s = self._duration_s * (1 - HELD_FRACTION)
+        _, late = await asyncio.wait({task}, timeout=left_s)
+        if late:
+            log.error("work goes on though leadership is over; waiting", lease=self._name, after_s=left_s)
+            self.overdue = (
+                f"lease {self._name}: leadership is over, but its work has not ended within {left_s:g} s;"
+                " restart this process"
+            )
+            await asyncio.wait({task})
+            self.overdue = None
+
+    async def _renew(self) -> None:
+        """Renew until leadership is lost."""
+        pause_s = self._duration_s / RENEWALS
+        while (left_s := self._left_s()) > 0:
+            await asyncio.sleep(min(pause_s, left_s))
+            is_renewed = await self._try(self._left_s())
+            pause_s = self._duration_s / (RENEWALS if is_renewed else TRIES)
+
+    def _left_s(self) -> float:
+        return 0.0 if self._held_until_s is None else max(0.0, self._held_until_s - time.monotonic())
+
+    async def _try(self, limit_s: float) -> bool:
+        """Take or renew the lease if that is allowed; return whether it was done."""
+        try:
+            async with asyncio.timeout(limit_s):
+                is_ours = await self._take()
+        except ConflictError:
+            return False  # somebody else was first; the next look shows who
+        except (ClusterError, ConfigError, TimeoutError) as exc:  # a credential plugin may fail for a while
+            problem = str(exc) or f"no answer within {limit_s:.1f} s"
+            if problem != self.problem:
+                log.warning("lease not usable", lease=self._name, problem=problem)
+            self.problem = problem
+            return False
+        self.problem = None
+        return is_ours
+
+    async def _take(self) -> bool:
+        # Counted from before anything is sent: whoever sees the renewal sees it later than this.
+        started_s = time.monotonic()
+        try:
+            lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
+        except NotFoundError:
+            self.found = None
+            await self._client.create(self._new(started_s), field_manager=FIELD_MANAGER)
+        else:
+            spec = lease.get("spec") or {}
+            if not self._may_take(lease["metadata"], spec):
+                self._held_until_s = None
+                return False
+            if spec.get("holderIdentity") != self._identity:
+                self.found = lease["metadata"]
+            await self._patch(lease["metadata"], self._taken(spec, started_s))
+        self.holder = self._identity
+        self._held_until_s = started_s + self._duration_s * HELD_FRACTION
+        return True
+
+    def _may_take(self, metadata: dict[str, Any], spec: dict[str, Any]) -> bool:
+        self.holder = spec.get("holderIdentity") or ""
+        if self.holder in {"", self._identity}:
+            return True
+        now_s = time.monotonic()
+        version = metadata["resourceVersion"]
+        if version != self._seen:
+            self._seen, self._seen_at_s = version, now_s
+        return now_s - self._seen_at_s > float(spec.get("leaseDurationSeconds") or self._duration_s)
+
+    def _taken(self, spec: dict[str, Any], started_s: float) -> dict[str, Any]:
+        now = _now()
+        self._sent[now] = started_s
+        if len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
+        taken = {"holderIdentity": self._identity, "leaseDurationSeconds": self._whole_s(), "renewTime": now}
+        if spec.get("holderIdentity") != self._identity:
+            taken |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
+        return taken
+
+    def _new(self, started_s: float) -> dict[str, Any]:
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": {"name": self._name, "namespace": self._namespace, **self._metadata},
+            "spec": self._taken({"holderIdentity": None, "leaseTransitions": -1}, started_s),
+        }
+
+    def _whole_s(self) -> int:
+        return max(1, math.ceil(self._duration_s))
+
+    async def _patch(self, metadata: dict[str, Any], spec: dict[str, Any]) -> None:
+        # The version makes it fail if anybody else was first.
+        patch = {
+            "metadata": {"resourceVersion": metadata["resourceVersion"], **self._metadata},
+            "spec": spec,
+        }
+        await self._client.patch(
+            LEASE, self._name, patch, namespace=self._namespace, field_manager=FIELD_MANAGER
+        )
+
+    async def _release(self) -> None:
+        """Give the lease back if it is still ours, so that the next leader need not wait."""
+        with suppress(ClusterError, ConfigError, TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
+                if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
+                    freed = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+                    await self._patch(lease["metadata"], freed)
+
+
+def own_pod(environment: Mapping[str, str], namespace: str) -> dict[str, Any] | None:
+    """Return this process's pod as the owner of a Lease; None outside a pod or for another namespace's Lease.
+
+    The Lease then goes with the pod of its holder: `helm uninstall` takes the rights away before the process could
+    give the Lease back, and would leave it with a holder that is gone. The next holder puts its own pod there.
+
+    Args:
+        environment: With ``POD_NAME``, ``POD_NAMESPACE`` and ``POD_UID``, as the chart sets them.
+        namespace: Of the Lease; an owner must be in the same one.
+    """
+    name, uid = environment.get("POD_NAME"), environment.get("POD_UID")
+    if not name or not uid or environment.get("POD_NAMESPACE") != namespace:
+        return None
+    return {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+
+
+def _now() -> str:
+    return micro_stamp(time.time())

@@ -1,0 +1,210 @@
+"""The background process of one running graph: ``python -m penstock.local.arbiter STATEFILE``.
+
+Reads the initial statefile from stdin, claims the namespace, and supervises until it is asked to stop:
+SIGTERM or SIGINT drain and stop, a second one (or SIGQUIT) stops at once. However the loop ends, the
+children are ended and the statefile is removed. Only SIGKILL leaves both: then the `watchdog` becomes the next
+arbiter, ``--resume``, which takes over the file and the processes that still run.
+
+circus runs on tornado, tornado on asyncio: the running asyncio loop is handed to circus, whose arbiter then
+neither starts nor stops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.core import logs
+from penstock.core.errors import ConfigError, NotFoundError, PenstockError
+from penstock.local import liveness, private
+from penstock.local.launcher import Launcher
+from penstock.local.plan import Supervision
+from penstock.local.statefile import StateFile
+from penstock.local.statefile_json import from_json
+from penstock.local.store import StateStore
+from penstock.local.supervisor import Supervisor
+from penstock.local.watchdog import Watchdog
+
+_log = logs.get_logger(__name__)
+
+RESUME_S = 600.0
+"""Real seconds that a successor tries to take over. Chosen: long enough for a person to make room on a disk."""
+RESUME_PERIOD_S = 1.0
+_STRAY_GRACE_S = 1.0
+"""Real seconds that a process gets to end which was started moments before its arbiter was killed. Chosen."""
+
+
+def claim(store: StateStore, state: StateFile) -> StateFile:
+    """Write the statefile with this process as its arbiter.
+
+    Args:
+        store: Where.
+        state: Initial content.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: another arbiter of the namespace runs.
+    """
+    private.make_folder(store.path.parent)
+    owned = _owned(store, state)
+    try:
+        store.claim(owned)
+    except PenstockError:
+        private.remove_endpoints(owned.arbiter.endpoint)
+        raise
+    return owned
+
+
+def resume(store: StateStore) -> StateFile:
+    """Take over the statefile of an arbiter that was killed.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: its arbiter runs, or the file cannot be read.
+        NotFoundError: there is no file, so the graph was stopped.
+    """
+    made: list[str] = []
+
+    def take(state: StateFile) -> tuple[StateFile, StateFile]:
+        if liveness.arbiter_is_alive(state):
+            raise ConfigError(f"{store.path}: arbiter {state.arbiter.pid} runs; nothing to take over")
+        private.remove_endpoints(state.arbiter.endpoint)
+        owned = _owned(store, state)
+        made.append(owned.arbiter.endpoint)
+        owned = replace(owned, arbiter=replace(owned.arbiter, restarts=state.arbiter.restarts + 1))
+        return owned, owned
+
+    try:
+        return store.update(take)
+    except PenstockError:
+        for endpoint in made:
+            private.remove_endpoints(endpoint)
+        raise
+
+
+def resume_in_time(store: StateStore) -> StateFile:
+    """Take over as `resume` does, and try again for ten minutes where a full disk or a held lock forbids it.
+
+    Raises:
+        PenstockError: as `resume`; at once where there is no graph or another arbiter runs.
+    """
+    deadline_s = time.monotonic() + RESUME_S
+    while True:
+        try:
+            return resume(store)
+        except NotFoundError:
+            raise
+        except PenstockError as exc:
+            if time.monotonic() > deadline_s or store.running() is not None:
+                raise
+            _log.warning("cannot take over yet", why=str(exc))
+            time.sleep(RESUME_PERIOD_S)
+
+
+def _owned(store: StateStore, state: StateFile) -> StateFile:
+    me = liveness.identify(os.getpid())
+    assert me is not None  # noqa: S101 - this process runs
+    endpoint, pubsub_endpoint = private.make_endpoints(store.path, me.pid)
+    arbiter = replace(
+        state.arbiter, pid=me.pid, started=me.started, endpoint=endpoint, pubsub_endpoint=pubsub_endpoint
+    )
+    return replace(state, arbiter=arbiter)
+
+
+def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
+    """End the processes that a killed arbiter started and had no time to record: another will take their place."""
+    covered = {member.pid for leader in liveness.recorded(state) for member in liveness.group_of(leader)}
+    strays = [one for one in liveness.marked(str(store.path)) if one.pid not in covered | {watchdog.pid}]
+    if strays:
+        _log.warning("ending processes that were not recorded", pids=[one.pid for one in strays])
+        liveness.end(strays, grace_s=_STRAY_GRACE_S)
+
+
+async def supervise(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
+    """Run the graph of a claimed statefile until it is stopped; leave neither processes nor file behind."""
+    launcher = Launcher(endpoint=state.arbiter.endpoint, pubsub_endpoint=state.arbiter.pubsub_endpoint)
+    supervisor = Supervisor(store, launcher, state, Supervision())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.request_stop)
+    loop.add_signal_handler(signal.SIGQUIT, lambda: supervisor.request_stop(force=True))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that ran `penstock up` may go
+    if state.arbiter.restarts:
+        supervisor.adopt()
+    try:
+        await launcher.open(supervisor.request_stop)
+        _log.info("arbiter started", namespace=state.arbiter.namespace, endpoint=state.arbiter.endpoint)
+        keeping = asyncio.create_task(watchdog.keep())
+        try:
+            await supervisor.run()
+        finally:
+            keeping.cancel()
+    finally:
+        watchdog.end()
+        await launcher.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the arbiter; 0 after an orderly stop, 1 after a failure."""
+    parser = argparse.ArgumentParser(prog="penstock-arbiter", description="Background process of one graph.")
+    parser.add_argument("statefile", type=Path, help="Statefile to own; its first content comes on stdin.")
+    parser.add_argument("--resume", action="store_true", help="Take over from an arbiter that was killed.")
+    parser.add_argument("--log-level", default="info", help="debug, info, warning or error.")
+    options = parser.parse_args(argv)
+    logs.configure(options.log_level)
+    store = StateStore(options.statefile)
+    try:
+        state = resume_in_time(store) if options.resume else claim(store, _initial_state())
+        if state.arbiter.dynamo_folder is not None:
+            private.make_folder(Path(state.arbiter.dynamo_folder))
+    except PenstockError as exc:
+        _log.error("arbiter cannot start", why=str(exc))
+        return 1
+    try:
+        watchdog = _watchdog(store, options.log_level)
+        watchdog.start()
+        if options.resume:
+            end_unrecorded(store, state, watchdog)
+        asyncio.run(supervise(store, state, watchdog))
+    except (PenstockError, OSError):
+        _log.exception("arbiter failed")
+        return 1
+    finally:
+        liveness.end(liveness.leftovers(store.read_quietly(), str(store.path)), grace_s=1.0)
+        private.remove_endpoints(state.arbiter.endpoint)
+        store.remove()
+        _log.info("arbiter ended", namespace=state.arbiter.namespace)
+    return 0
+
+
+def _initial_state() -> StateFile:
+    """Return the statefile on stdin.
+
+    Raises:
+        ConfigError: it is none; `penstock up` has gone before it was written whole.
+    """
+    try:
+        return from_json(json.load(sys.stdin), source="stdin")
+    except ValueError as exc:
+        raise ConfigError(f"stdin: not a statefile ({exc}); run `penstock up FILE`") from exc
+
+
+def _watchdog(store: StateStore, log_level: str) -> Watchdog:
+    successor = [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path), "--resume"]
+    environment = {**os.environ, liveness.MARK_VARIABLE: str(store.path)}
+    return Watchdog([*successor, "--log-level", log_level], environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

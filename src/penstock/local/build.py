@@ -1,0 +1,172 @@
+"""A graph becomes the statefile that its arbiter starts from. Pure.
+
+GPUs of the first replicas are allocated here; everything later goes through `replicas`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from penstock.api import GraphDeployment, Role, Runtime
+from penstock.core.errors import ConfigError
+from penstock.core.local_state import STATE_DIR_VARIABLE, EntryState
+from penstock.local.gpus import GpuRefusal
+from penstock.local.ports import LAST_PORT
+from penstock.local.private import SOCKET_PATH_BYTES
+from penstock.local.replicas import request_replica
+from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
+from penstock.runtimes import (
+    KV_EVENTS_PORT,
+    PLANNER_ROLE,
+    PORT,
+    ProcessSpec,
+    RuntimeContext,
+    fill,
+    process_specs,
+)
+from penstock.runtimes.dynamo import discovery_folder
+from penstock.runtimes.engine_flags import kv_events_endpoint
+
+DEFAULT_GPUS = 8
+"""GPUs of the host when neither --gpus nor the graph's budget says: the planner document's default budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What `penstock up` adds to a manifest.
+
+    Attributes:
+        namespace: Name of the graph on this machine.
+        speed: Time scale: simulated seconds per real second.
+        port: The router's port.
+        gpus: GPUs of the host; None takes the planner's maxGpuBudget.
+        log_dir: Folder of all logs.
+        with_planner: Start the planner if the graph has one.
+        context: Where interpreter, manifest and statefile are.
+    """
+
+    namespace: str
+    speed: float
+    port: int
+    gpus: int | None
+    log_dir: str
+    with_planner: bool
+    context: RuntimeContext
+
+
+def initial_state(graph: GraphDeployment, options: LocalOptions, environment: Mapping[str, str]) -> StateFile:
+    """Return the first statefile of a graph: all replicas requested, their GPUs allocated.
+
+    Args:
+        graph: A valid graph.
+        options: What the command line adds.
+        environment: The caller's environment, for variables that Kubernetes would fill from a Secret.
+
+    Raises:
+        ConfigError: the graph needs something that one machine cannot give; the message has the remedy.
+    """
+    specs = [
+        spec
+        for spec in process_specs(graph, options.context)
+        if spec.role != PLANNER_ROLE or options.with_planner
+    ]
+    if not any(spec.role == Role.ROUTER for spec in specs):
+        raise ConfigError(
+            f"{graph.name}: spec.services: no service with role: router, which `penstock up` needs; "
+            "add `frontend: {role: router}`"
+        )
+    state = StateFile(_arbiter(graph, specs, options), {})
+    has_router = False
+    for spec in specs:
+        _check(graph.name, spec, environment)
+        entry = _entry(spec, options)
+        if spec.role == Role.ROUTER and has_router:
+            continue
+        has_router = has_router or spec.role == Role.ROUTER
+        state = _with_replicas(state, spec, entry)
+    return state
+
+
+def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOptions) -> ArbiterInfo:
+    ceiling = graph.spec.planner.max_gpu_budget if graph.spec.planner.enabled else None
+    gpus = options.gpus if options.gpus is not None else (ceiling or DEFAULT_GPUS)
+    return ArbiterInfo(
+        pid=0,
+        started="",
+        endpoint="",
+        pubsub_endpoint="",
+        namespace=options.namespace,
+        graph=options.context.graph_file,
+        model=graph.spec.served_name,
+        speed=options.speed,
+        log_dir=options.log_dir,
+        gpus=gpus,
+        budget=gpus if ceiling is None else min(gpus, ceiling),
+        router_url=f"http://127.0.0.1:{options.port}",
+        dynamo_folder=str(discovery_folder(options.context))
+        if graph.spec.runtime is Runtime.DYNAMO
+        else None,
+        planner_log_dir=next((_flag(spec, "--log-dir") for spec in specs if spec.role == PLANNER_ROLE), None),
+    )
+
+
+def _with_replicas(state: StateFile, spec: ProcessSpec, entry: ProcessEntry) -> StateFile:
+    """Add all first replicas of one service; with none, its base entry waits as ``stopped``."""
+    name = base_name(state.arbiter.namespace, spec.service)
+    if not entry.is_worker:
+        return state.with_entry(name, replace(entry, order=state.next_order()))
+    state = state.with_entry(name, replace(entry, state=EntryState.STOPPED))
+    for _ in range(spec.replicas):
+        result = request_replica(state, entry)
+        if isinstance(result, GpuRefusal):
+            raise ConfigError(
+                f"spec.services.{spec.service}.replicas: {spec.replicas}: one replica {result.reason}"
+            )
+        state = result[0]
+    return state
+
+
+def _entry(spec: ProcessSpec, options: LocalOptions) -> ProcessEntry:
+    is_router = spec.role == Role.ROUTER
+    return ProcessEntry(
+        service=spec.service,
+        role=spec.role,
+        cmd=spec.argv,
+        env=dict(spec.env),
+        url=f"http://127.0.0.1:{options.port}" if is_router else None,
+        placeholders=spec.ports,
+        ports={PORT: options.port} if is_router else {},
+        health_path=spec.health_path,
+        gpus_per_replica=spec.gpus,
+        grace_s=spec.grace_s,
+        startup_s=spec.startup_s,
+        liveness_s=spec.liveness_s,
+        stall_s=spec.stall_s,
+    )
+
+
+def _check(graph: str, spec: ProcessSpec, environment: Mapping[str, str]) -> None:
+    place = f"{graph}: spec.services.{spec.service}"
+    if spec.nodes > 1:
+        raise ConfigError(f"{place}.nodesPerReplica: {spec.nodes}, but this is one machine; set 1")
+    socket = kv_events_endpoint([fill(each, {KV_EVENTS_PORT: LAST_PORT}) for each in spec.argv]) or ""
+    path = socket.removeprefix("ipc://")
+    if socket != path and len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"{graph}: spec.router.kvEventsPort: {path}: {len(os.fsencode(path))} bytes, but a Unix socket's path has at "
+            f"most {SOCKET_PATH_BYTES}; set {STATE_DIR_VARIABLE} to a shorter path"
+        )
+    for source in spec.env_sources:
+        if source.name not in environment:
+            raise ConfigError(
+                f"{place}.env: {source.name} takes its value from Kubernetes (valueFrom); "
+                f"export {source.name} before `penstock up`, or give a literal value"
+            )
+
+
+def _flag(spec: ProcessSpec, flag: str) -> str | None:
+    """Return the value that follows ``flag`` in a command, or None."""
+    words = list(spec.argv)
+    return words[words.index(flag) + 1] if flag in words else None

@@ -1,0 +1,172 @@
+"""Stopping a graph, and making sure that nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.core.errors import ClusterError, ConfigError, NotFoundError
+from penstock.local import liveness, ports
+from penstock.local.plan import Limits
+from penstock.local.recovery import kill, recover
+from penstock.local.statefile import StateFile
+from penstock.local.store import StateStore, namespaces
+
+_POLL_S = 0.1
+_FORCE_S = 20.0
+"""Real seconds that a forced stop may take: a floor of grace and SIGKILL. Chosen."""
+_UNRECORDED_S = 60.0
+"""Real seconds of an orderly stop by a statefile that cannot be read: Kubernetes' grace period of 30 s twice. Chosen."""
+_MARGIN_S = 15.0
+"""Real seconds added to the processes' own grace periods before a stop is forced. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """What a stop did.
+
+    Attributes:
+        namespace: Which graph.
+        took_s: Real seconds.
+        forced: The drain took too long, or ``--now`` was given.
+        notes: What had to be cleared up besides, for people.
+    """
+
+    namespace: str
+    took_s: float
+    forced: bool
+    notes: tuple[str, ...]
+
+
+Progress = Callable[[StateFile], None]
+"""Called with the statefile while waiting."""
+
+
+def choose_namespace(given: str | None) -> str:
+    """Return the namespace meant: the given one, or the only one there is.
+
+    Raises:
+        NotFoundError: none was given and nothing is there.
+        ConfigError: none was given and there are several.
+    """
+    if given is not None:
+        return given
+    known = namespaces()
+    if not known:
+        raise NotFoundError("no graph is running on this machine; start one with `penstock up FILE`")
+    running = [name for name in known if StateStore.of(name).running() is not None]
+    candidates = running or known
+    if len(candidates) > 1:
+        raise ConfigError(f"--namespace: needed, because several are here: {', '.join(candidates)}")
+    return candidates[0]
+
+
+def default_timeout_s(state: StateFile) -> float:
+    """Return how long an orderly stop may take, real seconds: planner and router, then workers, and a margin."""
+    limits = Limits()
+    speed = state.arbiter.speed
+    front = [limits.grace_s(entry, speed) for entry in state.entries.values() if not entry.is_worker]
+    back = [limits.grace_s(entry, speed) for entry in state.entries.values() if entry.is_worker]
+    return max(front, default=0.0) + max(back, default=0.0) + _MARGIN_S
+
+
+def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progress) -> Stopped:
+    """Drain and stop a graph: planner, then router, then workers; returns when nothing is left.
+
+    Args:
+        namespace: Which graph.
+        timeout_s: Real seconds until a drain is cut short; None: the processes' own grace periods.
+        now: Do not drain.
+        progress: Told every tenth of a second.
+
+    Raises:
+        NotFoundError: nothing of this namespace is running or left over.
+        ClusterError: something is left; the message names it.
+    """
+    store = StateStore.of(namespace)
+    began_s = time.monotonic()
+    state = store.running()
+    if state is None:
+        notes = (*_end_unrecorded(store, now=now), *recover(store))
+        if not notes:
+            raise NotFoundError(
+                f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"
+            )
+        return Stopped(namespace, time.monotonic() - began_s, forced=True, notes=notes)
+    arbiter = liveness.ProcessId(state.arbiter.pid, state.arbiter.started)
+    patience_s = default_timeout_s(state) if timeout_s is None else timeout_s
+    forced = now
+    ended = not now and _stop(store, arbiter, signal.SIGTERM, patience_s, progress)
+    if not ended:
+        forced = True
+        ended = _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, progress)
+    notes = () if ended else _force(store, state)
+    notes = (*notes, *recover(store))
+    _verify(store, state)
+    return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
+
+
+def _stop(
+    store: StateStore,
+    arbiter: liveness.ProcessId,
+    sent: signal.Signals,
+    patience_s: float,
+    progress: Progress,
+) -> bool:
+    """Signal the arbiter and wait; True when it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(arbiter.pid, sent)
+    deadline = time.monotonic() + patience_s
+    while liveness.is_alive(arbiter):
+        if time.monotonic() > deadline:
+            return False
+        state = store.read_quietly()
+        if state is not None:
+            progress(state)
+        time.sleep(_POLL_S)
+    return True
+
+
+def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
+    """Stop the arbiters that run for a file which cannot be read; nobody can say how long their processes may drain.
+
+    Raises:
+        ClusterError: one cannot be ended.
+    """
+    arbiters = store.unrecorded_arbiters()
+    for arbiter in arbiters:
+        if not now and _stop(store, arbiter, signal.SIGTERM, _UNRECORDED_S, _ignore):
+            continue
+        if not _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, _ignore) and liveness.end(
+            [arbiter], grace_s=0.0
+        ):
+            raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
+    return tuple(f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" for arbiter in arbiters)
+
+
+def _ignore(_state: StateFile) -> None:
+    """Tell nobody."""
+
+
+def _force(store: StateStore, state: StateFile) -> tuple[str, ...]:
+    kill(store, store.read_quietly() or state)
+    return (f"killed arbiter {state.arbiter.pid}, which did not end",)
+
+
+def _verify(store: StateStore, state: StateFile) -> None:
+    """Raise when a process, the statefile or a port is left."""
+    leaders = liveness.leftovers(state, str(store.path))
+    left = [f"process {member.pid}" for leader in leaders for member in liveness.group_of(leader)]
+    left += [str(path) for path in (store.path, store.lock_path, store.dynamo_folder) if path.exists()]
+    left += [
+        f"port {port}"
+        for entry in state.entries.values()
+        for port in entry.ports.values()
+        if not ports.is_free(port)
+    ]
+    if left:
+        raise ClusterError(f"still there after the stop: {', '.join(left)}; run `penstock down --now`")

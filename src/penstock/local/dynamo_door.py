@@ -1,0 +1,194 @@
+"""NVIDIA Dynamo's frontend at the door of a local graph: who is registered with it, and how a worker leaves.
+
+The frontend keeps no list of Penstock's names and has no call that drains. A worker leaves by its entries in Dynamo's
+discovery: with them gone the frontend assigns it nothing more, while it answers what it has. SIGTERM does both at
+once, and a request that was assigned a moment before is answered 503 (2 of 900 in three trials of 300).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.api import Role
+from penstock.core import metric_names as names
+from penstock.core.errors import ObservationError
+from penstock.core.exposition import Sample, parse_samples
+from penstock.local.probes import NoAnswer, Probes, RouterView, WorkerView
+from penstock.local.statefile import ProcessEntry
+
+_COMPONENTS: Final = {Role.PREFILL: "prefill", Role.DECODE: "backend", Role.AGGREGATED: "backend"}
+_ENDPOINT: Final = "generate"
+_BUCKETS: Final = ("instances", "mdc")
+"""Of Dynamo's store of files: who listens where, and the model's card, by which the frontend finds a model's workers."""
+_WANTED: Final = (
+    names.DYNAMO_WORKER_INFLIGHT,
+    names.VLLM_KV_USAGE,
+)
+_HEX: Final = re.compile(r"[0-9a-f]{1,16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One registered worker.
+
+    Attributes:
+        id: Dynamo's number of it.
+        component: ``prefill`` or ``backend``.
+    """
+
+    id: int
+    component: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPage:
+    """What one worker says of itself.
+
+    Attributes:
+        id: Dynamo's number of it.
+        inflight: Requests that it has.
+        kv_usage_fraction: 0 to 1; None: a mocker's prefill worker reports none.
+    """
+
+    id: int
+    inflight: int
+    kv_usage_fraction: float | None
+
+
+class DynamoDoor:
+    """Dynamo's frontend."""
+
+    settle_s = 1.0
+    """Chosen: the frontend sees a change of the folder within milliseconds."""
+
+    def __init__(self, probes: Probes, url: str, *, model: str, folder: str) -> None:
+        """Ask over `probes`.
+
+        Args:
+            probes: Connections.
+            url: Of the frontend.
+            model: Name under which the model is served.
+            folder: Of Dynamo's discovery by files.
+        """
+        self._probes = probes
+        self._url = url
+        self._model = model
+        self._folder = Path(folder)
+
+    async def readiness(self, entries: Mapping[str, ProcessEntry]) -> tuple[bool, str]:
+        """Return whether the frontend lists the model, and a worker of each role with replicas."""
+        instances = await self._instances()
+        listed = await self._probes.get_json(f"{self._url}/v1/models")
+        if isinstance(instances, NoAnswer) or isinstance(listed, NoAnswer):
+            return False, "Dynamo's frontend does not answer yet"
+        registered = {each.component for each in instances}
+        roles = {Role(entry.role) for entry in entries.values() if entry.is_worker and entry.is_replica}
+        missing = sorted(role.value for role in roles if _COMPONENTS[role] not in registered)
+        if missing:
+            return False, f"no {' and no '.join(missing)} worker has registered with Dynamo's frontend"
+        if self._model not in _model_names(listed):
+            return False, f"Dynamo's frontend does not list model {self._model} yet"
+        return True, ""
+
+    async def drain(self, name: str, entry: ProcessEntry) -> bool | NoAnswer:  # noqa: ARG002 - Dynamo has numbers of its own
+        """Take the worker out of Dynamo's discovery; True once the frontend does not list it."""
+        page = await self._page(entry)
+        if isinstance(page, NoAnswer):
+            return page
+        await asyncio.to_thread(deregister, self._folder, page.id)
+        instances = await self._instances()
+        if isinstance(instances, NoAnswer):
+            return instances
+        return page.id not in {each.id for each in instances}
+
+    async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:
+        """Return the workers as they count themselves; the frontend keeps no queue that a status would show."""
+        instances = await self._instances()
+        if isinstance(instances, NoAnswer):
+            return instances
+        registered = {each.id for each in instances}
+        asked = {name: entry for name, entry in entries.items() if entry.is_worker and entry.pid is not None}
+        pages = await asyncio.gather(*(self._page(entry) for entry in asked.values()))
+        workers = {
+            name: _worker_view(page, is_registered=page.id in registered)
+            for name, page in zip(asked, pages, strict=True)
+            if isinstance(page, WorkerPage)
+        }
+        return RouterView(workers=workers, queue=None, lag_p99_s=None)
+
+    async def _instances(self) -> list[Instance] | NoAnswer:
+        answer = await self._probes.get_json(f"{self._url}/health")
+        return answer if isinstance(answer, NoAnswer) else registered_instances(answer)
+
+    async def _page(self, entry: ProcessEntry) -> WorkerPage | NoAnswer:
+        if entry.url is None:
+            return NoAnswer.AWAY
+        text = await self._probes.get_text(f"{entry.url}/metrics")
+        if isinstance(text, NoAnswer):
+            return text
+        try:
+            return worker_page(parse_samples(text, _WANTED)) or NoAnswer.SILENT
+        except ObservationError:
+            return NoAnswer.SILENT
+
+
+def deregister(folder: Path, worker_id: int) -> None:
+    """Delete a worker's entries in Dynamo's discovery; nothing happens when they are gone.
+
+    Args:
+        folder: Of the discovery.
+        worker_id: Dynamo's number.
+    """
+    for bucket in _BUCKETS:
+        for path in (folder / "v1" / bucket).glob(f"*%2F{worker_id:x}"):
+            path.unlink(missing_ok=True)
+
+
+def registered_instances(answer: object) -> list[Instance] | NoAnswer:
+    """Return the workers in the frontend's answer to ``/health``."""
+    try:
+        instances = answer["instances"]  # type: ignore[index]  # anything else is caught below
+        return [
+            Instance(int(each["instance_id"]), str(each["component"]))
+            for each in instances
+            if each["endpoint"] == _ENDPOINT
+        ]
+    except (KeyError, TypeError, ValueError):
+        return NoAnswer.SILENT
+
+
+def worker_page(samples: list[Sample]) -> WorkerPage | None:
+    """Return what a worker's page says; None if it does not name the worker's number."""
+    usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
+    for sample in samples:
+        number = sample.labels.get("worker_id", "")
+        if (
+            sample.name == names.DYNAMO_WORKER_INFLIGHT
+            and sample.labels.get("dynamo_endpoint") == _ENDPOINT
+            and _HEX.fullmatch(number)
+            and 0 <= sample.value < float("inf")
+        ):
+            return WorkerPage(int(number, 16), int(sample.value), usage[0] if usage else None)
+    return None
+
+
+def _worker_view(page: WorkerPage, *, is_registered: bool) -> WorkerView:
+    return WorkerView(
+        state="ready" if is_registered else "unregistered",
+        inflight_requests=page.inflight,
+        inflight_tokens=None,
+        kv_usage_fraction=page.kv_usage_fraction,
+        reason=None if is_registered else "Dynamo's frontend does not list it",
+    )
+
+
+def _model_names(answer: Any) -> set[str]:
+    try:
+        return {str(each["id"]) for each in answer["data"]}
+    except (KeyError, TypeError):
+        return set()

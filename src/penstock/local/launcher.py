@@ -1,0 +1,212 @@
+"""Thin adapter over circus: starts, signals and reaps one process per watcher; adopts those of a killed arbiter.
+
+The only module that imports circus. circus owns the fork, the session of each child, the reaping and the
+control endpoint (`circusctl` shows the watchers); when to start and stop is decided in `plan`, so
+watchers have ``numprocesses`` 1 and ``respawn`` off, and circus' own periodic check is off too: it
+would compete with the supervisor for circus' single-command lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+from circus.arbiter import Arbiter
+from circus.exc import ConflictError as CircusConflictError
+from circus.watcher import Watcher
+from tornado.ioloop import IOLoop
+
+from penstock.core import logs
+from penstock.core.errors import ClusterError, ConflictError
+from penstock.local import exec_child, liveness
+from penstock.local.liveness import ProcessId, identify
+
+_log = logs.get_logger(__name__)
+_NO_PERIODIC_CHECK = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One process that is gone with its whole group: name, pid and exit code (negative: signal; None: unknown)."""
+
+    name: str
+    pid: int
+    code: int | None
+
+
+class _Arbiter(Arbiter):  # type: ignore[misc]  # circus ships no types
+    """Hands circus' `quit` command to the supervisor, so that it drains like any other stop."""
+
+    on_quit: Callable[[], None] | None = None
+
+    def stop(self) -> Any:
+        if self.on_quit is not None:
+            self.on_quit()
+            return None
+        return super().stop()
+
+
+class Launcher:
+    """Processes of one arbiter, by name."""
+
+    __slots__ = ("_adopted", "_arbiter", "_context", "_ended", "_orphaned", "_processes")
+
+    def __init__(self, *, endpoint: str, pubsub_endpoint: str) -> None:
+        """Prepare circus inside the running asyncio loop.
+
+        Args:
+            endpoint: Where circus' controller listens (zmq), a Unix socket.
+            pubsub_endpoint: Where circus publishes events (zmq), likewise.
+        """
+        self._ended: list[Ended] = []
+        self._processes: dict[str, ProcessId] = {}
+        self._adopted: dict[str, ProcessId] = {}
+        self._orphaned: dict[str, float] = {}
+        """When more than resource trackers was last left of a group whose leader is gone, real monotonic seconds."""
+        kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
+        self._context = zmq.Context()
+        self._arbiter = _Arbiter(
+            [],
+            endpoint,
+            pubsub_endpoint,
+            check_delay=_NO_PERIODIC_CHECK,
+            context=self._context,
+            loop=IOLoop.current(),
+            proc_name="penstock-arbiter",
+        )
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+    async def open(self, on_quit: Callable[[], None]) -> None:
+        """Bind the endpoints; ``on_quit`` is called when `circusctl quit` asks the arbiter to end.
+
+        Raises:
+            ClusterError: an endpoint cannot be bound.
+        """
+        try:
+            await self._arbiter.start()
+        except zmq.ZMQError as exc:
+            raise ClusterError(f"circus cannot bind its endpoints: {exc}") from exc
+        self._arbiter.on_quit = on_quit
+
+    async def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> ProcessId:
+        """Start one process that writes to ``log``.
+
+        Raises:
+            ClusterError: it cannot be forked.
+            ConflictError: circus is busy with a command; try again.
+        """
+        child = ["-I", "-S", exec_child.__file__, str(log), *argv]
+        try:
+            watcher = self._arbiter.add_watcher(
+                name,
+                shlex.quote(sys.executable),
+                args=child,
+                numprocesses=1,
+                singleton=True,
+                respawn=False,
+                max_retry=1,
+                copy_env=True,
+                env=dict(env),
+                hooks={"after_reap": (self._note_exit, True)},
+            )
+            await watcher.start()
+        except CircusConflictError as exc:
+            raise ConflictError(f"{name}: circus is busy: {exc}") from exc
+        pids = watcher.get_active_pids()
+        found = identify(pids[0]) if pids else None
+        if found is None:
+            await self.forget(name)
+            raise ClusterError(f"{name}: the process ended at once or could not be forked; see {log}")
+        self._processes[name] = found
+        return found
+
+    def adopt(self, name: str, process: ProcessId) -> None:
+        """Take charge of a process that a killed arbiter started and recorded; it may have ended since."""
+        self._processes[name] = process
+        self._adopted[name] = process
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Signal a process; SIGKILL reaches its whole group. Nothing happens when it is gone."""
+        process = self._processes.get(name)
+        if process is not None:
+            liveness.send(process, number)
+
+    def reap(self) -> list[Ended]:
+        """Return the processes that have gone since the last call, each with its whole group.
+
+        Children that a leader leaves serve nothing and may hold GPU memory, so they are killed, resource trackers
+        once they had time to clear up; the leader is returned once the last of them is gone.
+        """
+        self._arbiter.reap_processes()
+        for name, process in list(self._adopted.items()):
+            if not liveness.is_alive(process):
+                del self._adopted[name]
+                self._ended.append(Ended(name, process.pid, None))
+        orphaned = {ended.name for ended in self._ended if self._kill_orphans(ended)}
+        self._orphaned = {name: since_s for name, since_s in self._orphaned.items() if name in orphaned}
+        gone = [ended for ended in self._ended if ended.name not in self._orphaned]
+        self._ended = [ended for ended in self._ended if ended.name in self._orphaned]
+        for ended in gone:
+            self._processes.pop(ended.name, None)
+        return gone
+
+    def _kill_orphans(self, ended: Ended) -> bool:
+        """Kill what is left of the group of a leader that is gone; return whether there was anything."""
+        process = self._processes.get(ended.name)
+        if process is None or process.pid != ended.pid:
+            return False
+        orphans = liveness.group_of(process)
+        if not orphans:
+            return False
+        now_s, is_first = time.monotonic(), ended.name not in self._orphaned
+        if is_first:
+            pids = [each.pid for each in orphans]
+            _log.warning("killing the children of a process that is gone", name=ended.name, pids=pids)
+        if is_first or not all(map(liveness.is_tracker, orphans)):
+            self._orphaned[ended.name] = now_s
+        liveness.send(process, signal.SIGKILL)
+        if now_s - self._orphaned[ended.name] > liveness.CLEANING_S:
+            liveness.kill_trackers(process)
+        return True
+
+    async def forget(self, name: str) -> None:
+        """Remove the watcher of a process that has ended.
+
+        Raises:
+            ConflictError: circus is busy with a command; try again.
+        """
+        with contextlib.suppress(KeyError):
+            self._watcher(name)
+            try:
+                await self._arbiter.rm_watcher(name)
+            except CircusConflictError as exc:
+                raise ConflictError(f"{name}: circus is busy: {exc}") from exc
+
+    async def close(self) -> None:
+        """Kill what still runs, release the endpoints. Never fails."""
+        for name in self._processes:
+            self.send(name, signal.SIGKILL)
+        self._arbiter.on_quit = None
+        with contextlib.suppress(Exception):
+            self._arbiter.stop_controller_and_close_sockets()
+        self._context.destroy(linger=0)
+
+    def _watcher(self, name: str) -> Watcher:
+        return self._arbiter.get_watcher(name)
+
+    def _note_exit(self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: object) -> bool:
+        self._ended.append(Ended(watcher.name, process_pid, exit_code))
+        return True
+
+
+_CIRCUS_SIGNALS = (signal.SIGHUP, signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGWINCH)
+"""circus installs handlers for these in its constructor; the arbiter process has its own."""

@@ -1,0 +1,136 @@
+"""The planner's newest decisions, as `penstock status` and the live table show them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from penstock.core.printable import printable
+from penstock.local.line_follower import LineFollower
+from penstock.planner.ledger import FILE_NAME
+
+SHOWN_DECISIONS: Final = 8
+"""Decisions kept for display. Chosen: what a terminal has room for below the processes."""
+_FIRST_READ_BYTES: Final = 8 << 20
+"""How far back a long ledger is read at first. Chosen: a thousand decisions, parsed within a tenth of a second."""
+_PULL: Final = b'{"type":"pull"'
+"""Begin of the records that say nothing here, nine of ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionStatus:
+    """One role's part of a recorded decision.
+
+    Attributes:
+        id: The ledger's.
+        at_s: Simulated seconds since the planner's first start.
+        role: prefill, decode or aggregated.
+        current: Replicas before.
+        desired: Replicas after.
+        reason: The rule that settled it.
+        sentence: For people.
+    """
+
+    id: str
+    at_s: float
+    role: str
+    current: int
+    desired: int
+    reason: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDecisions:
+    """Decisions since the newest change that changed nothing.
+
+    Attributes:
+        count: How many.
+        at_s: When the newest was made, simulated seconds since the planner's first start.
+        sentences: Why it holds, for people.
+    """
+
+    count: int
+    at_s: float
+    sentences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        sentences = "; ".join(self.sentences)
+        return (
+            f"decisions since without a change: {self.count:,}, the newest at {self.at_s:,.0f} s: {sentences}"
+        )
+
+
+class LedgerTail:
+    """Follows a planner's ledger without its lock.
+
+    Attributes:
+        held: What followed the newest decision shown; None: nothing.
+    """
+
+    __slots__ = ("_decisions", "_lines", "_origin_s", "_with_unchanged", "held")
+
+    def __init__(self, folder: str | None, *, with_unchanged: bool = False) -> None:
+        """Name the planner's folder.
+
+        Args:
+            folder: None while there is no planner.
+            with_unchanged: Keep decisions that changed nothing, too.
+        """
+        self._lines = (
+            None
+            if folder is None
+            else LineFollower(Path(folder) / FILE_NAME, first_read_bytes=_FIRST_READ_BYTES)
+        )
+        self._with_unchanged = with_unchanged
+        self._origin_s: float | None = None
+        self._decisions: deque[DecisionStatus] = deque(maxlen=SHOWN_DECISIONS)
+        self.held: HeldDecisions | None = None
+
+    def newest(self) -> tuple[DecisionStatus, ...]:
+        """Return the newest decisions, oldest first; none while there is no ledger."""
+        for line in () if self._lines is None else self._lines.new_lines():
+            if line.startswith(_PULL):
+                continue
+            try:
+                record = printable(orjson.loads(line))
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                self._take(record)
+        return tuple(self._decisions)
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if isinstance(record.get("origin_s"), int | float):
+            self._origin_s = float(record["origin_s"])
+        decision = record.get("decision")
+        if record.get("type") != "decision" or not isinstance(decision, dict):
+            return
+        at_s = float(record.get("at_s", 0.0)) - (self._origin_s or 0.0)
+        roles = [_status(role, str(decision.get("id", "")), at_s) for role in decision.get("roles", ())]
+        shown = [each for each in roles if self._with_unchanged or each.current != each.desired]
+        self._decisions.extend(shown)
+        if shown:
+            self.held = None
+        else:
+            before = 0 if self.held is None else self.held.count
+            counted = int(record.get("held", 0))
+            self.held = HeldDecisions(before + counted + 1, at_s, tuple(each.sentence for each in roles))
+
+
+def _status(role: Mapping[str, Any], decision_id: str, at_s: float) -> DecisionStatus:
+    return DecisionStatus(
+        id=decision_id,
+        at_s=at_s,
+        role=str(role.get("role", "")),
+        current=int(role.get("current", 0)),
+        desired=int(role.get("desired", 0)),
+        reason=str(role.get("reason", "")),
+        sentence=str(role.get("sentence", "")),
+    )

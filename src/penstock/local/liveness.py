@@ -1,0 +1,261 @@
+"""Is a recorded process still that process, and how is it ended: by pid together with its start.
+
+A pid alone may have been given to another process since; the pair cannot. A recorded process leads a group, as
+every process does that circus starts; it counts as ended only when the whole group is empty, because the
+children of an engine hold GPU memory after their leader is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from penstock.local.statefile import StateFile
+
+MARK_VARIABLE = "PENSTOCK_STATEFILE"
+"""Set in every child's environment to its statefile's path, so that a child that was never recorded is found."""
+
+ARBITER_MODULE = "penstock.local.arbiter"
+"""What the interpreter of an arbiter runs; the statefile is the argument after it."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_AFTER_COMMAND = 2
+"""Fields of ``/proc/PID/stat`` before the state: pid and command; the start is field 22 (proc_pid_stat(5))."""
+_START_FIELD = 22
+_DEAD_STATES = frozenset({"Z", "X"})
+_STOPPED_STATES = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
+_INIT = 1
+_POLL_S = 0.02
+_TRACKER = "multiprocessing.resource_tracker"
+"""In the command of the process that each Python program with shared memory or semaphores starts."""
+CLEANING_S = 5.0
+"""Real seconds that resource trackers get once they are alone. Chosen: theirs is a few calls of the kernel, and a
+busy machine takes seconds to come to them."""
+_KILL_S = 5.0
+"""Real seconds that SIGKILL may take. Chosen: a process that frees much memory needs a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process for good.
+
+    Attributes:
+        pid: Process id.
+        started: When it started, as text to compare: this boot of the machine and the clock ticks since then.
+            No clock that can be set is part of it.
+    """
+
+    pid: int
+    started: str
+
+
+def identify(pid: int) -> ProcessId | None:
+    """Return the identity of a running process, or None when there is none with this pid."""
+    started = _start_of(pid)
+    return None if started is None else ProcessId(pid, started)
+
+
+def is_alive(recorded: ProcessId) -> bool:
+    """Return whether exactly this process still runs."""
+    return identify(recorded.pid) == recorded
+
+
+def arbiter_is_alive(state: StateFile) -> bool:
+    """Return whether the file's arbiter runs; False makes the file a stale one."""
+    return state.arbiter.pid > 0 and is_alive(ProcessId(state.arbiter.pid, state.arbiter.started))
+
+
+def group_of(leader: ProcessId) -> list[ProcessId]:
+    """Return the running processes of the group that a recorded process leads or led, itself included.
+
+    The kernel gives no pid away while a group of that number has members, so a group whose leader is gone is
+    still the recorded one. A process that leads no group is returned alone.
+    """
+    if leader.pid <= _INIT:
+        return []  # as a group these numbers mean the caller's own, or every process
+    present = identify(leader.pid)
+    if present is not None and present != leader:
+        return []
+    if present is None and _boot_of(leader.started) != _boot_id():
+        return []
+    if present is not None and _group_id(leader.pid) != leader.pid:
+        return [leader]
+    try:
+        os.killpg(leader.pid, 0)
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        pass
+    members = (identify(pid) for pid in psutil.pids() if _group_id(pid) == leader.pid)
+    return [member for member in members if member is not None]
+
+
+def stopped_in_group(leader: ProcessId) -> ProcessId | None:
+    """Return a process of a group that a signal or a debugger has stopped, or None.
+
+    A child may be stopped while its leader answers for it: vLLM's engine core and its API server are two processes.
+    """
+    for member in group_of(leader):
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(member.pid).status() in _STOPPED_STATES:
+                return member
+    return None
+
+
+def stopped_words(leader: ProcessId, stopped: ProcessId) -> str:
+    """Return that a process of a group is stopped, for people."""
+    if stopped.pid == leader.pid:
+        return "it is stopped by a signal or a debugger"
+    name = "of its group"
+    with contextlib.suppress(psutil.Error):
+        name = psutil.Process(stopped.pid).name()
+    return f"its process {stopped.pid} ({name}) is stopped by a signal or a debugger"
+
+
+def recorded(state: StateFile | None) -> list[ProcessId]:
+    """Return the processes that a statefile records, running or not; none for a file that is gone."""
+    return [
+        ProcessId(entry.pid, entry.started)
+        for entry in (state.entries.values() if state is not None else ())
+        if entry.pid is not None and entry.started is not None
+    ]
+
+
+def marked(statefile: str) -> list[ProcessId]:
+    """Return the running processes, but for this one, that carry the path of a statefile in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(MARK_VARIABLE) == statefile:
+                found.append(identify(process.pid))
+    return [one for one in found if one is not None]
+
+
+def arbiters_of(statefile: str) -> list[ProcessId]:
+    """Return the running arbiters, but for this process, that were started for a statefile, whatever it says now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            _, *arguments = process.cmdline() or [""]
+            if process.pid != os.getpid() and arguments[:3] == ["-m", ARBITER_MODULE, statefile]:
+                found.append(identify(process.pid))
+    return [one for one in found if one is not None]
+
+
+def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
+    """Return what still belongs to a statefile: recorded processes whose group is not empty, and marked ones.
+
+    Args:
+        state: Its content, or None when it is gone or unreadable; then only marks count.
+        statefile: Its path.
+
+    Returns:
+        Leaders of groups, a leader itself perhaps gone, and processes outside these groups.
+    """
+    found = [leader for leader in recorded(state) if group_of(leader)]
+    covered = {member.pid for leader in found for member in group_of(leader)}
+    return [*found, *(one for one in marked(statefile) if one.pid not in covered)]
+
+
+def end(processes: Iterable[ProcessId], *, grace_s: float) -> list[ProcessId]:
+    """Stop processes and their groups: SIGTERM, wait, SIGKILL; returns those whose group resists even that.
+
+    Args:
+        processes: Each is signalled only while it, or the group that it led, is still there.
+        grace_s: How long SIGTERM may take, real seconds.
+    """
+    remaining = [process for process in processes if group_of(process)]
+    steps: tuple[tuple[Callable[[ProcessId], None], float], ...] = (
+        (lambda process: send(process, signal.SIGTERM), grace_s),
+        (lambda process: send(process, signal.SIGKILL), CLEANING_S),
+        (kill_trackers, _KILL_S),
+    )
+    for signal_to, patience_s in steps:
+        for process in remaining:
+            signal_to(process)
+        deadline = time.monotonic() + patience_s
+        while remaining and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            remaining = [process for process in remaining if group_of(process)]
+    return remaining
+
+
+def send(process: ProcessId, sent: signal.Signals) -> None:
+    """Signal a process; SIGKILL, and any signal once the leader is gone, reaches each member of its group.
+
+    Python's resource trackers are spared: they remove the shared memory and the semaphores that the others leave, and
+    end once the last of those is gone.
+    """
+    alone = sent is not signal.SIGKILL and is_alive(process)
+    _signal([process] if alone else [each for each in group_of(process) if not is_tracker(each)], sent)
+
+
+def kill_trackers(process: ProcessId) -> None:
+    """Send SIGKILL to a group of which resource trackers alone are left, which had `CLEANING_S` to end."""
+    members = group_of(process)
+    if all(map(is_tracker, members)):
+        _signal(members, signal.SIGKILL)
+
+
+def _signal(members: Iterable[ProcessId], sent: signal.Signals) -> None:
+    for member in members:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(member.pid, sent)
+
+
+def is_tracker(process: ProcessId) -> bool:
+    """Return whether a process is a resource tracker of Python's multiprocessing."""
+    try:
+        return any(_TRACKER in word for word in psutil.Process(process.pid).cmdline())
+    except psutil.Error:
+        return False
+
+
+def _start_of(pid: int) -> str | None:
+    """Return the start of a running process; None for one that is gone or only waits to be reaped."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None if _BOOT_ID.exists() else _start_without_proc(pid)
+    fields = text[text.rindex(")") + 1 :].split()  # a command may hold spaces and brackets
+    if fields[0] in _DEAD_STATES:
+        return None
+    return f"{_boot_id()}/{fields[_START_FIELD - _AFTER_COMMAND - 1]}"
+
+
+def _start_without_proc(pid: int) -> str | None:
+    """Return the start as other systems keep it: the kernel wrote it once, and setting a clock does not move it."""
+    try:
+        process = psutil.Process(pid)
+        is_dead = process.status() == psutil.STATUS_ZOMBIE
+        return None if is_dead else f"{_boot_id()}/{process.create_time()}"
+    except psutil.Error:
+        return None
+
+
+@functools.cache
+def _boot_id() -> str:
+    """Return the name of this boot of the machine; empty where the system has none."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _boot_of(started: str) -> str:
+    return started.partition("/")[0]
+
+
+def _group_id(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return None

@@ -1,0 +1,54 @@
+"""TCP ports of loopback: is one free, and choosing one for a worker."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Collection
+
+from penstock.core.errors import ClusterError
+
+FIRST_PORT, LAST_PORT = 21000, 29999
+"""Chosen: below Linux's ephemeral range (32768 and up), so that no outgoing connection takes a port
+between its choice here and the worker's bind."""
+
+_STRIDE = 61
+"""Chosen: arbiters with neighbouring pids begin their search apart."""
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether a server could listen on ``host:port`` now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True
+
+
+def choose_port(taken: Collection[int]) -> int:
+    """Return a free port of the worker range that is not among ``taken``.
+
+    Args:
+        taken: Ports promised to processes that may not listen yet.
+
+    Raises:
+        ClusterError: every port of the range is in use.
+    """
+    size = LAST_PORT - FIRST_PORT + 1
+    start = os.getpid() * _STRIDE % size
+    for offset in range(size):
+        port = FIRST_PORT + (start + offset) % size
+        if port not in taken and is_free(port):
+            return port
+    raise ClusterError(f"no free port in {FIRST_PORT}-{LAST_PORT} on 127.0.0.1; stop what holds them")
+
+
+def ephemeral_port() -> int:
+    """Return a port that is free now, chosen by the system; for servers started at once."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,250 @@
+"""Questions over HTTP to the graph's own processes: is a worker healthy, is it idle, what does the router see.
+
+Nothing here raises for a process that is away. Where it matters, "nothing listens there" is distinguished from "no
+answer in time": a router that is away sends no requests, one that is slow may still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from penstock.core.engine_progress import PROGRESS_NAMES, EngineReading, read_engine
+from penstock.core.errors import (
+    ConfigError,
+    ObservationError,
+    SaturatedError,
+    UpstreamConnectError,
+    UpstreamError,
+)
+from penstock.core.exposition import Sample, parse_samples
+from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
+from penstock.core.http.client import ConnectionPool, Response, Timeouts
+
+_TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
+"""Real seconds. Chosen: loopback answers in milliseconds; an overloaded process may take seconds."""
+
+
+_CLOSE_S = 2.0
+"""Real seconds. Chosen: closing a connection of loopback takes none."""
+
+
+class NoAnswer(Enum):
+    """Why a process could not be probed."""
+
+    AWAY = "nothing listens there"
+    SILENT = "it did not answer in time, or not in a form that can be read"
+
+
+class Health(Enum):
+    """What a health check found."""
+
+    HEALTHY = "it answered 200"
+    LISTENING = "its port accepts connections, but it answered late, or not with 200"
+    AWAY = "nothing listens there"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker as the router reports it.
+
+    Attributes:
+        state: ready, unhealthy, circuit_open, draining or unregistered.
+        inflight_requests: Requests that the router has sent there and not finished.
+        inflight_tokens: Their tokens; None: only their number is known.
+        kv_usage_fraction: 0 to 1, or None when unknown.
+        reason: Why it is not ready, or None.
+    """
+
+    state: str
+    inflight_requests: int
+    inflight_tokens: float | None
+    kv_usage_fraction: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RouterQueue:
+    """The router's queue of waiting prefills; ``oldest_s`` in simulated seconds."""
+
+    requests: int
+    tokens: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What came to the router lately; simulated seconds.
+
+    Attributes:
+        period_s: How long ago the count begins, at most a minute.
+        arrivals: Requests that came, rejected ones included.
+        rejected: Requests that were refused or timed out in the queue, which may have come before.
+        ttft_p50_s, ttft_p99_s: Of the streams that began; None without any.
+        ttft_slo_s: TTFT that the graph aims for.
+    """
+
+    period_s: float
+    arrivals: int
+    rejected: int
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    ttft_slo_s: float
+
+    def __str__(self) -> str:
+        """Return it in words, without the period."""
+        rate = self.arrivals / self.period_s if self.period_s > 0 else 0.0
+        words = f"{self.arrivals} requests ({rate:.2f}/s), {self.rejected} rejected"
+        if self.ttft_p50_s is None or self.ttft_p99_s is None:
+            return words
+        return f"{words}, TTFT p50 {self.ttft_p50_s:.2f} s p99 {self.ttft_p99_s:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterView:
+    """What the router says of itself and its workers.
+
+    Attributes:
+        workers: By name.
+        queue: Waiting prefills; None: not known.
+        lag_p99_s: How late the router runs, simulated seconds, or None.
+        traffic: What came lately; None: not known.
+    """
+
+    workers: dict[str, WorkerView]
+    queue: RouterQueue | None
+    lag_p99_s: float | None
+    traffic: Traffic | None = None
+
+
+class Probes:
+    """Asks over one shared pool of connections."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self) -> None:
+        self._pool = ConnectionPool()
+
+    async def close(self) -> None:
+        """Close the kept connections; gives up on one that does not close."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._pool.close()
+
+    async def health(self, url: str) -> Health:
+        """Return what ``GET url`` finds."""
+        answer = await self._ask("GET", url)
+        if answer is NoAnswer.AWAY:
+            return Health.AWAY
+        is_healthy = isinstance(answer, Response) and answer.status == 200
+        return Health.HEALTHY if is_healthy else Health.LISTENING
+
+    async def readiness(self, router_url: str) -> tuple[bool, str]:
+        """Return whether the router would serve a request now, and its own words when not."""
+        answer = await self._ask("GET", f"{router_url}/ready")
+        if isinstance(answer, NoAnswer):
+            return False, "the router does not answer yet"
+        return answer.status == 200, answer.body.decode("utf-8", errors="replace")
+
+    async def get_text(self, url: str) -> str | NoAnswer:
+        """Return the body of a 200, else why there is none."""
+        answer = await self._ask("GET", url)
+        if isinstance(answer, NoAnswer):
+            return answer
+        return answer.body.decode("utf-8", errors="replace") if answer.status == 200 else NoAnswer.SILENT
+
+    async def get_json(self, url: str) -> object:
+        """Return the parsed body of a 200, or a `NoAnswer`."""
+        text = await self.get_text(url)
+        if isinstance(text, NoAnswer):
+            return text
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return NoAnswer.SILENT
+
+    async def engine(self, worker_url: str) -> EngineReading | None:
+        """Return what a worker's page says of its engine, or None when there is no such page."""
+        samples = await self._samples(worker_url, PROGRESS_NAMES)
+        return None if samples is None else read_engine(samples)
+
+    async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
+        """Return whether a worker runs or waits for requests, by its own page, or None when that does not say.
+
+        Args:
+            worker_url: Its base URL.
+            keeps_leases: KV in use counts too: without requests it is another worker's to read.
+        """
+        names = (VLLM_RUNNING, VLLM_WAITING, DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE)
+        samples = await self._samples(worker_url, names)
+        if samples is None:
+            return None
+        requests = [sample.value for sample in samples if sample.name != VLLM_KV_USAGE]
+        kept = [sample.value for sample in samples if keeps_leases and sample.name == VLLM_KV_USAGE]
+        if not requests or not all(map(math.isfinite, (*requests, *kept))):
+            return None
+        return any(value > 0 for value in (*requests, *kept))
+
+    async def _samples(self, worker_url: str, names: tuple[str, ...]) -> list[Sample] | None:
+        page = await self.get_text(f"{worker_url}/metrics")
+        if isinstance(page, NoAnswer):
+            return None
+        try:
+            return parse_samples(page, names)
+        except ObservationError:
+            return None
+
+    async def drain(self, router_url: str, name: str) -> bool | NoAnswer:
+        """Ask the router to send nothing new to a worker; True when that is certain.
+
+        A router that does not know the worker (404) sends it nothing either.
+        """
+        answer = await self._ask("POST", f"{router_url}/workers/{name}/drain")
+        return answer if isinstance(answer, NoAnswer) else answer.status in {200, 404}
+
+    async def router(self, router_url: str) -> RouterView | NoAnswer:
+        """Return what ``GET /workers`` says."""
+        answer = await self._ask("GET", f"{router_url}/workers")
+        if isinstance(answer, NoAnswer):
+            return answer
+        try:
+            return _router_view(json.loads(answer.body))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return NoAnswer.SILENT
+
+    async def _ask(self, method: str, url: str) -> Response | NoAnswer:
+        try:
+            return await self._pool.request(method, url, timeouts=_TIMEOUTS)
+        except (UpstreamConnectError, ConfigError):  # an address that is none has no listener
+            return NoAnswer.AWAY
+        except (UpstreamError, SaturatedError):
+            return NoAnswer.SILENT
+
+
+def _router_view(data: dict[str, Any]) -> RouterView:
+    queue = data.get("prefill_queue") or {}
+    workers = {
+        each["name"]: WorkerView(
+            state=each["state"],
+            inflight_requests=int(each["inflight_requests"]),
+            inflight_tokens=float(each["inflight_tokens"]),
+            kv_usage_fraction=each.get("kv_usage_fraction"),
+            reason=each.get("reason"),
+        )
+        for each in data["workers"]
+    }
+    return RouterView(
+        workers=workers,
+        queue=RouterQueue(
+            requests=int(queue.get("requests") or 0),
+            tokens=int(queue.get("tokens") or 0),
+            oldest_s=float(queue.get("oldest_s") or 0.0),
+        ),
+        lag_p99_s=data.get("lag_p99_s"),
+        traffic=None if data.get("traffic") is None else Traffic(**data["traffic"]),
+    )

@@ -1,0 +1,145 @@
+"""The status as a table for a terminal; `penstock status`, `up`, `down` and the demo show it."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock.local.ledger_tail import DecisionStatus
+from penstock.local.probes import Traffic
+from penstock.local.status import LocalGraphStatus, PoolStatus, ProcessStatus
+
+_STYLES = {
+    "ready": "green",
+    "starting": "yellow",
+    "requested": "yellow",
+    "draining": "cyan",
+    "unhealthy": "red",
+    "unregistered": "red",
+    "circuit_open": "red",
+    "failed": "bold red",
+}
+_TIMES = ", times are simulated seconds"
+_LATE_S = 1.0
+"""Simulated seconds of p99 lag from which a process is shown as late. Chosen: one metric pull."""
+
+
+def render(status: LocalGraphStatus) -> RenderableType:
+    """Return one screenful: headline, processes, pools with GPUs and queue, last decisions."""
+    parts: list[RenderableType] = [_headline(status), _processes(status), *_reasons(status), _summary(status)]
+    if status.traffic is not None:
+        parts.append(_traffic(status.traffic))
+    if status.decisions:
+        parts.append(_decisions(status.decisions))
+    if status.held is not None:
+        parts.append(Text(str(status.held), style="dim"))
+    return Group(*parts)
+
+
+def _headline(status: LocalGraphStatus) -> Text:
+    text = Text()
+    text.append(status.namespace, style="bold")
+    text.append(
+        f"  {status.model}  {status.router_url}  speed {status.speed:g}{_TIMES if status.speed != 1 else ''}"
+    )
+    if not status.running:
+        text.append("  arbiter is gone; unless it is back in seconds, run `penstock down`", style="bold red")
+    elif status.stopping:
+        text.append("  stopping", style="cyan")
+    return text
+
+
+def _processes(status: LocalGraphStatus) -> Table:
+    """On a narrow terminal names are folded; figures and states are never cut."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    has_restarts = any(process.restarts for process in status.processes)
+    table.add_column("process", overflow="fold")
+    for title in ("state", "GPUs"):
+        table.add_column(title, no_wrap=True)
+    for title in ("requests", "tokens", "KV"):
+        table.add_column(title, justify="right", no_wrap=True)
+    if has_restarts:
+        table.add_column("restarts", justify="right", no_wrap=True)
+    for process in status.processes:
+        cells = _cells(process)
+        cells += [str(process.restarts or "")] if has_restarts else []
+        table.add_row(*cells)
+    return table
+
+
+def _reasons(status: LocalGraphStatus) -> list[Text]:
+    """Return why each process that does not serve does not: a line each, because a column has no room for it."""
+    lines = [
+        Text.assemble((f"{process.name}: ", "bold"), process.reason)
+        for process in status.processes
+        if process.reason
+    ]
+    return [*lines, Text("")] if lines else []
+
+
+def _cells(process: ProcessStatus) -> list[RenderableType]:
+    return [
+        process.name,
+        Text(process.state, style=_STYLES.get(process.state, "")),
+        ",".join(str(gpu) for gpu in process.gpus),
+        _number(process.inflight_requests),
+        _number(process.inflight_tokens),
+        _bar(process.kv_usage_fraction),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _bar(fraction: float | None, width: int = 8) -> Text:
+    if fraction is None:
+        return Text("")
+    full = round(max(0.0, min(1.0, fraction)) * width)
+    style = "red" if fraction > 0.9 else "green"
+    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {fraction:4.0%}")
+
+
+def _summary(status: LocalGraphStatus) -> Text:
+    text = Text()
+    for pool in status.pools:
+        text.append(_pool(pool) + "   ")
+    text.append(f"GPUs {status.gpus_used}/{status.gpu_budget}", style="bold")
+    if status.queue is not None:
+        text.append(f"   prefill queue {status.queue.requests}")
+        if status.queue.requests:
+            text.append(f" (oldest {status.queue.oldest_s:.1f} s)")
+    if status.planner is not None:
+        text.append(f"   planner {status.planner.phase}")
+        if status.planner.next_decision_s is not None:
+            text.append(f" (decides in {status.planner.next_decision_s:.0f} s)")
+    for name, lag_s in status.lag_p99_s.items():
+        late = lag_s >= _LATE_S
+        text.append(f"   {name} lag p99 {lag_s:.3f} s", style="bold yellow" if late else "dim")
+    return text
+
+
+def _traffic(traffic: Traffic) -> Text:
+    return Text(f"last {traffic.period_s:.0f} s: {traffic}", style="bold red" if traffic.rejected else "")
+
+
+def _pool(pool: PoolStatus) -> str:
+    extra = f" +{pool.draining} draining" if pool.draining else ""
+    failed = f" {pool.failed} failed" if pool.failed else ""
+    return f"{pool.role} {pool.ready}/{pool.desired}{extra}{failed}"
+
+
+def _decisions(decisions: tuple[DecisionStatus, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="last decisions", title_justify="left")
+    table.add_column("at", justify="right", no_wrap=True)
+    table.add_column("id", style="dim", no_wrap=True)
+    table.add_column("decision", overflow="fold")
+    table.add_column("reason", style="dim", no_wrap=True)
+    for decision in reversed(decisions):
+        style = "" if decision.current == decision.desired else "bold"
+        table.add_row(
+            f"{decision.at_s:,.0f} s", decision.id, Text(decision.sentence, style=style), decision.reason
+        )
+    return table

@@ -1,0 +1,134 @@
+"""Pure edits of the statefile that add and withdraw replicas; the planner's target applies them under the lock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from penstock.core.local_state import EntryState
+from penstock.local.gpus import GpuRefusal, allocate
+from penstock.local.statefile import ProcessEntry, StateFile, base_name, free_name, retire
+
+_VICTIM_RANK = {EntryState.REQUESTED: 0, EntryState.STARTING: 1, EntryState.READY: 2}
+WITHDRAWN = "withdrawn before it was ready"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOutcome:
+    """What one scaling step made of the file.
+
+    Attributes:
+        state: The file to write.
+        added: Names of requested replicas.
+        withdrawn: Names of replicas on their way out.
+        refusal: Why not all replicas could be added, or None.
+    """
+
+    state: StateFile
+    added: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
+    refusal: str | None = None
+
+
+def template(state: StateFile, role: str) -> ProcessEntry | None:
+    """Return the base entry of the service with ``role``: its command starts every replica."""
+    namespace = state.arbiter.namespace
+    for name, entry in state.entries.items():
+        if entry.role == role and name == base_name(namespace, entry.service):
+            return entry
+    return None
+
+
+def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
+    """Return the entries that count as replicas of ``role``, by name."""
+    return {name: entry for name, entry in state.entries.items() if entry.role == role and entry.is_replica}
+
+
+def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str] | GpuRefusal:
+    """Add one ``requested`` entry with its own GPUs.
+
+    Args:
+        state: The file, read under its lock.
+        base: Where command, environment and sizes come from.
+
+    Returns:
+        The new file and the entry's name, or the allocator's refusal.
+    """
+    name = free_name(state, base.service)
+    grant = allocate(
+        base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
+    )
+    if isinstance(grant, GpuRefusal):
+        return grant
+    entry = replace(
+        base,
+        state=EntryState.REQUESTED,
+        gpus=grant.gpus,
+        url=None,
+        ports={},
+        pid=None,
+        started=None,
+        served=False,
+        restarts=0,
+        reason=None,
+        order=state.next_order(),
+    )
+    return state.with_entry(name, entry), name
+
+
+def choose_victim(candidates: Mapping[str, ProcessEntry], inflight_tokens: Mapping[str, float]) -> str:
+    """Return the replica whose removal costs least.
+
+    One that does not serve yet goes first (requested before starting), then the one with the fewest
+    tokens in flight; ties and unknown loads fall to the newest, whose cache is coldest.
+
+    Args:
+        candidates: Replicas of one pool, at least one.
+        inflight_tokens: Tokens in flight by name, as the router counts them; absent means unknown.
+    """
+
+    def cost(name: str) -> tuple[int, float, int]:
+        entry = candidates[name]
+        return _VICTIM_RANK[entry.state], inflight_tokens.get(name, math.inf), -entry.order
+
+    return min(candidates, key=cost)
+
+
+def withdraw(state: StateFile, name: str) -> StateFile:
+    """Take a replica out of its pool.
+
+    Without a process it leaves the file at once and its GPUs are free; with one it keeps them,
+    as ``draining``, until the supervisor has observed the process end.
+    """
+    entry = state.entries[name]
+    if entry.state is EntryState.REQUESTED and entry.pid is None:
+        return retire(state, name)
+    reason = WITHDRAWN if entry.state is EntryState.STARTING else None
+    return state.change(name, state=EntryState.DRAINING, reason=reason)
+
+
+def scale(state: StateFile, role: str, replicas: int, inflight_tokens: Mapping[str, float]) -> ScaleOutcome:
+    """Bring the pool of ``role`` to ``replicas``; asking twice changes nothing more.
+
+    Args:
+        state: The file, read under its lock.
+        role: prefill, decode or aggregated.
+        replicas: Wanted number, >= 0; draining and failed workers are not replicas.
+        inflight_tokens: See `choose_victim`.
+    """
+    base = template(state, role)
+    added: list[str] = []
+    withdrawn: list[str] = []
+    while base is not None and len(replicas_of(state, role)) < replicas:
+        result = request_replica(state, base)
+        if isinstance(result, GpuRefusal):
+            refusal = f"{base.service}: {result.reason}"
+            return ScaleOutcome(state, tuple(added), tuple(withdrawn), refusal)
+        state, name = result
+        added.append(name)
+    while len(current := replicas_of(state, role)) > replicas:
+        victim = choose_victim(current, inflight_tokens)
+        state = withdraw(state, victim)
+        withdrawn.append(victim)
+    return ScaleOutcome(state, tuple(added), tuple(withdrawn))

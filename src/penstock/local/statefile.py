@@ -1,0 +1,204 @@
+"""The statefile's model: what it says and how its entries are named.
+
+The arbiter, the planner's target and the command line share it; `statefile_json` spells it, `store` puts it on
+disk. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from penstock.api import WORKER_ROLES
+from penstock.core.engine_progress import STALL_REAL_S
+from penstock.core.local_state import EMPTY_STATES, EntryState
+from penstock.runtimes import LIVENESS_S, PORT
+
+REPLICA_STATES: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING, EntryState.READY})
+"""States that count towards a pool's replicas; a draining worker is on its way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArbiterInfo:
+    """The background process that owns the file.
+
+    Attributes:
+        pid: Process id; 0 until the arbiter has written itself.
+        started: When that process started (`liveness.ProcessId`); distinguishes a reused pid from the arbiter.
+        endpoint: circus' controller (zmq), a Unix socket that only its owner reaches.
+        pubsub_endpoint: circus' event publisher (zmq), likewise.
+        namespace: Name of this graph on this machine.
+        graph: Path of the manifest.
+        model: Name under which the model is served.
+        speed: Time scale: simulated seconds per real second.
+        log_dir: Folder of the processes' logs.
+        gpus: GPUs of the host that the allocator may hand out (ids 0 to gpus - 1).
+        budget: Most GPUs that workers may hold at once, <= gpus.
+        router_url: Where clients send requests.
+        planner_log_dir: The planner's TensorBoard folder and ledger; None without a planner.
+        stopping: True from the moment the graph is being stopped; nothing may be added any more.
+        run_id: Which `penstock up` made the file; stays when the arbiter is started again.
+        restarts: How often the arbiter was started again after it was killed.
+        dynamo_folder: Where Dynamo's processes find each other; None under another runtime.
+    """
+
+    pid: int
+    started: str
+    endpoint: str
+    pubsub_endpoint: str
+    namespace: str
+    graph: str
+    model: str
+    speed: float
+    log_dir: str
+    gpus: int
+    budget: int
+    router_url: str
+    planner_log_dir: str | None = None
+    stopping: bool = False
+    run_id: str = ""
+    restarts: int = 0
+    dynamo_folder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEntry:
+    """One process: the desired state, and what the supervisor has observed of it.
+
+    Attributes:
+        service: The graph's service that it is a replica of; ``planner`` for the planner.
+        role: router, prefill, decode, aggregated or planner.
+        cmd: Arguments with placeholders such as ``{port}``.
+        env: Variables on top of the arbiter's own, with placeholders.
+        state: See `EntryState`.
+        url: Address, or None for a process that does not listen.
+        placeholders: Names of the ports that ``cmd`` and ``env`` want filled in.
+        ports: Chosen TCP ports by placeholder; empty until the first start.
+        health_path: Answers 200 once it serves, or None for a process that does not listen.
+        pid: Running process, or None.
+        started: When that process started (`liveness.ProcessId`).
+        gpus: Exclusive GPU ids.
+        gpus_per_replica: How many GPU ids a replica of this service needs.
+        grace_s: terminationGracePeriodSeconds, simulated seconds.
+        startup_s: Time it may take to answer its first health check, simulated seconds.
+        liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.
+        stall_s: A worker with requests that makes no token for this long, real seconds, is killed.
+        served: It has been ready once since it was requested.
+        restarts: How often it was restarted after a crash.
+        reason: Why it is not serving, or None.
+        order: Rises with every requested replica; the newest has the largest.
+    """
+
+    service: str
+    role: str
+    cmd: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    state: EntryState = EntryState.REQUESTED
+    url: str | None = None
+    placeholders: tuple[str, ...] = ()
+    ports: Mapping[str, int] = field(default_factory=dict)
+    health_path: str | None = None
+    pid: int | None = None
+    started: str | None = None
+    gpus: tuple[int, ...] = ()
+    gpus_per_replica: int = 0
+    grace_s: float = 30.0
+    startup_s: float = 600.0
+    liveness_s: float = LIVENESS_S
+    stall_s: float = STALL_REAL_S
+    served: bool = False
+    restarts: int = 0
+    reason: str | None = None
+    order: int = 0
+
+    @property
+    def port(self) -> int | None:
+        """The port that `url` names, or None until one is chosen."""
+        return self.ports.get(PORT)
+
+    @property
+    def is_worker(self) -> bool:
+        """True for a process that serves a model, and so is scaled and drained."""
+        return self.role in WORKER_ROLES
+
+    @property
+    def is_replica(self) -> bool:
+        """True while it counts towards its pool."""
+        return self.state in REPLICA_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """The whole file: its owner and all entries by name, in the order they were made."""
+
+    arbiter: ArbiterInfo
+    entries: Mapping[str, ProcessEntry]
+
+    def with_entry(self, name: str, entry: ProcessEntry) -> StateFile:
+        """Return a copy in which ``name`` is ``entry``."""
+        return replace(self, entries={**self.entries, name: entry})
+
+    def without(self, name: str) -> StateFile:
+        """Return a copy without ``name``; the same file when it was not there."""
+        if name not in self.entries:
+            return self
+        return replace(self, entries={key: entry for key, entry in self.entries.items() if key != name})
+
+    def change(self, name: str, **fields: Any) -> StateFile:
+        """Return a copy with some fields of one entry replaced; unchanged when the entry is gone."""
+        entry = self.entries.get(name)
+        return self if entry is None else self.with_entry(name, replace(entry, **fields))
+
+    def gpus_in_use(self) -> frozenset[int]:
+        """Return every GPU id that an entry holds, draining ones included."""
+        return frozenset(gpu for entry in self.entries.values() for gpu in entry.gpus)
+
+    def next_order(self) -> int:
+        """Return the order of the next requested replica."""
+        return 1 + max((entry.order for entry in self.entries.values()), default=0)
+
+
+def base_name(namespace: str, service: str) -> str:
+    """Return the name of a service's first replica, which stays in the file for its command."""
+    return f"{namespace}_{service}"
+
+
+def is_base(state: StateFile, name: str) -> bool:
+    """Return whether ``name`` is the un-suffixed entry of its service."""
+    entry = state.entries.get(name)
+    return entry is not None and name == base_name(state.arbiter.namespace, entry.service)
+
+
+def free_name(state: StateFile, service: str) -> str:
+    """Return the name for one more replica of ``service``.
+
+    A name without a process (stopped, failed) is used again before a new one is made, the base name first,
+    then the lowest suffix: ``ns_svc``, ``ns_svc_1``, ``ns_svc_2``.
+    """
+    base = base_name(state.arbiter.namespace, service)
+    name, suffix = base, 0
+    while name in state.entries and state.entries[name].state not in EMPTY_STATES:
+        suffix += 1
+        name = f"{base}_{suffix}"
+    return name
+
+
+def retire(state: StateFile, name: str) -> StateFile:
+    """Return the file after the process of ``name`` has ended for good.
+
+    The base entry stays as ``stopped``, because its command starts the next replica; others go.
+    """
+    if not is_base(state, name):
+        return state.without(name)
+    return state.change(
+        name,
+        state=EntryState.STOPPED,
+        gpus=(),
+        pid=None,
+        started=None,
+        url=None,
+        ports={},
+        served=False,
+        reason=None,
+    )

@@ -1,0 +1,265 @@
+"""What is going on in one local graph: statefile, router and the planner's last decisions in one value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import NotFoundError
+from penstock.core.local_state import EntryState
+from penstock.local import liveness
+from penstock.local.door import door_of
+from penstock.local.ledger_tail import DecisionStatus, HeldDecisions, LedgerTail
+from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView
+from penstock.local.statefile import ProcessEntry, StateFile
+from penstock.local.store import StateStore
+from penstock.planner.snapshot import FILE_NAME as SNAPSHOT_NAME
+from penstock.runtimes import PLANNER_ROLE
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process.
+
+    Attributes:
+        name: ProcessEntry's name.
+        role: router, prefill, decode, aggregated or planner.
+        state: As the supervisor has it, or as the router sees it when that is worse.
+        gpus: Exclusive GPU ids.
+        pid: Running process, or None.
+        url: Address, or None.
+        restarts: After crashes.
+        inflight_requests: As the router counts; None when unknown.
+        inflight_tokens: As the router counts; None when unknown.
+        kv_usage_fraction: 0 to 1; None when unknown.
+        reason: Why it does not serve, or None.
+    """
+
+    name: str
+    role: str
+    state: str
+    gpus: tuple[int, ...]
+    pid: int | None
+    url: str | None
+    restarts: int
+    inflight_requests: int | None
+    inflight_tokens: float | None
+    kv_usage_fraction: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """Replicas of one role: ``ready`` of ``desired``, ``draining`` besides, ``failed`` given up."""
+
+    role: str
+    ready: int
+    desired: int
+    draining: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerView:
+    """The planner, as it last wrote of itself.
+
+    Attributes:
+        phase: observing, adjusting or target_unavailable.
+        next_decision_s: Simulated seconds from then to the end of the interval; None while adjusting.
+        lag_p99_s: How late its ticks start, simulated seconds, or None.
+    """
+
+    phase: str
+    next_decision_s: float | None
+    lag_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGraphStatus:
+    """One graph at one moment.
+
+    Attributes:
+        namespace: Which.
+        model: Name under which it is served.
+        speed: Time scale: simulated seconds per real second.
+        running: Its arbiter runs.
+        stopping: It is being stopped.
+        router_url: Where clients send requests.
+        log_dir: Folder of the logs.
+        planner_log_dir: For ``tensorboard --logdir``; None without a planner.
+        processes: In the file's order, entries without a process left out unless they failed.
+        pools: Worker roles that the graph has.
+        queue: Waiting prefills; None when the router does not answer.
+        traffic: What came to the router in the last minute; None when that is unknown.
+        gpus_used: Held by existing workers, draining ones included.
+        gpu_budget: Most that they may hold.
+        planner: None while there is none, or it has not written of itself.
+        lag_p99_s: How late each process that says so runs, simulated seconds, by name.
+        decisions: Those that changed replicas, or all that were asked for; the newest last.
+        held: What the planner has decided since without a change; None: nothing.
+    """
+
+    namespace: str
+    model: str
+    speed: float
+    running: bool
+    stopping: bool
+    router_url: str
+    log_dir: str
+    planner_log_dir: str | None
+    processes: tuple[ProcessStatus, ...]
+    pools: tuple[PoolStatus, ...]
+    queue: RouterQueue | None
+    traffic: Traffic | None
+    gpus_used: int
+    gpu_budget: int
+    planner: PlannerView | None
+    lag_p99_s: Mapping[str, float]
+    decisions: tuple[DecisionStatus, ...]
+    held: HeldDecisions | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for ``--json``."""
+        return asdict(self)
+
+
+def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
+    """Return what the planner with ``pid`` last wrote; None when there is nothing of this process."""
+    if folder is None or pid is None:
+        return None
+    try:
+        data = json.loads((Path(folder) / SNAPSHOT_NAME).read_bytes())
+        if data.get("pid") != pid:
+            return None
+        next_s = data.get("next_decision_s")
+        return PlannerView(
+            phase=str(data["phase"]),
+            next_decision_s=None if next_s is None else max(0.0, float(next_s) - float(data["at_s"])),
+            lag_p99_s=data.get("lag_p99_s"),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class StatusReader:
+    """Reads the status of one namespace again and again over kept connections."""
+
+    def __init__(self, namespace: str, *, with_unchanged: bool = False) -> None:
+        """Read ``namespace`` of the configured state folder.
+
+        Args:
+            namespace: Of the graph.
+            with_unchanged: Show decisions that changed nothing, too.
+
+        Raises:
+            ConfigError: the namespace cannot be a file name.
+        """
+        self._store = StateStore.of(namespace)
+        self._probes = Probes()
+        self._with_unchanged = with_unchanged
+        self._ledger: LedgerTail | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._probes.close()
+
+    async def read(self) -> LocalGraphStatus:
+        """Return the graph as it is now.
+
+        Raises:
+            NotFoundError: there is no such graph.
+            ConfigError: its statefile cannot be read.
+        """
+        state = self._store.read()
+        if state is None:
+            name = self._store.path.stem
+            raise NotFoundError(f"namespace {name!r}: not running; start it with `penstock up FILE`")
+        running = liveness.arbiter_is_alive(state)
+        view = await door_of(state, self._probes).view(state.entries) if running else NoAnswer.AWAY
+        if self._ledger is None:
+            self._ledger = LedgerTail(state.arbiter.planner_log_dir, with_unchanged=self._with_unchanged)
+        planner_pid = next((e.pid for e in state.entries.values() if e.role == PLANNER_ROLE), None)
+        return summarise(
+            state,
+            running=running,
+            router=None if isinstance(view, NoAnswer) else view,
+            planner=read_planner(state.arbiter.planner_log_dir, planner_pid),
+            decisions=self._ledger.newest(),
+            held=self._ledger.held,
+        )
+
+
+def summarise(
+    state: StateFile,
+    *,
+    running: bool,
+    router: RouterView | None,
+    planner: PlannerView | None,
+    decisions: tuple[DecisionStatus, ...],
+    held: HeldDecisions | None = None,
+) -> LocalGraphStatus:
+    """Put together what was read; pure."""
+    arbiter = state.arbiter
+    workers = {} if router is None else router.workers
+    lags = {
+        name: source.lag_p99_s
+        for name, source in (("router", router), ("planner", planner))
+        if source is not None and source.lag_p99_s is not None
+    }
+    shown = {name: entry for name, entry in state.entries.items() if entry.state is not EntryState.STOPPED}
+    processes = tuple(_process(name, entry, workers.get(name)) for name, entry in shown.items())
+    roles = list(dict.fromkeys(e.role for e in state.entries.values() if e.is_worker))
+    return LocalGraphStatus(
+        namespace=arbiter.namespace,
+        model=arbiter.model,
+        speed=arbiter.speed,
+        running=running,
+        stopping=arbiter.stopping,
+        router_url=arbiter.router_url,
+        log_dir=arbiter.log_dir,
+        planner_log_dir=arbiter.planner_log_dir,
+        processes=processes,
+        pools=tuple(_pool(role, state.entries.values(), processes) for role in roles),
+        queue=None if router is None else router.queue,
+        traffic=None if router is None else router.traffic,
+        gpus_used=len(state.gpus_in_use()),
+        gpu_budget=arbiter.budget,
+        planner=planner,
+        lag_p99_s=lags,
+        decisions=decisions,
+        held=held,
+    )
+
+
+def _process(name: str, entry: ProcessEntry, view: WorkerView | None) -> ProcessStatus:
+    state, reason = entry.state.value, entry.reason
+    if view is not None and entry.state is EntryState.READY and view.state != "ready":
+        state, reason = view.state, view.reason
+    return ProcessStatus(
+        name=name,
+        role=entry.role,
+        state=state,
+        gpus=entry.gpus,
+        pid=entry.pid,
+        url=entry.url,
+        restarts=entry.restarts,
+        inflight_requests=None if view is None else view.inflight_requests,
+        inflight_tokens=None if view is None else view.inflight_tokens,
+        kv_usage_fraction=None if view is None else view.kv_usage_fraction,
+        reason=reason,
+    )
+
+
+def _pool(role: str, entries: Iterable[ProcessEntry], processes: Iterable[ProcessStatus]) -> PoolStatus:
+    """Count a pool as it is shown: a worker that the router cannot use is not ready, whatever the supervisor knows."""
+    states = [process.state for process in processes if process.role == role]
+    return PoolStatus(
+        role=role,
+        ready=states.count(EntryState.READY),
+        desired=sum(entry.is_replica for entry in entries if entry.role == role),
+        draining=states.count(EntryState.DRAINING),
+        failed=states.count(EntryState.FAILED),
+    )

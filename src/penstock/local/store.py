@@ -1,0 +1,296 @@
+"""The statefile on disk: where it lies, its lock, and replacing it whole.
+
+Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers
+take none, because the file is replaced in one step and is never half written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.core.errors import ConfigError, ConflictError, NotFoundError
+from penstock.core.local_state import STATE_DIR_VARIABLE, state_dir
+from penstock.local import private
+from penstock.local.liveness import ProcessId, arbiter_is_alive, arbiters_of
+from penstock.local.statefile import StateFile
+from penstock.local.statefile_json import from_json, to_json
+from penstock.runtimes import KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX
+
+LOCK_TIMEOUT_S = 5.0
+"""Real seconds. Chosen: an edit takes milliseconds, so a longer hold is a stuck process."""
+
+REPAIR_S = 1.0
+"""Real seconds. Chosen: an arbiter that runs replaces a broken file within a tick of 0.1 s."""
+_REPAIR_POLL_S = 0.05
+
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_T = TypeVar("_T")
+
+
+def log_root() -> Path:
+    """Return the folder of all logs: ``log`` in the configured state folder, or ``~/.penstock/log``."""
+    configured = os.environ.get(STATE_DIR_VARIABLE)
+    return Path(configured).expanduser() / "log" if configured else Path.home() / ".penstock" / "log"
+
+
+def namespaces() -> list[str]:
+    """Return the namespaces that have a statefile, sorted."""
+    return sorted(path.stem for path in state_dir().glob("*.json"))
+
+
+class UnwritableError(ConfigError):
+    """The statefile cannot be written, as on a full disk; the old content stays."""
+
+
+class StateStore:
+    """One namespace's statefile."""
+
+    __slots__ = ("lock_path", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock_path = path.with_name(path.name + ".lock")
+
+    @classmethod
+    def of(cls, namespace: str) -> StateStore:
+        """Return the store of ``namespace`` in the configured folder.
+
+        Raises:
+            ConfigError: the namespace is not a DNS label, so it cannot be a file name.
+        """
+        if _NAMESPACE.fullmatch(namespace) is None:
+            raise ConfigError(
+                f"--namespace: {namespace!r} must be 1 to 63 lower-case letters, digits or dashes, "
+                "beginning and ending with a letter or digit"
+            )
+        return cls(state_dir() / f"{namespace}.json")
+
+    def read(self) -> StateFile | None:
+        """Return the file's content, or None when there is none.
+
+        Raises:
+            ConfigError: it cannot be read as a statefile.
+        """
+        self.check_folder()
+        try:
+            content = private.read(self.path)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise ConfigError(
+                f"{self.path}: cannot be read: {exc.strerror}; check its owner and mode"
+            ) from exc
+        try:
+            data = json.loads(content.decode("utf-8"))
+        except (ValueError, RecursionError) as exc:
+            raise ConfigError(
+                f"{self.path}: not JSON ({exc}); run `penstock down --now`, or delete the file when nothing runs"
+            ) from exc
+        return from_json(data, source=str(self.path))
+
+    def check_folder(self) -> None:
+        """Refuse a state folder that another user owns or may write in; one that is not there is fine.
+
+        Raises:
+            ConfigError: it is such a folder.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            private.check(self.path.parent, self.path.parent.stat())
+
+    def update(self, change: Callable[[StateFile], tuple[StateFile, _T]]) -> _T:
+        """Apply ``change`` to the current file under the lock, write the result, return the rest.
+
+        Args:
+            change: Pure; gets the file, returns the new file and whatever the caller wants to know.
+                An unchanged file is not written.
+
+        Raises:
+            NotFoundError: there is no file.
+            ConflictError: another process held the lock for too long.
+            UnwritableError: the result cannot be written; ``change`` was called.
+            ConfigError: the file cannot be read.
+        """
+        with self.locked():
+            state = self.read()
+            if state is None:
+                raise NotFoundError(f"{self.path}: not there; the graph is not running (`penstock up FILE`)")
+            changed, answer = change(state)
+            if changed != state:
+                self._replace(changed)
+            return answer
+
+    def write(self, state: StateFile) -> None:
+        """Replace the file whole, under the lock.
+
+        Raises:
+            UnwritableError: the folder cannot be written.
+            ConflictError: another process held the lock for too long.
+        """
+        with self.locked():
+            self._replace(state)
+
+    def claim(self, state: StateFile) -> None:
+        """Write the file as its new owner, over a stale one at most.
+
+        Raises:
+            ConfigError: the arbiter of the present file runs.
+            ConflictError: another process held the lock for too long.
+        """
+        with self.locked():
+            self.refuse_running()
+            shutil.rmtree(self.dynamo_folder, ignore_errors=True)
+            self._replace(state)
+
+    def read_quietly(self) -> StateFile | None:
+        """Return the file's content, or None when there is none or it cannot be read."""
+        try:
+            return self.read()
+        except ConfigError:
+            return None
+
+    def running(self) -> StateFile | None:
+        """Return the file's content while its arbiter runs, else None.
+
+        A file that cannot be read is read again for a moment: an arbiter that runs writes it again.
+        """
+        deadline_s = time.monotonic() + REPAIR_S
+        while True:
+            try:
+                state = self.read()
+            except ConfigError:
+                if time.monotonic() > deadline_s:
+                    return None
+                time.sleep(_REPAIR_POLL_S)
+            else:
+                return state if state is not None and arbiter_is_alive(state) else None
+
+    def unrecorded_arbiters(self) -> list[ProcessId]:
+        """Return the arbiters that run for a file which is there and cannot be read."""
+        try:
+            self.read()
+        except ConfigError:
+            return arbiters_of(str(self.path))
+        return []
+
+    def refuse_running(self) -> None:
+        """Refuse to go on over a graph that runs.
+
+        Raises:
+            ConfigError: the arbiter of the present file runs, or the folder is not this user's alone.
+        """
+        self.check_folder()
+        state = self.running()
+        for unrecorded in self.unrecorded_arbiters() if state is None else ():
+            raise ConfigError(
+                f"{self.path}: cannot be read, and its arbiter (pid {unrecorded.pid}) runs; "
+                f"stop it with `penstock down --namespace {self.path.stem}`, or choose another --namespace"
+            )
+        if state is not None:
+            arbiter = state.arbiter
+            raise ConfigError(
+                f"namespace {arbiter.namespace!r} is already running (arbiter pid {arbiter.pid}, {arbiter.router_url}); "
+                f"stop it with `penstock down --namespace {arbiter.namespace}`, or choose another --namespace"
+            )
+
+    @property
+    def dynamo_folder(self) -> Path:
+        """Where the graph's processes find each other under runtime dynamo."""
+        return self.path.with_suffix(".dynamo")
+
+    def remove(self) -> None:
+        """Delete the file, its lock, and what Dynamo or vLLM left beside it; nothing happens when they are gone already."""
+        shutil.rmtree(self.dynamo_folder, ignore_errors=True)
+        for suffix in (KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX):
+            for socket in self.path.parent.glob(f"{self.path.stem}.[0-9]*{suffix}"):
+                socket.unlink(missing_ok=True)
+        with contextlib.suppress(ConfigError), self.locked():
+            self.path.unlink(missing_ok=True)
+            self.lock_path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+        """Hold the exclusive lock, waiting at most ``timeout_s`` real seconds.
+
+        Raises:
+            ConflictError: the wait was too long.
+            ConfigError: the lock file cannot be made.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            descriptor = self._open_lock()
+            try:
+                self._acquire(descriptor, deadline)
+                if self._is_current(descriptor):
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        private.make_folder(self.path.parent)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self.lock_path, flags, 0o600)
+        except OSError as exc:
+            raise ConfigError(
+                f"{self.lock_path}: cannot be made: {exc.strerror}; set {STATE_DIR_VARIABLE} to a writable folder"
+            ) from exc
+        try:
+            private.check(self.lock_path, os.fstat(descriptor))
+        except ConfigError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _acquire(self, descriptor: int, deadline: float) -> None:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConflictError(
+                        f"{self.lock_path}: held by another process for more than {LOCK_TIMEOUT_S:g} s; try again"
+                    ) from None
+                time.sleep(0.002)
+            else:
+                return
+
+    def _is_current(self, descriptor: int) -> bool:
+        """Return whether the locked file is still the one at the path; `remove` deletes it under the lock."""
+        try:
+            at_path = self.lock_path.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(at_path, os.fstat(descriptor))
+
+    def _replace(self, state: StateFile) -> None:
+        text = json.dumps(to_json(state), indent=2) + "\n"
+        temporary = None
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w",
+                dir=self.path.parent,
+                prefix=self.path.name,
+                suffix=".tmp",
+                delete=False,
+                encoding="utf-8",
+            ) as file:
+                temporary = file.name
+                file.write(text)
+            os.replace(temporary, self.path)  # noqa: PTH105 - one system call on two plain names
+        except OSError as exc:
+            if temporary is not None:
+                Path(temporary).unlink(missing_ok=True)
+            raise UnwritableError(
+                f"{self.path}: cannot be written: {exc.strerror}; the old content stays"
+            ) from exc

@@ -1,0 +1,248 @@
+"""Runs the plan: observes the statefile and the processes, computes `plan`, and acts on it.
+
+Lives in the arbiter process, in one asyncio task; nothing else changes what it remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.core import logs
+from penstock.core.errors import ClusterError, ConfigError, ConflictError
+from penstock.core.local_state import EntryState
+from penstock.local import process_log
+from penstock.local.actions import (
+    Abandon,
+    Action,
+    BeginDrain,
+    Forget,
+    Kill,
+    MarkReady,
+    MarkUnready,
+    RestartLater,
+    Retire,
+    Start,
+    Terminate,
+)
+from penstock.local.commands import argv_of, environment_of
+from penstock.local.launcher import Ended, Launcher
+from penstock.local.liveness import ProcessId
+from penstock.local.observer import ProcessObserver
+from penstock.local.plan import Drain, ObservedProcess, ProcessExit, Supervision, plan, plan_stop
+from penstock.local.record import Record
+from penstock.local.statefile import StateFile
+from penstock.local.store import StateStore
+
+_log = logs.get_logger(__name__)
+
+TICK_S = 0.1
+"""Real seconds between two ticks. Chosen: small against a planner's interval at speed 20 (1.5 s)."""
+_WORDLESS = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT})
+"""Ends that the process did not cause: its last log lines explain nothing."""
+UNKILLABLE_S = 10.0
+"""Real seconds after SIGKILL to the last process from which a stop no longer waits. Chosen: only a process that the
+kernel holds, in a driver for example, takes longer."""
+LOG_CHECK_S = 5.0
+"""Real seconds between checks of the sizes of the logs. Chosen."""
+
+
+@dataclass(slots=True)
+class _Stop:
+    """Whether and how the graph is being stopped."""
+
+    requested: bool = False
+    force: bool = False
+
+
+class Supervisor:
+    """Keeps the processes of one statefile as the file wants them."""
+
+    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile, figures: Supervision) -> None:
+        """Take charge of a statefile that has just been written.
+
+        Args:
+            store: The file.
+            launcher: Starts and signals processes.
+            state: What was written.
+            figures: Limits and restart policy.
+        """
+        self._record = Record(store, state)
+        self._launcher = launcher
+        self._figures = figures
+        self._observed: dict[str, ObservedProcess] = {}
+        self._observer = ProcessObserver(self._observed, figures.limits)
+        self._log_starts: dict[str, int] = {}
+        self._logs_due_s = 0.0
+        self._stop = _Stop()
+
+    def adopt(self) -> None:
+        """Take charge of the processes that a killed arbiter recorded; those that have ended since count as exits.
+
+        A stop that had begun goes on.
+        """
+        now_s = time.monotonic()
+        for name, entry in self._record.state.entries.items():
+            if entry.pid is not None and entry.started is not None:
+                self._launcher.adopt(name, ProcessId(entry.pid, entry.started))
+                healthy_s = now_s if entry.state is EntryState.READY else None
+                self._observed[name] = ObservedProcess(pid=entry.pid, started_s=now_s, healthy_s=healthy_s)
+        _log.info("processes adopted", names=list(self._observed))
+        if self._record.state.arbiter.stopping:
+            self.request_stop()
+
+    def request_stop(self, *, force: bool = False) -> None:
+        """Begin to stop the graph; asking again, or with ``force``, waits for nothing any more."""
+        self._stop.force = self._stop.force or force or self._stop.requested
+        self._stop.requested = True
+
+    async def run(self) -> None:
+        """Supervise until a stop was requested and every process has ended, or resists SIGKILL."""
+        async with self._observer:
+            while not self._stop.requested:
+                await self._survive(self.tick())
+                await asyncio.sleep(TICK_S)
+            _log.info("stopping the graph", force=self._stop.force)
+            await self._survive(self._announce_stop())
+            last_kill_s = time.monotonic()
+            while running := [known for known in self._observed.values() if known.pid is not None]:
+                await self._survive(self.stop_tick())
+                await asyncio.sleep(TICK_S)
+                if any(known.verdict is None for known in running):
+                    last_kill_s = time.monotonic()
+                elif time.monotonic() - last_kill_s > UNKILLABLE_S:
+                    _log.error("processes resist SIGKILL", pids=[known.pid for known in running])
+                    return
+
+    async def tick(self) -> None:
+        """Look once and do what the plan says."""
+        now_s = time.monotonic()
+        await self._collect_exits(now_s)
+        state = self._record.read()
+        self._observer.probe(state)
+        for action in plan(state, self._observed, now_s, self._figures):
+            await self._survive(self._act(action, now_s))
+        if now_s >= self._logs_due_s:
+            self._logs_due_s = now_s + LOG_CHECK_S
+            for name in (*state.entries, process_log.ARBITER):
+                process_log.bound(process_log.log_path(state.arbiter.log_dir, name))
+
+    async def stop_tick(self) -> None:
+        """Take the next steps of stopping."""
+        now_s = time.monotonic()
+        await self._collect_exits(now_s)
+        force = self._stop.force
+        for action in plan_stop(self._record.state, self._observed, now_s, self._figures.limits, force=force):
+            await self._act(action, now_s)
+
+    async def _survive(self, step: Coroutine[Any, Any, None]) -> None:
+        """Run one step; a full disk, a held lock or a busy circus is met again at the next tick."""
+        try:
+            await step
+        except (ClusterError, ConfigError) as exc:
+            _log.warning("step postponed", why=str(exc))
+        except Exception:  # noqa: BLE001 - task root: a fault of the supervisor must not end what it supervises
+            _log.exception("step failed")
+
+    async def _announce_stop(self) -> None:
+        self._record.stopping()
+
+    async def _collect_exits(self, now_s: float) -> None:
+        for ended in self._launcher.reap():
+            known = self._observed.get(ended.name)
+            await self._survive(self._launcher.forget(ended.name))
+            if known is None or known.pid != ended.pid:
+                continue
+            reason = self._exit_reason(ended, known)
+            _log.info("process ended", name=ended.name, pid=ended.pid, reason=reason)
+            self._observed[ended.name] = replace(known, pid=None, exited=ProcessExit(now_s, reason))
+
+    def _exit_reason(self, ended: Ended, known: ObservedProcess) -> str:
+        if known.verdict is not None:
+            how = known.verdict
+        elif ended.code is None:
+            how = "ended; its exit code is unknown"
+        elif ended.code < 0:
+            how = f"killed by {signal.Signals(-ended.code).name}"
+        else:
+            how = f"exit code {ended.code}"
+        is_orderly = ended.code == 0 and known.terminated_s is not None
+        if is_orderly or ended.code in _WORDLESS:
+            return how
+        path = process_log.log_path(self._record.state.arbiter.log_dir, ended.name)
+        words = process_log.last_lines(path, self._log_starts.get(ended.name, 0))
+        return f"{how}: {words}" if words else how
+
+    async def _act(self, action: Action, now_s: float) -> None:
+        name = action.name
+        match action:
+            case Start():
+                await self._start(name, now_s)
+            case MarkReady() | MarkUnready():
+                self._mark(action)
+            case RestartLater():
+                self._record.restarting(name, action.reason)
+                self._observed[name] = ObservedProcess(failures=action.failures, restart_at_s=action.at_s)
+                _log.warning("restart scheduled", name=name, failures=action.failures, reason=action.reason)
+            case Abandon():
+                self._record.failed(name, action.reason)
+                self._drop(name)
+                _log.error("gave up", name=name, reason=action.reason)
+            case BeginDrain():
+                _log.info("draining", name=name)
+                self._observed[name] = replace(self._observed[name], drain=Drain(now_s))
+            case Terminate():
+                _log.info("terminating", name=name)
+                self._launcher.send(name, signal.SIGTERM)
+                self._observed[name] = replace(self._observed[name], terminated_s=now_s)
+            case Kill():
+                _log.warning("killing", name=name, reason=action.reason)
+                self._launcher.send(name, signal.SIGKILL)
+                self._observed[name] = replace(self._observed[name], verdict=action.reason)
+            case Retire():
+                self._record.retired(name)
+                self._drop(name)
+                _log.info("replica removed", name=name)
+            case Forget():
+                self._drop(name)
+
+    def _mark(self, action: MarkReady | MarkUnready) -> None:
+        if isinstance(action, MarkReady):
+            self._record.ready(action.name)
+            _log.info("ready", name=action.name)
+        else:
+            self._record.unready(action.name, action.reason)
+            _log.warning("not ready any more", name=action.name, reason=action.reason)
+
+    async def _start(self, name: str, now_s: float) -> None:
+        entry = self._record.claim_start(name)
+        if entry is None:
+            return
+        log = process_log.log_path(self._record.state.arbiter.log_dir, name)
+        self._log_starts[name] = process_log.size_of(log)
+        self._observer.forget(name)
+        fresh = ObservedProcess(
+            started_s=now_s, failures=self._observed.get(name, ObservedProcess()).failures
+        )
+        environment = environment_of(entry, str(self._record.store.path), os.environ)
+        await self._launcher.forget(name)
+        try:
+            process = await self._launcher.start(name, argv_of(entry), environment, log)
+        except ConflictError:
+            raise
+        except ClusterError as exc:
+            self._observed[name] = replace(fresh, exited=ProcessExit(now_s, str(exc)))
+            return
+        self._observed[name] = replace(fresh, pid=process.pid)
+        _log.info("process started", name=name, pid=process.pid, gpus=list(entry.gpus), port=entry.port)
+        self._record.started(name, process)
+
+    def _drop(self, name: str) -> None:
+        self._observed.pop(name, None)
+        self._log_starts.pop(name, None)
+        self._observer.forget(name)

@@ -1,0 +1,161 @@
+"""The planner's way to the local backend: reads pools from the statefile, writes wishes into it.
+
+It starts and stops nothing itself; the supervisor in the arbiter process makes the file true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.api import WORKER_ROLES, Role
+from penstock.core import logs
+from penstock.core.errors import ClusterError, ConfigError
+from penstock.core.local_state import EntryState
+from penstock.local.door import door_of
+from penstock.local.probes import NoAnswer, Probes, WorkerView
+from penstock.local.replicas import ScaleOutcome, scale, template
+from penstock.local.statefile import ProcessEntry, StateFile
+from penstock.local.store import StateStore
+from penstock.planner.targets.base import Endpoint, PoolState, TargetState
+
+_log = logs.get_logger(__name__)
+
+_ON_THE_WAY: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING})
+
+
+def target_state(state: StateFile) -> TargetState:
+    """Return the pools, endpoints and whether an adjustment is under way, as the file has them."""
+    workers = {name: entry for name, entry in state.entries.items() if entry.is_worker}
+    pools = {}
+    for role in WORKER_ROLES:
+        base = template(state, role)
+        if base is not None:
+            pools[role] = _pool(role, base, [entry for entry in workers.values() if entry.role == role])
+    return TargetState(
+        pools=pools,
+        adjusting=any(_is_adjusting(entry) for entry in workers.values()),
+        endpoints=tuple(
+            Endpoint(name, Role(entry.role), entry.url)
+            for name, entry in workers.items()
+            if entry.state is EntryState.READY and entry.url is not None
+        ),
+    )
+
+
+def _pool(role: Role, base: ProcessEntry, entries: list[ProcessEntry]) -> PoolState:
+    def count(states: frozenset[EntryState]) -> int:
+        return sum(entry.state in states for entry in entries)
+
+    return PoolState(
+        role=role,
+        ready=count(frozenset({EntryState.READY})),
+        starting=count(_ON_THE_WAY),
+        draining=count(frozenset({EntryState.DRAINING})),
+        gpus_per_replica=base.gpus_per_replica,
+        failed=tuple(entry.reason or "" for entry in entries if entry.state is EntryState.FAILED),
+    )
+
+
+def _is_adjusting(entry: ProcessEntry) -> bool:
+    """A worker that was ready once and restarts after a crash is no adjustment."""
+    return entry.state is EntryState.DRAINING or (entry.state in _ON_THE_WAY and not entry.served)
+
+
+class LocalTarget:
+    """Implements `penstock.planner.targets.base.Target` on one namespace's statefile."""
+
+    def __init__(self, store: StateStore) -> None:
+        """Use the statefile of ``store``; nothing is opened yet."""
+        self._store = store
+        self._probes = Probes()
+
+    @classmethod
+    def of(cls, namespace: str) -> LocalTarget:
+        """Return the target of ``namespace`` in the configured state folder.
+
+        Raises:
+            ConfigError: the namespace cannot be a file name.
+        """
+        return cls(StateStore.of(namespace))
+
+    async def close(self) -> None:
+        """Close the connections to the router."""
+        await self._probes.close()
+
+    async def observe(self) -> TargetState:
+        """Return the pools as the statefile has them.
+
+        Raises:
+            ClusterError: there is no statefile, or it cannot be read.
+        """
+        return target_state(self._read())
+
+    async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
+        """Write the desired ``replicas`` of ``role`` into the statefile.
+
+        Added replicas get exclusive GPUs inside the budget, which existing workers count against until
+        their process has ended. Of replicas to go, one that does not serve yet goes first, then the one with
+        the fewest tokens in flight.
+
+        Args:
+            role: A role that `observe` listed.
+            replicas: Wanted ready + starting replicas, >= 0.
+            decision_id: Written to the log with the change.
+
+        Raises:
+            ConflictError: the statefile's lock is held by another process.
+            ClusterError: no such pool, the graph is being stopped, or no GPUs are left; what could be
+                granted is.
+        """
+        if replicas < 0:
+            raise ClusterError(f"{role}: {replicas} desired replicas; must be 0 or more")
+        before = self._read()
+        loads = await self._loads(before)
+
+        def change(state: StateFile) -> tuple[StateFile, ScaleOutcome]:
+            if state.arbiter.stopping:
+                raise ClusterError(
+                    f"{state.arbiter.namespace}: the graph is being stopped; nothing is scaled"
+                )
+            if template(state, role) is None:
+                raise ClusterError(f"{state.arbiter.namespace}: has no {role} service to scale")
+            outcome = scale(state, role, replicas, loads)
+            return outcome.state, outcome
+
+        try:
+            outcome = self._store.update(change)
+        except ConfigError as exc:
+            raise ClusterError(str(exc)) from exc
+        if outcome.added or outcome.withdrawn:
+            _log.info(
+                "pool scaled",
+                role=role.value,
+                replicas=replicas,
+                added=list(outcome.added),
+                withdrawn=list(outcome.withdrawn),
+                decision_id=decision_id,
+            )
+        if outcome.refusal is not None:
+            raise ClusterError(f"{role} -> {replicas}: {outcome.refusal}")
+
+    def _read(self) -> StateFile:
+        try:
+            state = self._store.read()
+        except ConfigError as exc:
+            raise ClusterError(str(exc)) from exc
+        if state is None:
+            raise ClusterError(f"{self._store.path}: not there; start the graph with `penstock up FILE`")
+        return state
+
+    async def _loads(self, state: StateFile) -> Mapping[str, float]:
+        """Return the router's count of tokens in flight by worker; empty when it does not answer."""
+        view = await door_of(state, self._probes).view(state.entries)
+        if isinstance(view, NoAnswer):
+            return {}
+        return {name: _load(worker) for name, worker in view.workers.items()}
+
+
+def _load(worker: WorkerView) -> float:
+    """Return the tokens in flight, or the requests at a door that counts those: one door's are compared with each other."""
+    return worker.inflight_requests if worker.inflight_tokens is None else worker.inflight_tokens

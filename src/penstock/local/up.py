@@ -1,0 +1,359 @@
+"""Starting a graph in the background, and waiting until it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from penstock.api import Environment, GraphDeployment, PlannerMode, Role, Runtime
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError, unwritable
+from penstock.core.local_state import EMPTY_STATES, EntryState
+from penstock.engine.profiles.performance import planning_profile
+from penstock.local import liveness, private, process_log, recovery
+from penstock.local.build import LocalOptions, initial_state
+from penstock.local.door import door_of
+from penstock.local.dynamo_python import check_dynamo
+from penstock.local.model_folder import check_model
+from penstock.local.plan import Limits
+from penstock.local.ports import is_free
+from penstock.local.probes import Probes
+from penstock.local.statefile import ProcessEntry, StateFile
+from penstock.local.statefile_json import to_json
+from penstock.local.store import StateStore, log_root
+from penstock.local.vllm_program import check_vllm
+from penstock.api.manifests import load_graph
+from penstock.planner.options import join
+from penstock.runtimes import PLANNER_ROLE, RuntimeContext, vllm
+from penstock.runtimes.dynamo import python_of
+from penstock.runtimes.extras import needed_extras
+
+_POLL_S = 0.1
+_ARBITER_START_S = 20.0
+"""Real seconds for the arbiter to write its file. Chosen: importing takes one or two on a busy machine."""
+_PATIENCE_S = 300.0
+"""Real seconds that every graph gets until it serves, however short its own limits. Chosen: a busy machine."""
+_WITHDRAW_S = 15.0
+"""Real seconds that an arbiter may take to stop at once: a floor of grace, SIGKILL and a margin. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """The options of the command line.
+
+    Attributes:
+        namespace: Name on this machine; None: the graph's own.
+        speed: Time scale: simulated seconds per real second, > 0.
+        port: The router's port.
+        gpus: GPUs of the host; None: the planner's maxGpuBudget.
+        log_dir: Folder of all logs; None: beside the state folder.
+        with_planner: Start the planner if the graph has one.
+        timeout_s: How long to wait until the graph serves, real seconds; None: see `ready_timeout_s`.
+        planner: Options of `penstock planner run` by their names; they win over the graph's.
+    """
+
+    namespace: str | None = None
+    speed: float = 1.0
+    port: int = 8000
+    gpus: int | None = None
+    log_dir: Path | None = None
+    with_planner: bool = True
+    timeout_s: float | None = None
+    planner: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedGraph:
+    """A graph that serves.
+
+    Attributes:
+        state: Its statefile.
+        statefile: Where that lies.
+        ready_s: How long it took, real seconds.
+        recovered: What a killed arbiter had left and was cleared up, for people.
+        arbiter: The background process, a child of this one.
+    """
+
+    state: StateFile
+    statefile: Path
+    ready_s: float
+    recovered: tuple[str, ...]
+    arbiter: subprocess.Popen[bytes]
+
+
+Progress = Callable[[StateFile, str], None]
+"""Called with the statefile and the router's own words while waiting."""
+
+
+def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
+    """Check everything that can be checked before a process is started.
+
+    Args:
+        file: The manifest.
+        options: The options of the command line.
+
+    Returns:
+        The namespace's store and the first content of its statefile.
+
+    Raises:
+        InvalidSpecError: the manifest has problems, or needs an optional package that is not installed.
+        ConfigError: an option is out of bounds, the namespace is taken, or the GPUs do not suffice.
+    """
+    graph = _planned_as(load_graph(file), options.planner)
+    namespace = options.namespace or graph.name
+    store = StateStore.of(namespace)
+    store.refuse_running()
+    _check_extras(graph, with_planner=options.with_planner)
+    if options.with_planner:
+        _check_profile(graph, options.planner)
+    local = _local_options(graph, file, store, namespace, options)
+    if graph.spec.runtime is Runtime.DYNAMO:
+        check_dynamo(python_of(graph.spec, local.context))
+    if graph.spec.runtime is Runtime.VLLM:
+        check_vllm(vllm.program(graph.spec))
+    check_model(graph.spec)
+    state = initial_state(graph, local, os.environ)
+    return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
+
+
+def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
+    """Refuse a graph whose planner or router would end at its start for want of an optional package."""
+    needs = [need for need in needed_extras(graph) if with_planner or need.process != PLANNER_ROLE]
+    problems = [need.problem() for need in needs if need.missing and not need.fall_back]
+    if problems:
+        raise InvalidSpecError(problems)
+
+
+def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
+    """Refuse a graph whose planner would end at its start for want of a performance profile.
+
+    Raises:
+        ConfigError: mode sla, and there is none, or it cannot be read.
+    """
+    options = join(given=dict(overrides), graph=graph)
+    if graph.spec.planner.enabled and options.mode is PlannerMode.SLA:
+        planning_profile(graph.spec, options.profile)
+
+
+def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:
+    """Return the graph with what the command line says of its planner, as far as `up` itself depends on it.
+
+    Raises:
+        InvalidSpecError: an option is out of bounds or contradicts another one.
+        ConfigError: it is one of `up`'s own.
+    """
+    if not overrides:
+        return graph
+    if "namespace" in overrides:
+        raise ConfigError("--Planner.namespace: is the graph's name on this machine; give --namespace")
+    options = join(given=dict(overrides), graph=graph)
+    if options.environment is not Environment.LOCAL:
+        raise ConfigError(
+            f"--Planner.environment: {options.environment.value}: `penstock up` starts a local planner; apply "
+            "the graph to a cluster instead"
+        )
+    log_dir = None if options.log_dir is None else str(Path(options.log_dir).expanduser().absolute())
+    planner = graph.spec.planner.model_copy(
+        update={"max_gpu_budget": options.max_gpu_budget, "log_dir": log_dir}
+    )
+    return graph.model_copy(update={"spec": graph.spec.model_copy(update={"planner": planner})})
+
+
+_APPLIED = frozenset({"log-dir", "environment"})
+"""Options that `up` passes to the planner in its own way."""
+
+
+def _check_port(port: int) -> None:
+    if not is_free(port):
+        raise PortInUseError(
+            f"--port: 127.0.0.1:{port} is in use by another process; stop it or choose another --port"
+        )
+
+
+def _local_options(
+    graph: GraphDeployment, file: Path, store: StateStore, namespace: str, options: UpOptions
+) -> LocalOptions:
+    if options.gpus is not None and options.gpus < 0:
+        raise ConfigError(f"--gpus: {options.gpus} must be 0 or more")
+    SimulatedClock(options.speed)  # refuses a speed that is none
+    log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
+    planner_dir = graph.spec.planner.log_dir
+    planner_args = tuple(
+        f"--{name}={value}" for name, value in options.planner.items() if name not in _APPLIED
+    )
+    return LocalOptions(
+        namespace=namespace,
+        speed=options.speed,
+        port=options.port,
+        gpus=options.gpus,
+        log_dir=str(log_dir),
+        with_planner=options.with_planner,
+        context=RuntimeContext(
+            python=sys.executable,
+            graph_file=str(file.absolute()),
+            discovery=str(store.path.absolute()),
+            namespace=namespace,
+            speed=options.speed,
+            log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
+            planner_args=planner_args,
+        ),
+    )
+
+
+async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
+    """Start a graph and return when it serves.
+
+    Args:
+        file: The manifest.
+        options: The options of the command line.
+        progress: Told every tenth of a second how far it is.
+
+    Raises:
+        InvalidSpecError: the manifest has problems.
+        ConfigError: nothing was started; the message says what to change.
+        ClusterError: it was started and did not come to serve; everything was stopped again.
+    """
+    store, state = prepare(file, options)
+    recovered = recovery.recover(store)
+    _check_port(options.port)
+    began_s = time.monotonic()
+    arbiter = _spawn_arbiter(store, state)
+    try:
+        await _wait_claimed(store, state, arbiter)
+        timeout_s = ready_timeout_s(state) if options.timeout_s is None else options.timeout_s
+        running = await _wait_ready(store, state, timeout_s, progress)
+    except BaseException:
+        await asyncio.shield(_roll_back(store, state, arbiter))
+        raise
+    return StartedGraph(running, store.path, time.monotonic() - began_s, recovered, arbiter)
+
+
+def ready_timeout_s(state: StateFile) -> float:
+    """Return how long a graph may take until it serves, real seconds: as long as its slowest process may to start."""
+    limits, speed = Limits(), state.arbiter.speed
+    slowest_s = max((limits.startup_s(entry, speed) for entry in state.entries.values()), default=0.0)
+    return max(_PATIENCE_S, slowest_s + _ARBITER_START_S)
+
+
+def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[bytes]:
+    """Start the background process in a session of its own, its log beside the others."""
+    log_dir = Path(state.arbiter.log_dir)
+    try:
+        private.make_folder(log_dir)
+        path = process_log.log_path(state.arbiter.log_dir, process_log.ARBITER)
+        path.touch(mode=private.FILE_MODE)
+        log = path.open("ab")
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--log-dir {log_dir}", exc)) from exc
+    with log:
+        arbiter = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
+            [sys.executable, "-m", liveness.ARBITER_MODULE, str(store.path)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert arbiter.stdin is not None  # noqa: S101 - asked for above
+    with contextlib.suppress(BrokenPipeError), arbiter.stdin as pipe:
+        pipe.write(json.dumps(to_json(state)).encode())
+    return arbiter
+
+
+async def _roll_back(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:
+    """Stop what was started, at once; SIGTERM twice says so to an arbiter."""
+    for _ in range(2):
+        if arbiter.poll() is None:
+            arbiter.terminate()
+            await asyncio.sleep(0.2)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        await asyncio.to_thread(arbiter.wait, _WITHDRAW_S)
+    if arbiter.poll() is None:
+        arbiter.kill()
+    left = store.read_quietly()
+    if left is not None and left.arbiter.run_id == requested.arbiter.run_id:
+        await asyncio.to_thread(recovery.kill, store, left)
+        await asyncio.to_thread(recovery.recover, store)
+
+
+async def _wait_claimed(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _ARBITER_START_S
+    log_dir = requested.arbiter.log_dir
+    while True:
+        state = store.read_quietly()
+        if state is not None and state.arbiter.run_id == requested.arbiter.run_id:
+            return
+        if arbiter.poll() is not None or time.monotonic() > deadline:
+            words = process_log.last_lines(process_log.log_path(log_dir, process_log.ARBITER))
+            raise ClusterError(f"the arbiter did not start: {words or 'it said nothing'}; log: {log_dir}")
+        await asyncio.sleep(_POLL_S)
+
+
+async def _wait_ready(
+    store: StateStore, requested: StateFile, timeout_s: float, progress: Progress
+) -> StateFile:
+    """Wait until the router of this very start serves; an arbiter that was killed is given time to come back."""
+    probes = Probes()
+    deadline = time.monotonic() + timeout_s
+    alive_s = time.monotonic()
+    try:
+        while True:
+            state = store.read_quietly()
+            now_s = time.monotonic()
+            is_ours = state is not None and state.arbiter.run_id == requested.arbiter.run_id
+            if is_ours and state is not None and liveness.arbiter_is_alive(state):
+                alive_s = now_s
+            if state is None or not is_ours or now_s - alive_s > _ARBITER_START_S:
+                raise ClusterError(f"the arbiter ended while starting; see {requested.arbiter.log_dir}")
+            _raise_if_hopeless(state)
+            ready, words = await door_of(state, probes).readiness(state.entries)
+            progress(state, words)
+            if ready and _serves(state):
+                return state
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"not ready within {timeout_s:g} s (real): {words}{_failures(state)}; everything was stopped. Where "
+                    f"it only loads, wait longer: --timeout {2 * timeout_s:g}, or a larger startupTimeoutSeconds of its "
+                    f"service; logs: {state.arbiter.log_dir}"
+                )
+            await asyncio.sleep(_POLL_S)
+    finally:
+        await probes.close()
+
+
+def _serves(state: StateFile) -> bool:
+    """Return whether the router is this start's own, and every role that has processes has a ready one.
+
+    A router that holds requests until workers are back is ready without any.
+    """
+    entries = state.entries.values()
+    ready = {entry.role for entry in entries if entry.state is EntryState.READY}
+    return Role.ROUTER in ready and all(
+        entry.role in ready for entry in entries if entry.state not in EMPTY_STATES
+    )
+
+
+def _failures(state: StateFile) -> str:
+    """Return why processes that are being started again have ended, each after a semicolon."""
+    return "".join(f"; {name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason)
+
+
+def _raise_if_hopeless(state: StateFile) -> None:
+    """Raise when the router was given up, or every replica of a worker role."""
+    by_role: dict[str, list[ProcessEntry]] = {}
+    for entry in state.entries.values():
+        by_role.setdefault(entry.role, []).append(entry)
+    for role, entries in by_role.items():
+        failed = [entry for entry in entries if entry.state is EntryState.FAILED]
+        if role != PLANNER_ROLE and failed and len(failed) == len(entries):
+            raise ClusterError(
+                f"{failed[0].service}: {failed[0].reason}; everything was stopped, logs: {state.arbiter.log_dir}"
+            )

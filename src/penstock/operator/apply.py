@@ -1,0 +1,406 @@
+"""Writes children: what is absent is created, what drifted is applied, what is right costs nothing.
+
+An absent child is created by POST, which fails if somebody else's object has its name, and is taken over by
+server-side apply at its first change; so nothing foreign is ever overwritten, not even between two looks.
+Called by `penstock.operator.reconcile` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.core.errors import (
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+    NotFoundError,
+    UnavailableError,
+)
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
+from penstock.kube.objects.names import APPLIED_ANNOTATION, OPERATOR
+from penstock.operator.lru_cache import LruCache
+from penstock.operator.metrics import OperatorMetrics
+from penstock.operator.plan.drift import FieldDifference, differences, drifted, stamped
+from penstock.operator.trim import POSTED, VERSION, Object, version_of
+from penstock.operator.workloads import WORKLOADS
+
+PARALLEL: Final = 4
+"""Writes of one graph at once. Chosen: a new graph's children take five round trips, and a thousand graphs that are
+worked on at once do not flood the server."""
+
+_IN_TURN: Final = WORKLOADS | {ROLE_BINDING.kind}
+"""Written last and one by one. The API server compares a RoleBinding's Role with the writer's own rights in a copy
+that lags behind its writes; right after the Role it would answer 404."""
+
+COMPARED: Final = 4000
+"""Children whose last comparison is remembered, until they change. Chosen: those of some 200 graphs, a megabyte."""
+
+INITIAL: Final = f"{OPERATOR}-init"
+"""Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The object whose children are applied.
+
+    Attributes:
+        uid: Its UID.
+        name: Its name.
+        kind: Its kind.
+        first_replicas: Number that a ScalingAdapter is created with, by the adapter's name.
+    """
+
+    uid: str
+    name: str
+    kind: str = GRAPH_DEPLOYMENT.kind
+    first_replicas: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Applied:
+    """What came of applying a graph's children.
+
+    Attributes:
+        created: ``Kind name`` of the children that were absent.
+        changed: ``Kind name`` of those that were brought up to date.
+        repaired: ``Kind name: what differed`` of those that somebody else had changed.
+        conflicts: Names taken by objects of others, in words.
+        leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
+        refused: ``Kind name: the server's words`` of those that the API server does not take, or cannot.
+    """
+
+    created: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+    leaving: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def wrote(self) -> bool:
+        """Whether anything was written."""
+        return bool(self.created or self.changed or self.repaired)
+
+
+class Applier:
+    """Brings the cluster's objects to what is desired; remembers only what the server insists on."""
+
+    def __init__(
+        self, client: KubeClient, metrics: OperatorMetrics, *, on_written: Callable[[Object], None]
+    ) -> None:
+        """Remember nothing yet.
+
+        Args:
+            client: Writes.
+            metrics: Counts writes.
+            on_written: Gets every object as the server answered it, before the watch shows it.
+        """
+        self._client = client
+        self._metrics = metrics
+        self._on_written = on_written
+        self._tolerated: dict[tuple[str, str, str], tuple[str, frozenset[str]]] = {}
+        self._right: LruCache[tuple[str, str, str], tuple[str, int]] = LruCache(COMPARED)
+
+    async def apply(
+        self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], owner: Owner
+    ) -> Applied:
+        """Create or apply what is absent or drifted: everything else first, then the RoleBinding and workloads in turn.
+
+        Args:
+            desired: A graph's children.
+            live: What the watches show, by kind and name.
+            owner: The graph; children of another owner are left alone.
+
+        Raises:
+            ClusterError: somebody else was first; an object that the server refuses or cannot write (a webhook
+                that fails, a kind that it does not know) does not raise, so that the others are written.
+        """
+        found = Applied()
+        stages: tuple[list[Object], list[Object]] = ([], [])
+        for each in map(stamped, desired):
+            stages[each["kind"] in _IN_TURN].append(each)
+        slots = asyncio.Semaphore(PARALLEL)
+
+        async def one(want: Object) -> None:
+            async with slots:
+                await self._one(want, live.get((want["kind"], want["metadata"]["name"])), owner, found)
+
+        todo = [each for each in stages[0] if self._needs_a_look(each, live, owner)]
+        if todo:
+            await _all([one(each) for each in todo])
+        for each in stages[1]:
+            await one(each)
+        return found
+
+    async def status(self, obj: Object) -> None:
+        """Apply the status of a graph or an adapter.
+
+        Raises:
+            ClusterError: the server refused or failed.
+        """
+        call = self._client.apply(obj, field_manager=OPERATOR, subresource="status")
+        await self._written("status", call, obj)
+
+    async def create_once(self, obj: Object) -> None:
+        """Create an object that no watch shows; one that is there stays as it is.
+
+        Raises:
+            ClusterError: the server refused or failed.
+        """
+        try:
+            await self._client.create(obj, field_manager=OPERATOR)
+        except ConflictError:
+            return
+        except ClusterError as exc:
+            self._metrics.write_failed(obj["kind"], type(exc).__name__)
+            raise
+        self._metrics.wrote(obj["kind"], "create")
+
+    async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
+        """Patch an object that has kind and metadata: JSON patch for a list, else merge patch.
+
+        Raises:
+            ClusterError: the server refused or failed.
+        """
+        metadata = obj["metadata"]
+        call = self._client.patch(
+            kind_of(obj), metadata["name"], patch, namespace=metadata["namespace"], field_manager=OPERATOR
+        )
+        return await self._written("patch", call, obj)
+
+    async def delete(self, obj: Object, *, grace_s: int | None = None) -> None:
+        """Delete an object if it is still this one; one that is gone or replaced is fine.
+
+        Args:
+            obj: With its kind and metadata.
+            grace_s: Seconds that a pod is given; None leaves its own.
+
+        Raises:
+            ClusterError: the server refused or failed.
+        """
+        metadata = obj["metadata"]
+        kind = kind_of(obj)
+        try:
+            await self._client.delete(
+                kind,
+                metadata["name"],
+                namespace=metadata["namespace"],
+                uid=metadata.get("uid"),
+                grace_s=grace_s,
+            )
+        except (NotFoundError, ConflictError):
+            return
+        except ClusterError as exc:
+            self._metrics.write_failed(kind.kind, type(exc).__name__)
+            raise
+        self._metrics.wrote(kind.kind, "delete")
+
+    def forget(self, namespace: str, names: Iterable[tuple[str, str]]) -> None:
+        """Drop what is remembered of children, given by kind and name."""
+        for kind, name in names:
+            self._tolerated.pop((namespace, kind, name), None)
+
+    def _needs_a_look(self, want: Object, live: Mapping[tuple[str, str], Object], owner: Owner) -> bool:
+        """Return whether an object is not simply right; cheap, for the usual case that nothing changed."""
+        there = live.get((want["kind"], want["metadata"]["name"]))
+        return there is None or _standing(there, owner) is not None or self._drift(want, there) is not None
+
+    def differences(self, want: Object, there: Object) -> list[FieldDifference]:
+        """Return where an object falls short of what is wanted, but for what the cluster insists on.
+
+        Args:
+            want: Not stamped.
+            there: What the watches show.
+        """
+        if self._right.get(_key(want)) == (_digest(stamped(want)), there.get(VERSION)):
+            return []
+        tolerated = self._tolerated_paths(want, there)
+        return [each for each in differences(want, there) if each.path not in tolerated]
+
+    def _drift(self, want: Object, there: Object) -> str | None:
+        key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
+        if compared[1] and self._right.get(key) == compared:
+            return None
+        drift = drifted(want, there, tolerated=self._tolerated_paths(want, want))
+        if drift is None:
+            self._right.put(key, compared)
+        return drift
+
+    def _tolerated_paths(self, want: Object, stamp: Object) -> frozenset[str]:
+        nothing: tuple[str, frozenset[str]] = ("", frozenset())
+        digest, paths = self._tolerated.get(_key(want), nothing)
+        return paths if digest == _digest(stamp) else frozenset()
+
+    async def _one(self, want: Object, there: Object | None, owner: Owner, found: Applied) -> None:
+        name = f"{want['kind']} {want['metadata']['name']}"
+        try:
+            if there is None:
+                there = await self._create(want, owner)
+                if there is None:
+                    found.created.append(name)
+                    return
+            standing = _standing(there, owner)
+            if standing == _LEAVING:
+                found.leaving.append(name)
+            elif standing is not None:
+                found.conflicts.append(f"{name} {standing}")
+            else:
+                await self._bring_up(want, there, name, found)
+        except (InvalidObjectError, ForbiddenError, UnavailableError) as exc:
+            found.refused.append(f"{name}: {exc}")
+
+    async def _create(self, want: Object, owner: Owner) -> Object | None:
+        """Create an object; return what stands in its place, None if it was absent indeed."""
+        body, manager = want, OPERATOR
+        if want["kind"] == SCALING_ADAPTER.kind:
+            number = owner.first_replicas.get(want["metadata"]["name"], 1)
+            body, manager = {**want, "spec": {**want["spec"], "replicas": number}}, INITIAL
+        try:
+            answer = await self._written("create", self._client.create(body, field_manager=manager), want)
+        except ConflictError:
+            metadata = want["metadata"]
+            return await self._client.get(kind_of(want), metadata["name"], namespace=metadata["namespace"])
+        except NotFoundError as exc:
+            # Of a child's kind the cluster does not know; the others can be made all the same.
+            raise InvalidObjectError(f"{exc}; is its CustomResourceDefinition installed?") from exc
+        self._remember_insistence(want, answer)
+        return None
+
+    async def _bring_up(self, want: Object, there: Object, name: str, found: Applied) -> None:
+        drift = self._drift(want, there)
+        if drift is None:
+            return
+        if there.get(POSTED, "managedFields" in there["metadata"]):
+            await self._take_over(want)
+        answer = await self._apply(want)
+        self._remember_insistence(want, answer)
+        if _digest(there) == _digest(want):
+            found.repaired.append(f"{name}: {drift}")
+        else:
+            found.changed.append(name)
+        log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)
+
+    async def _apply(self, want: Object) -> Object:
+        """Apply an object; where somebody changed the key of a list's entry, set the lists right before.
+
+        An apply adds the entry under its own key beside the changed one, and a Service with two ports of one
+        name is refused.
+        """
+        try:
+            return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
+        except InvalidObjectError:
+            content = {key: each for key, each in want.items() if key not in _HEAD}
+            if not _has_lists(content):
+                raise
+            await self.patch(want, content)
+            await self._take_over(want)
+            return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
+
+    async def _take_over(self, want: Object) -> None:
+        """Make the fields of a POST those of an apply, so that what is no longer wanted goes away.
+
+        As client-go's csaupgrade does for objects made by client-side apply.
+        """
+        kind, metadata = kind_of(want), want["metadata"]
+        live = await self._client.get(kind, metadata["name"], namespace=metadata["namespace"])
+        entries = live["metadata"].get("managedFields", [])
+        ours = [each for each in entries if each.get("manager") == OPERATOR and not each.get("subresource")]
+        if not any(each.get("operation") == "Update" for each in ours):
+            return
+        has_applied = any(each.get("operation") == "Apply" for each in ours)
+        changed = []
+        for each in entries:
+            is_posted = each in ours and each.get("operation") == "Update"
+            if not is_posted:
+                changed.append(each)
+            elif not has_applied:
+                changed.append({**each, "operation": "Apply"})
+        patch = [
+            {"op": "replace", "path": "/metadata/managedFields", "value": changed},
+            {
+                "op": "replace",
+                "path": "/metadata/resourceVersion",
+                "value": live["metadata"]["resourceVersion"],
+            },
+        ]
+        await self.patch(want, patch)
+
+    def _remember_insistence(self, want: Object, answer: Object) -> None:
+        """Remember paths that differ right after an apply: a webhook insists on another value there."""
+        key = _key(want)
+        paths = frozenset(each.path for each in differences(want, answer))
+        if paths:
+            self._tolerated[key] = (_digest(want), paths)
+            log.warning("the cluster keeps other values", child="/".join(key), paths=sorted(paths))
+        else:
+            self._tolerated.pop(key, None)
+            self._right.put(key, (_digest(want), version_of(answer)))
+
+    async def _written(self, verb: str, call: Any, obj: Object) -> Object:
+        kind = obj["kind"]
+        try:
+            answer: Object = await call
+        except ClusterError as exc:
+            self._metrics.write_failed(kind, type(exc).__name__)
+            raise
+        self._metrics.wrote(kind, verb)
+        self._on_written(answer)
+        return answer
+
+
+_HEAD: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
+
+_LEAVING: Final = "is being deleted"
+
+
+def _standing(there: Object, owner: Owner) -> str | None:
+    """Return why an object may not be written now; None if it is the owner's own, or a lost child of it."""
+    metadata = there["metadata"]
+    if metadata.get("deletionTimestamp"):
+        return _LEAVING
+    held_by = next((each for each in metadata.get("ownerReferences", ()) if each.get("controller")), None)
+    if held_by is None:
+        is_lost = APPLIED_ANNOTATION in metadata.get("annotations", {})
+        return None if is_lost else f"exists and belongs to no {owner.kind}; delete or rename it"
+    if held_by.get("uid") == owner.uid:
+        return None
+    if (held_by.get("kind"), held_by.get("name")) == (owner.kind, owner.name):
+        return _LEAVING  # an earlier owner of this name; the garbage collector takes it
+    return f"belongs to {held_by.get('kind')} {held_by.get('name')}; delete or rename it"
+
+
+def _has_lists(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_lists, value.values()))
+    return isinstance(value, list)
+
+
+def _key(obj: Object) -> tuple[str, str, str]:
+    metadata = obj["metadata"]
+    return metadata["namespace"], obj["kind"], metadata["name"]
+
+
+def _digest(obj: Object) -> str:
+    return str(obj["metadata"].get("annotations", {}).get(APPLIED_ANNOTATION, ""))
+
+
+async def _all(calls: Sequence[Any]) -> None:
+    """Await all calls, cancel the rest when one fails, and raise that one's error.
+
+    Not by a TaskGroup: one that fails leaves, before Python 3.11.3, its cancellation on the task that goes on.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

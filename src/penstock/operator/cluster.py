@@ -1,0 +1,373 @@
+"""What the cluster looks like now, from watches alone: every graph with its children, adapters and pods.
+
+Kopf's handlers report GraphDeployments and ScalingAdapters; every other kind has an informer. All but graphs are
+narrowed to what carries `managed-by: penstock`, objects trimmed to what the plans read. Changes enqueue the
+graph they belong to; what changes nothing that the plans read (a heartbeat, another's part of a status) does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Protocol
+
+from penstock.core.errors import NotFoundError, UnavailableError
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.informer import Informer, ObjectKey
+from penstock.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    GRAPH_DEPLOYMENT,
+    LEADER_WORKER_SET,
+    NETWORK_POLICY,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    ROLE,
+    ROLE_BINDING,
+    SCALING_ADAPTER,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+    kind_of,
+)
+from penstock.kube.objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
+from penstock.operator.handler_store import HandlerStore
+from penstock.operator.plan.pods import PodView
+from penstock.operator.queue import Key
+from penstock.operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod
+
+CHILD_KINDS: Final = (
+    DEPLOYMENT,
+    SERVICE,
+    CONFIG_MAP,
+    SERVICE_ACCOUNT,
+    ROLE,
+    ROLE_BINDING,
+    POD_DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+)
+"""Kinds of children with informers that every cluster knows; LeaderWorkerSet is watched once its CRD is there."""
+
+CONFIRM_S: Final = 30.0
+"""How long an answered write counts without the watch's word; real seconds, chosen: longer than a reconnect."""
+
+LIST_S: Final = 5.0
+"""Longest wait for the first list of LeaderWorkerSets; real seconds, chosen: a graph that needs them tries again."""
+
+MAX_TOMBSTONES: Final = 10_000
+"""Deleted objects remembered, so that a late answer does not revive them. Chosen: about two megabytes."""
+
+Trim = Callable[[Object], Object]
+
+_OF_USERS: Final = frozenset({GRAPH_DEPLOYMENT, SCALING_ADAPTER})
+"""Kinds whose specification only users and autoscalers change."""
+
+Enqueue = Callable[[Key, bool], None]
+"""Enqueues a graph; the flag says that a user changed it."""
+
+log = get_logger(__name__)
+
+
+class Source(Protocol):
+    """A live copy of one kind's objects, as `Informer` and `HandlerStore` are."""
+
+    objects: Mapping[ObjectKey, Object]
+    synced: asyncio.Event
+    problem: str | None
+
+
+@dataclass(slots=True)
+class GraphSnapshot:
+    """All that is known of one graph; objects are shared with the informers and must not be changed.
+
+    Attributes:
+        graph: The GraphDeployment, trimmed; None if there is none.
+        children: By kind's name and object's name, ScalingAdapters included.
+        pods: Its pods by name, as `trim_pod` leaves them.
+    """
+
+    graph: Object | None = None
+    children: dict[tuple[str, str], Object] = field(default_factory=dict)
+    pods: dict[str, Object] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the graph is left."""
+        return self.graph is None and not self.children and not self.pods
+
+    def views(self) -> list[PodView]:
+        """Return its pods as the plans read them."""
+        return [each["view"] for each in self.pods.values()]
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """Return what changes whenever anything of the graph does."""
+        versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
+        graph = None if self.graph is None else self.graph[VERSION]
+        return (graph, len(self.children), len(self.pods), *sorted(versions))
+
+    def adapters(self) -> Iterator[Object]:
+        """Yield its ScalingAdapters."""
+        return (each for (kind, _), each in self.children.items() if kind == SCALING_ADAPTER.kind)
+
+
+class Cluster:
+    """The operator's view of one namespace, or of all.
+
+    Attributes:
+        stores: Of the kinds that kopf watches; its handlers fill them.
+    """
+
+    def __init__(self, client: KubeClient, *, namespace: str | None, enqueue: Enqueue) -> None:
+        """Prepare the informers; `run` starts them.
+
+        Args:
+            client: Reads.
+            namespace: None watches all.
+            enqueue: Called for every change that the plans would see.
+        """
+        self._client = client
+        self._namespace = namespace
+        self._enqueue = enqueue
+        self._snapshots: dict[Key, GraphSnapshot] = {}
+        self._owners: dict[tuple[str, str, str], Key] = {}
+        self._noted: dict[tuple[str, str, str], float] = {}
+        self._tombstones: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self._trims: dict[Kind, Trim] = {
+            GRAPH_DEPLOYMENT: trim_graph,
+            **dict.fromkeys((SCALING_ADAPTER, *CHILD_KINDS, LEADER_WORKER_SET), trim_child),
+            POD: trim_pod,
+        }
+        self.stores = tuple(map(self._store, (GRAPH_DEPLOYMENT, SCALING_ADAPTER)))
+        self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
+        self._group: asyncio.TaskGroup | None = None
+        self._lws_lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Keep the view of the kinds with informers fresh until cancelled; kopf does the others."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for informer in self._informers.values():
+                group.create_task(informer.run())
+
+    async def synced(self) -> None:
+        """Wait until everything has been listed once."""
+        for source in tuple(self._sources.values()):
+            await source.synced.wait()
+
+    def problem(self) -> str | None:
+        """Return why the view may be old or incomplete; None while all watches work."""
+        for kind, source in self._sources.items():
+            if source.problem is not None:
+                return f"{kind.plural}: {source.problem}"
+            if not source.synced.is_set():
+                return f"{kind.plural}: not listed yet"
+        return None
+
+    def known(self) -> list[Key]:
+        """Return every graph of which something is there."""
+        return list(self._snapshots)
+
+    def snapshot(self, key: Key) -> GraphSnapshot:
+        """Return what is known of a graph now."""
+        return self._snapshots.get(key, GraphSnapshot())
+
+    async def has_leader_worker_sets(self) -> bool:
+        """Return whether the cluster knows LeaderWorkerSet, and watch them from then on.
+
+        Raises:
+            ClusterError: the API server refused or failed.
+        """
+        async with self._lws_lock:
+            if LEADER_WORKER_SET not in self._informers:
+                if not await self.knows(LEADER_WORKER_SET) or self._group is None:
+                    return False
+                informer = self._informer(LEADER_WORKER_SET)
+                self._informers[LEADER_WORKER_SET] = informer
+                self._group.create_task(informer.run())
+                log.info("LeaderWorkerSets are watched from now on")
+            informer = self._informers[LEADER_WORKER_SET]
+            try:
+                async with asyncio.timeout(LIST_S):
+                    await informer.synced.wait()
+            except TimeoutError as exc:
+                # Other graphs need neither these sets nor the worker that would wait for them here.
+                why = informer.problem or "not listed yet"
+                raise UnavailableError(f"{LEADER_WORKER_SET.plural}: {why}") from exc
+            return True
+
+    async def knows(self, kind: Kind) -> bool:
+        """Return whether the API server serves a kind of another's CustomResourceDefinition now.
+
+        Args:
+            kind: The kind.
+
+        Raises:
+            ClusterError: the API server refused or failed.
+        """
+        try:
+            found = await self._client.raw_get(f"/apis/{kind.api_version}")
+        except NotFoundError:
+            return False
+        return any(each.get("name") == kind.plural for each in found.get("resources", ()))
+
+    @property
+    def _sources(self) -> Mapping[Kind, Source]:
+        return {**{store.kind: store for store in self.stores}, **self._informers}
+
+    def _store(self, kind: Kind) -> HandlerStore:
+        return HandlerStore(
+            kind,
+            labels=None if kind is GRAPH_DEPLOYMENT else {MANAGED_BY_LABEL: MANAGED_BY},
+            trim=self._trims[kind],
+            on_change=partial(self._changed, kind),
+        )
+
+    def _informer(self, kind: Kind) -> Informer:
+        return Informer(
+            self._client,
+            kind,
+            namespace=self._namespace,
+            labels={MANAGED_BY_LABEL: MANAGED_BY},
+            trim=self._trims[kind],
+            on_change=partial(self._changed, kind),
+        )
+
+    def note(self, written: Object) -> None:
+        """Take over an object as the API server answered a write, before the watch shows it.
+
+        So the next reconcile does not repeat the write. The answer may also hold what another writer changed just
+        before, which the watch then does not show as a change any more; that enqueues the graph here. What the
+        watch does not confirm within `CONFIRM_S` is dropped again.
+        """
+        kind = kind_of(written)
+        if kind not in self._trims or written["metadata"].get("resourceVersion") is None:
+            return
+        obj = self._trims[kind](written)
+        metadata = obj["metadata"]
+        identity = (kind.kind, metadata["namespace"], metadata["name"])
+        if self._tombstones.get(identity, -1) >= obj[VERSION]:
+            return
+        old = self._held(kind, identity[2], self._owners.get(identity))
+        if old is not None and old[VERSION] >= obj[VERSION]:
+            return  # the watch was quicker; its copy is the one that the informer keeps anyway
+        owner = self._take_over(kind, identity, obj)
+        self._noted[identity] = time.monotonic()
+        if owner is not None and old is not None and _brings_news(kind, old, obj):
+            self._enqueue(owner, kind in _OF_USERS)
+        if (metadata["namespace"], metadata["name"]) not in self._sources[kind].objects:
+            asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm, kind, identity, obj)
+
+    def _confirm(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> None:
+        owner = self._owners.get(identity)
+        if owner is None or identity[1:] in self._sources[kind].objects:
+            return
+        if self._held(kind, identity[2], owner) is obj:
+            self._remove(kind, identity)
+            self._enqueue(owner, False)
+
+    def _changed(self, kind: Kind, change: str, obj: Object) -> None:
+        metadata = obj["metadata"]
+        identity = (kind.kind, metadata["namespace"], metadata["name"])
+        owner = self._owners.get(identity)
+        if change == "DELETED":
+            self._add_tombstone(identity, obj[VERSION])
+            if owner is not None:
+                self._remove(kind, identity)
+                self._enqueue(owner, False)
+            return
+        old = self._held(kind, metadata["name"], owner)
+        noted_s = self._noted.pop(identity, None)
+        is_young = noted_s is not None and time.monotonic() - noted_s < CONFIRM_S
+        if noted_s is not None and is_young and old is not None and old[VERSION] > obj[VERSION]:
+            self._noted[identity] = noted_s
+            return  # the answer to a write of ours was newer
+        new_owner = self._take_over(kind, identity, obj)
+        if owner is not None and owner != new_owner:
+            self._enqueue(owner, False)
+        if new_owner is not None and (owner != new_owner or old is None or not same(old, obj)):
+            self._enqueue(new_owner, kind in _OF_USERS and _generation(old) != _generation(obj))
+
+    def _take_over(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> Key | None:
+        """Keep an object where it belongs now; return that graph."""
+        owner = _owning_graph(kind, obj)
+        if self._owners.get(identity) not in {None, owner}:
+            self._remove(kind, identity)
+        if owner is not None:
+            self._owners[identity] = owner
+            self._put(kind, identity[2], owner, obj)
+        return owner
+
+    def _add_tombstone(self, identity: tuple[str, str, str], version: int) -> None:
+        self._tombstones[identity] = version
+        self._tombstones.move_to_end(identity)
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+    def _held(self, kind: Kind, name: str, owner: Key | None) -> Object | None:
+        snapshot = self._snapshots.get(owner) if owner is not None else None
+        if snapshot is None:
+            return None
+        if kind is GRAPH_DEPLOYMENT:
+            return snapshot.graph
+        return snapshot.pods.get(name) if kind is POD else snapshot.children.get((kind.kind, name))
+
+    def _put(self, kind: Kind, name: str, owner: Key, obj: Object) -> None:
+        snapshot = self._snapshots.setdefault(owner, GraphSnapshot())
+        if kind is GRAPH_DEPLOYMENT:
+            snapshot.graph = obj
+        elif kind is POD:
+            snapshot.pods[name] = obj
+        else:
+            snapshot.children[kind.kind, name] = obj
+
+    def _remove(self, kind: Kind, identity: tuple[str, str, str]) -> None:
+        self._noted.pop(identity, None)
+        owner = self._owners.pop(identity, None)
+        snapshot = self._snapshots.get(owner) if owner is not None else None
+        if owner is None or snapshot is None:
+            return
+        if kind is GRAPH_DEPLOYMENT:
+            snapshot.graph = None
+        elif kind is POD:
+            snapshot.pods.pop(identity[2], None)
+        else:
+            snapshot.children.pop((kind.kind, identity[2]), None)
+        if snapshot.empty:
+            del self._snapshots[owner]
+
+
+def _owning_graph(kind: Kind, obj: Object) -> Key | None:
+    """Return the graph that an object belongs to; None if it names none."""
+    metadata = obj["metadata"]
+    name = metadata["name"] if kind is GRAPH_DEPLOYMENT else metadata.get("labels", {}).get(GRAPH_LABEL)
+    return (metadata["namespace"], name) if name else None
+
+
+def _generation(obj: Object | None) -> object:
+    """Return what only users change of a graph."""
+    if obj is None:
+        return None
+    metadata = obj["metadata"]
+    return metadata.get("generation"), metadata.get("deletionTimestamp")
+
+
+def _brings_news(kind: Kind, old: Object, new: Object) -> bool:
+    """Return whether the answer to a write shows more than that write."""
+    if kind is POD:
+        return _but_for_ours(old["view"]) != _but_for_ours(new["view"])
+    if kind in _OF_USERS:
+        return _generation(old) != _generation(new)
+    deleted = "deletionTimestamp"
+    return bool(
+        old.get("status") != new.get("status") or old["metadata"].get(deleted) != new["metadata"].get(deleted)
+    )
+
+
+def _but_for_ours(view: PodView) -> PodView:
+    """Return a pod's view without what the operator itself writes on pods."""
+    return replace(view, gates=(), serving="", drain_since_s=None, deletion_cost=0, conditions=())

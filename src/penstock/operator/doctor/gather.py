@@ -1,0 +1,396 @@
+"""Reads what `judge` judges, from the API server and through its proxy; writes nothing.
+
+Everything is bounded: each answer in time, pages and calls in number. Two looks, one interval apart, tell
+whether Leases are renewed and metrics are read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+from penstock.core import metric_names as names
+from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
+from penstock.api.crd import definitions
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import (
+    ACCESS_REVIEW,
+    CRD,
+    DEPLOYMENT,
+    GRAPH_DEPLOYMENT,
+    LEASE,
+    NODE,
+    POD,
+    PROFILE_REQUEST,
+    SUBJECT_REVIEW,
+)
+from penstock.kube.objects.names import (
+    GRAPH_LABEL,
+    HTTP_PORT,
+    OPERATOR,
+    PLANNER,
+    WORKER_PORT,
+    child_name,
+    lease_name,
+)
+from penstock.kube.objects.pods import FINISHED_PHASES
+from penstock.operator.doctor.facts import (
+    Facts,
+    GraphFacts,
+    LeaseFact,
+    NodeFacts,
+    Object,
+    Page,
+    Right,
+    RightsFact,
+    ServerFacts,
+    Unseen,
+)
+from penstock.operator.doctor.judge import component_of, scope_of
+from penstock.operator.doctor.rights import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS
+from penstock.operator.plan.pods import pod_view
+from penstock.operator.plan.quantity import quantity
+
+ANSWER_S: Final = 10.0
+"""Chosen: longest wait for one answer; healthy servers need milliseconds."""
+
+MAX_PAGES: Final = 64
+"""Chosen: most pods of one graph whose metrics are read; more would load the API server's proxy."""
+
+MAX_CALLS: Final = 16
+"""Chosen: calls under way at once."""
+
+_PART_OF: Final = {"app.kubernetes.io/part-of": "penstock"}
+_IN_CLUSTER: Final = re.compile(r"^(?P<name>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)(\.svc(\.[a-z0-9.-]+)?)?$")
+
+_REQUEST: Final = re.compile(r"^[A-Z]+ /\S*: ")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What to look at.
+
+    Attributes:
+        namespace: Graphs of this one; None: of all.
+        graph: Only the graph of this name; None: all.
+        interval_s: Time between the two looks, real seconds.
+        version: Penstock's, of this program.
+    """
+
+    namespace: str | None
+    graph: str | None
+    interval_s: float
+    version: str
+
+
+async def gather(client: KubeClient, scope: Scope) -> Facts:
+    """Look twice and return all that was seen; nothing that fails is raised."""
+    return await _Gatherer(client, scope).gather()
+
+
+class _Gatherer:
+    def __init__(self, client: KubeClient, scope: Scope) -> None:
+        self._client = client
+        self._scope = scope
+        self._slots = asyncio.Semaphore(MAX_CALLS)
+
+    async def gather(self) -> Facts:
+        server = await self._server()
+        if isinstance(server.version, Unseen):
+            nothing = server.version
+            nodes = NodeFacts(nothing, nothing)
+            return self._facts(
+                server,
+                crds={},
+                deployments=nothing,
+                leases=(),
+                rights=(),
+                graphs=nothing,
+                profiles=nothing,
+                nodes=nodes,
+            )
+        crds, deployments, graphs, profiles, nodes = await asyncio.gather(
+            self._crds(), self._deployments(), self._graphs(), self._profiles(), self._nodes()
+        )
+        leases, seen, rights = await asyncio.gather(
+            self._leases(deployments), self._look(graphs), self._rights(deployments)
+        )
+        if leases or (not isinstance(seen, Unseen) and any(each.pages for each in seen)):
+            await asyncio.sleep(self._scope.interval_s)
+        later_leases, later = await asyncio.gather(self._later(leases, server), self._look_again(seen))
+        return self._facts(
+            server,
+            crds=crds,
+            deployments=deployments,
+            leases=later_leases,
+            rights=rights,
+            graphs=later,
+            profiles=profiles,
+            nodes=nodes,
+        )
+
+    def _facts(self, server: ServerFacts, **seen: Any) -> Facts:
+        now_s = time.time() - (server.skew_s or 0.0)
+        return Facts(
+            server=server,
+            now_s=now_s,
+            interval_s=self._scope.interval_s,
+            version=self._scope.version,
+            **seen,
+        )
+
+    async def _seen(self, call: Awaitable[T]) -> T | Unseen:
+        """Wait for an answer, bounded; what fails is told, not raised."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    return await call
+            except TimeoutError:
+                return Unseen(f"no answer within {ANSWER_S:.0f} s")
+            except ForbiddenError as exc:
+                return Unseen(_words(exc), is_forbidden=True)
+            except ClusterError as exc:
+                return Unseen(_words(exc))
+
+    async def _seen_or_none(self, call: Awaitable[T]) -> T | Unseen | None:
+        async def found() -> T | None:
+            try:
+                return await call
+            except NotFoundError:
+                return None
+
+        return await self._seen(found())
+
+    async def _server(self) -> ServerFacts:
+        version = await self._seen(self._client.raw_get("/version"))
+        if isinstance(version, Unseen):
+            return ServerFacts(self._client.server, version)
+        before_s = time.time()
+        server_s = await self._seen(self._client.server_time_s())
+        if isinstance(server_s, Unseen):
+            return ServerFacts(self._client.server, str(version.get("gitVersion")))
+        # Date is cut to whole seconds, so the server's clock stands half a second further on average.
+        skew_s = (before_s + time.time()) / 2 - (server_s + 0.5)
+        return ServerFacts(self._client.server, str(version.get("gitVersion")), skew_s)
+
+    async def _crds(self) -> dict[str, Object | Unseen | None]:
+        wanted = list(definitions())
+        found = await asyncio.gather(*(self._seen_or_none(self._client.get(CRD, each)) for each in wanted))
+        return dict(zip(wanted, found, strict=True))
+
+    async def _deployments(self) -> tuple[Object, ...] | Unseen:
+        found = await self._seen(self._client.list(DEPLOYMENT, namespace=None, labels=_PART_OF))
+        if isinstance(found, Unseen) and found.is_forbidden:
+            own = self._scope.namespace or self._client.namespace
+            found = await self._seen(self._client.list(DEPLOYMENT, namespace=own, labels=_PART_OF))
+        return found if isinstance(found, Unseen) else tuple(found.items)
+
+    async def _graphs(self) -> tuple[GraphFacts, ...] | Unseen:
+        found = await self._seen_or_none(self._client.list(GRAPH_DEPLOYMENT, namespace=self._scope.namespace))
+        if isinstance(found, Unseen):
+            return found
+        wanted = self._scope.graph
+        items = () if found is None else found.items
+        return tuple(GraphFacts(each) for each in items if wanted in (None, each["metadata"]["name"]))
+
+    async def _profiles(self) -> tuple[Object, ...] | Unseen:
+        found = await self._seen_or_none(self._client.list(PROFILE_REQUEST, namespace=self._scope.namespace))
+        if isinstance(found, Unseen):
+            return found
+        wanted = self._scope.graph
+        items = () if found is None else found.items
+        return tuple(each for each in items if wanted in (None, each["spec"].get("graph")))
+
+    async def _nodes(self) -> NodeFacts:
+        nodes = await self._seen(self._client.list(NODE, namespace=None))
+        if isinstance(nodes, Unseen):
+            return NodeFacts(nodes, nodes)
+        requested: dict[str, dict[str, int]] = {}
+        # Pods of a whole cluster are many: each is added up as its page arrives and forgotten.
+        read = self._client.read_pages(
+            POD,
+            namespace=None,
+            selector="",
+            take=lambda pod: _add_requests(requested, pod),
+            restart=requested.clear,
+        )
+        version = await self._seen(read)
+        return NodeFacts(tuple(nodes.items), version if isinstance(version, Unseen) else requested)
+
+    async def _leases(self, deployments: tuple[Object, ...] | Unseen) -> tuple[LeaseFact, ...]:
+        if isinstance(deployments, Unseen):
+            return ()
+        wanted: dict[tuple[str, str, str], None] = {}
+        for each in deployments:
+            component, scope = component_of(each), scope_of(each)
+            owner = {"operator": OPERATOR, "planner": PLANNER}.get(component)
+            if owner is not None and each["spec"].get("replicas", 1):
+                name = lease_name(owner, cluster_wide=scope is None)
+                wanted[component, scope or each["metadata"]["namespace"], name] = None
+        found = await asyncio.gather(*(self._lease(namespace, name) for _, namespace, name in wanted))
+        return tuple(
+            LeaseFact(component, namespace, name, first, first, None)
+            for (component, namespace, name), first in zip(wanted, found, strict=True)
+        )
+
+    async def _lease(self, namespace: str, name: str) -> Object | Unseen | None:
+        return await self._seen_or_none(self._client.get(LEASE, name, namespace=namespace))
+
+    async def _later(self, leases: tuple[LeaseFact, ...], server: ServerFacts) -> tuple[LeaseFact, ...]:
+        found = await asyncio.gather(*(self._lease(each.namespace, each.name) for each in leases))
+        now_s = None if server.skew_s is None else time.time() - server.skew_s
+        return tuple(
+            replace(each, later=later, now_s=now_s) for each, later in zip(leases, found, strict=True)
+        )
+
+    async def _rights(self, deployments: tuple[Object, ...] | Unseen) -> tuple[RightsFact, ...]:
+        asked = [self._rights_of("you", "", self._scope.namespace, USER_RIGHTS)]
+        for each in () if isinstance(deployments, Unseen) else deployments:
+            component = component_of(each)
+            rights = {"operator": OPERATOR_RIGHTS, "planner": PLANNER_RIGHTS}.get(component)
+            if rights is not None:
+                account = each["spec"]["template"]["spec"].get("serviceAccountName", "default")
+                who = f"system:serviceaccount:{each['metadata']['namespace']}:{account}"
+                asked.append(self._rights_of(who, component, scope_of(each), rights))
+        return tuple(await asyncio.gather(*asked))
+
+    async def _rights_of(
+        self, who: str, component: str, namespace: str | None, rights: Iterable[Right]
+    ) -> RightsFact:
+        rights = tuple(rights)
+        answers = await asyncio.gather(
+            *(self._may(who if component else None, namespace, each) for each in rights)
+        )
+        unseen = next((each for each in answers if isinstance(each, Unseen)), None)
+        missing = tuple(right for right, each in zip(rights, answers, strict=True) if each is False)
+        return RightsFact(who, component, namespace, len(rights), missing, unseen)
+
+    async def _may(self, user: str | None, namespace: str | None, right: Right) -> bool | Unseen:
+        resource, _, sub = right.resource.partition("/")
+        attributes = {"group": right.group, "resource": resource, "subresource": sub, "verb": right.verb}
+        spec: dict[str, Any] = {"resourceAttributes": {**attributes, "namespace": namespace or ""}}
+        kind = ACCESS_REVIEW
+        if user is not None:
+            _, _, account_namespace, _ = user.split(":")
+            accounts = "system:serviceaccounts"
+            spec |= {
+                "user": user,
+                "groups": [accounts, f"{accounts}:{account_namespace}", "system:authenticated"],
+            }
+            kind = SUBJECT_REVIEW
+        review = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": spec}
+        answer = await self._seen(self._client.create(review, field_manager="penstock-doctor"))
+        return answer if isinstance(answer, Unseen) else bool(answer.get("status", {}).get("allowed"))
+
+    async def _look(self, graphs: tuple[GraphFacts, ...] | Unseen) -> tuple[GraphFacts, ...] | Unseen:
+        if isinstance(graphs, Unseen):
+            return graphs
+        return tuple(await asyncio.gather(*(self._first(each.graph) for each in graphs)))
+
+    async def _first(self, graph: Object) -> GraphFacts:
+        namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
+        found = await self._seen(self._client.list(POD, namespace=namespace, labels={GRAPH_LABEL: name}))
+        if isinstance(found, Unseen):
+            return GraphFacts(graph, found)
+        # A follower of a multi-node replica serves no page; a pod that is not ready is diagnosed by its state.
+        views = {each["metadata"]["name"]: pod_view(each) for each in found.items}
+        serving = [each for each in found.items if views[each["metadata"]["name"]].ready]
+        read = [each for each in serving if not views[each["metadata"]["name"]].worker_index][:MAX_PAGES]
+        pages = await asyncio.gather(*(self._pod_text(each, "/metrics") for each in read))
+        routers = [each for each in read if views[each["metadata"]["name"]].role == "router"]
+        ready = await asyncio.gather(*(self._pod_text(each, "/ready") for each in routers))
+        return GraphFacts(
+            graph,
+            tuple(found.items),
+            ready={each["metadata"]["name"]: answer for each, answer in zip(routers, ready, strict=True)},
+            pages={
+                each["metadata"]["name"]: Page(text, text) for each, text in zip(read, pages, strict=True)
+            },
+            prometheus=await self._prometheus(graph),
+        )
+
+    async def _look_again(self, graphs: tuple[GraphFacts, ...] | Unseen) -> tuple[GraphFacts, ...] | Unseen:
+        if isinstance(graphs, Unseen):
+            return graphs
+        return tuple(await asyncio.gather(*(self._again(each) for each in graphs)))
+
+    async def _again(self, facts: GraphFacts) -> GraphFacts:
+        if isinstance(facts.pods, Unseen):
+            return facts
+        read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
+        texts = await asyncio.gather(*(self._pod_text(each, "/metrics") for each in read))
+        pages = {
+            each["metadata"]["name"]: replace(facts.pages[each["metadata"]["name"]], later=text)
+            for each, text in zip(read, texts, strict=True)
+        }
+        return replace(facts, pages=pages)
+
+    async def _pod_text(self, pod: Object, path: str) -> str | Unseen:
+        metadata = pod["metadata"]
+        proxy = POD.path(metadata["namespace"], f"{metadata['name']}:{_http_port(pod)}", subresource="proxy")
+        return await self._seen(self._client.raw_text(f"{proxy}{path}"))
+
+    async def _prometheus(self, graph: Object) -> int | Unseen | None:
+        url = graph["spec"].get("planner", {}).get("metrics", {}).get("prometheusUrl")
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        inside = _IN_CLUSTER.match(parts.hostname or "")
+        if inside is None:
+            return Unseen("is outside the cluster, so it is not asked from here", is_forbidden=True)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        query = quote(f"count(count by (pod) ({names.VLLM_RUNNING}{{{pod_selector(graph)}}}))")
+        service = f"{parts.scheme}:{inside['name']}:{port}"
+        path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
+        answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
+        return answer if isinstance(answer, Unseen) else _count_of(answer)
+
+
+def pod_selector(graph: Object) -> str:
+    """Return the PromQL matchers of the graph's own pods: those of graph ``chat-2`` are not ``chat``'s."""
+    name, namespace = graph["metadata"]["name"], graph["metadata"]["namespace"]
+    services = "|".join(child_name(name, service) for service in sorted(graph["spec"]["services"]))
+    return f'namespace="{namespace}",pod=~"({services})-[a-z0-9]+(-[a-z0-9]+)?"'
+
+
+def _words(error: ClusterError) -> str:
+    """Return the server's own words, without the request in front of them."""
+    return _REQUEST.sub("", str(error))
+
+
+def _count_of(answer: str) -> int | Unseen:
+    """Return the number that an instant query of Prometheus gave; no sample counts as 0."""
+    try:
+        result = json.loads(answer)["data"]["result"]
+        return int(float(result[0]["value"][1])) if result else 0
+    except (ValueError, KeyError, TypeError, IndexError):
+        return Unseen(f"its answer cannot be read: {answer[:100]!r}")
+
+
+def _http_port(pod: Object) -> int:
+    """Return the pod's port named http; every pod of a graph has one."""
+    for container in pod["spec"].get("containers", ()):
+        for port in container.get("ports", ()):
+            if port.get("name") == HTTP_PORT:
+                return int(port["containerPort"])
+    return WORKER_PORT
+
+
+def _add_requests(requested: dict[str, dict[str, int]], pod: Object) -> None:
+    """Add a pod's extended resources to those of its node; finished pods hold none."""
+    node = pod.get("spec", {}).get("nodeName")
+    if not node or pod.get("status", {}).get("phase") in FINISHED_PHASES:
+        return
+    here = requested.setdefault(node, {})
+    for container in pod["spec"].get("containers", ()):
+        for resource, amount in container.get("resources", {}).get("requests", {}).items():
+            if "/" in resource:
+                here[resource] = here.get(resource, 0) + int(quantity(amount) or 0)

@@ -1,0 +1,288 @@
+"""Facts to findings: the API server, the clock, the definitions, operator and planner, rights. Pure.
+
+Graphs are judged in `judge_graph`, node pools in `judge_pools`. What could not be read is never taken for
+healthy nor for broken: it is unknown, with the way to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Final
+
+from penstock.api import ProfilePhase
+from penstock.api.crd import definitions
+from penstock.kube.objects.names import SCOPE_LABEL
+from penstock.operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unseen
+from penstock.operator.doctor.findings import Finding, ok, problem, unknown, warning
+from penstock.operator.doctor.judge_graph import graph_findings
+from penstock.operator.doctor.judge_pools import pool_findings
+
+SKEW_S: Final = 2.0
+"""Chosen: the server's Date has whole seconds, so less cannot be told; TLS and tokens bear minutes."""
+
+LEASE_S: Final = 15.0
+"""Term of an election's Lease where it does not say; the elections' own default."""
+
+COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+VERSION_LABEL: Final = "app.kubernetes.io/version"
+"""The chart's labels: operator or planner; the version."""
+
+CLUSTER_SCOPE: Final = "cluster"
+
+INSTALL: Final = (
+    "helm upgrade --install penstock charts/penstock --namespace penstock-system --create-namespace"
+)
+APPLY_CRDS: Final = "kubectl apply --server-side --force-conflicts -f crds/"
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Return all findings, in the order in which a cause comes before what follows from it."""
+    found = list(_server(facts.server))
+    if isinstance(facts.server.version, Unseen):
+        return found
+    found += _definitions(facts)
+    found += _components(facts)
+    for lease in facts.leases:
+        found.append(_lease(lease))
+    for rights in facts.rights:
+        found.append(_rights(rights))
+    found += _graphs(facts)
+    found += _profiles(facts)
+    return found
+
+
+def scope_of(deployment: Object) -> str | None:
+    """Return the namespace that a component's Deployment watches; None: all."""
+    labels = deployment["spec"]["template"]["metadata"].get("labels", {})
+    scope: str = labels.get(SCOPE_LABEL) or deployment["metadata"]["namespace"]
+    return None if scope == CLUSTER_SCOPE else scope
+
+
+def component_of(deployment: Object) -> str:
+    """Return ``operator``, ``planner`` or another component's name."""
+    return str(deployment["metadata"].get("labels", {}).get(COMPONENT_LABEL, ""))
+
+
+def _server(server: ServerFacts) -> Iterator[Finding]:
+    subject = "API server"
+    if isinstance(server.version, Unseen):
+        remedy = "check the address and credentials: kubectl version; choose others with --kubeconfig and --context"
+        yield problem(subject, f"{server.url}: {server.version.why}", remedy)
+        return
+    yield ok(subject, f"{server.url} answers, Kubernetes {server.version}")
+    if server.skew_s is None:
+        yield unknown("clock", "the API server did not say its time", "compare by hand: date -u")
+    elif abs(server.skew_s) > SKEW_S:
+        side = "ahead of" if server.skew_s > 0 else "behind"
+        message = f"this machine's clock is {abs(server.skew_s):.0f} s {side} the API server's"
+        yield warning("clock", message, "synchronise it: timedatectl set-ntp true")
+    else:
+        yield ok("clock", "this machine and the API server agree")
+
+
+def _definitions(facts: Facts) -> Iterator[Finding]:
+    wanted = definitions()
+    for name, live in facts.crds.items():
+        subject = f"CRD {name}"
+        if isinstance(live, Unseen):
+            yield unknown(subject, live.why, f"ask who may read it: kubectl get crd {name}")
+        elif live is None:
+            yield problem(subject, "is not installed", f"{APPLY_CRDS}, or {INSTALL}")
+        elif not _is_established(live):
+            yield problem(subject, "is not established", f"kubectl describe crd {name}")
+        elif not _covers(live["spec"], wanted[name]["spec"]):
+            message = f"differs from this program's, version {facts.version}"
+            yield warning(subject, message, f"{APPLY_CRDS}, or install the release that fits the cluster")
+        else:
+            yield ok(subject, "is established and current")
+
+
+def _is_established(crd: Object) -> bool:
+    conditions = crd.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+
+
+def _covers(live: Any, wanted: Any) -> bool:
+    """Whether ``live`` says all that ``wanted`` does; the API server adds defaults of its own."""
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(
+            key in live and _covers(live[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return isinstance(live, list) and len(live) == len(wanted) and all(map(_covers, live, wanted))
+    return bool(live == wanted)
+
+
+def _components(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.deployments, Unseen):
+        remedy = "look yourself: kubectl get deployments -A -l app.kubernetes.io/part-of=penstock"
+        yield unknown("operator", facts.deployments.why, remedy)
+        return
+    for component in ("operator", "planner"):
+        found = [each for each in facts.deployments if component_of(each) == component]
+        if not found:
+            yield _absent(component, facts)
+        for each in found:
+            yield from _deployment(component, each, facts.version)
+        yield from _overlaps(component, [each for each in found if each["spec"].get("replicas", 1)])
+
+
+def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
+    """Say who works where several installations see the same graphs; they agree by their Leases."""
+    names = {_name(each): scope_of(each) for each in found}
+    wide = sorted(name for name, scope in names.items() if scope is None)
+    own = sorted({scope for scope in names.values() if scope is not None})
+    if len(wide) > 1:
+        message = f"{' and '.join(wide)} all watch every namespace; the one with the oldest Lease works"
+        yield warning(f"{component}s", message, "uninstall all but one, or give each namespaces of its own")
+    if wide and own:
+        yield ok(f"{component}s", f"{wide[0]} cedes {', '.join(own)} to the {component}s of those namespaces")
+
+
+def _name(obj: Object) -> str:
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+def _absent(component: str, facts: Facts) -> Finding:
+    if component == "operator":
+        return problem(component, "no operator runs, so graphs stay as they are", INSTALL)
+    graphs = () if isinstance(facts.graphs, Unseen) else facts.graphs
+    planned = [
+        each.graph["metadata"]["name"]
+        for each in graphs
+        if each.graph["spec"].get("planner", {}).get("enabled", True)
+    ]
+    if not planned:
+        return ok(component, "none runs, and no graph here asks for one")
+    message = f"none runs, but planner.enabled is true for {', '.join(planned)}"
+    return warning(component, message, f"{INSTALL} --set planner.enabled=true, or set planner.enabled: false")
+
+
+def _deployment(component: str, deployment: Object, version: str) -> Iterator[Finding]:
+    namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
+    subject = f"{component} {namespace}/{name}"
+    wanted = deployment["spec"].get("replicas", 1)
+    ready = deployment.get("status", {}).get("readyReplicas", 0)
+    if wanted == 0:
+        yield problem(
+            subject, "is scaled to 0", f"kubectl scale -n {namespace} deployment/{name} --replicas=1"
+        )
+    elif ready == 0:
+        remedy = f"kubectl describe -n {namespace} deployment/{name}; kubectl logs -n {namespace} deployment/{name}"
+        yield problem(subject, f"0 of {wanted} replicas are ready", remedy)
+    elif ready < wanted:
+        yield warning(
+            subject,
+            f"{ready} of {wanted} replicas are ready",
+            f"kubectl get pods -n {namespace} -l {COMPONENT_LABEL}={component}",
+        )
+    else:
+        yield ok(
+            subject,
+            f"{ready} of {wanted} replicas are ready, watching {scope_of(deployment) or 'all namespaces'}",
+        )
+    other = deployment["metadata"].get("labels", {}).get(VERSION_LABEL)
+    if other is not None and other != version:
+        message = f"is version {other}, this program {version}"
+        yield warning(subject, message, f"{INSTALL}, or install penstock=={other} here")
+
+
+def _lease(fact: LeaseFact) -> Finding:
+    subject = f"{fact.component} lease {fact.namespace}/{fact.name}"
+    logs = f"kubectl logs -n {fact.namespace} -l {COMPONENT_LABEL}={fact.component}"
+    if isinstance(fact.later, Unseen):
+        return unknown(subject, fact.later.why, f"kubectl get lease -n {fact.namespace} {fact.name}")
+    if fact.later is None:
+        return problem(subject, f"does not exist, so no {fact.component} acts", logs)
+    spec = fact.later.get("spec", {})
+    holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime")
+    if not holder or renewed is None:
+        return problem(subject, f"nobody holds it, so no {fact.component} acts", logs)
+    return _renewal(fact, subject, str(holder), str(renewed), logs)
+
+
+def _renewal(fact: LeaseFact, subject: str, holder: str, renewed: str, logs: str) -> Finding:
+    """Judge a held lease: a renewal between the looks proves life whatever the clocks say."""
+    first, later = (each if isinstance(each, dict) else {} for each in (fact.first, fact.later))
+    moved = first.get("spec", {}).get("renewTime") not in (None, renewed)
+    term_s = float(later["spec"].get("leaseDurationSeconds") or LEASE_S)
+    age_s = None if fact.now_s is None else fact.now_s - datetime.fromisoformat(renewed).timestamp()
+    if moved and age_s is not None and not -SKEW_S <= age_s <= term_s:
+        side = "behind" if age_s > 0 else "ahead of"
+        message = f"the clock of {holder} is {abs(age_s):.0f} s {side} the API server's"
+        return warning(subject, message, "synchronise the clock of its node")
+    if moved:
+        return ok(subject, f"held by {holder}, renewed during the check")
+    if age_s is None:
+        remedy = "look again, longer: penstock doctor --interval 20"
+        return unknown(subject, f"held by {holder}, not renewed during the check", remedy)
+    if age_s <= term_s:
+        return ok(subject, f"held by {holder}, renewed {max(age_s, 0.0):.0f} s ago")
+    return problem(
+        subject, f"{holder} has not renewed it for {age_s:.0f} s, its term is {term_s:.0f} s", logs
+    )
+
+
+def _rights(fact: RightsFact) -> Finding:
+    where = "in all namespaces" if fact.namespace is None else f"in {fact.namespace}"
+    subject = f"rights of {fact.component or 'you'} {where}"
+    if fact.unseen is not None:
+        remedy = (
+            "ask an administrator to run penstock doctor" if fact.component else "kubectl auth can-i --list"
+        )
+        return unknown(subject, fact.unseen.why, remedy)
+    if not fact.missing:
+        return ok(subject, f"{fact.who} may do all {fact.asked} things that it needs")
+    message = f"{fact.who} may not {', '.join(map(str, fact.missing))}"
+    one = fact.missing[0]
+    resource, _, sub = one.resource.partition("/")
+    flags = f" --subresource={sub}" if sub else ""
+    scope = "--all-namespaces" if fact.namespace is None else f"--namespace {fact.namespace}"
+    as_whom = f" --as={fact.who}" if fact.component else ""
+    ask = f"kubectl auth can-i {one.verb} {resource}{'.' if one.group else ''}{one.group}{flags}{as_whom} {scope}"
+    if fact.component:
+        return problem(subject, message, f"{INSTALL} --set rbac.create=true; check with {ask}")
+    return warning(subject, message, f"ask an administrator for them; check with {ask}")
+
+
+def _graphs(facts: Facts) -> Iterator[Finding]:
+    if isinstance(facts.graphs, Unseen):
+        yield unknown("graphs", facts.graphs.why, "kubectl get graphdeployments -A")
+        return
+    if not facts.graphs:
+        yield ok(
+            "graphs", "there is none here; kubectl apply -f manifests/samples/disaggregated.yaml makes one"
+        )
+    scopes = None
+    if not isinstance(facts.deployments, Unseen):
+        scopes = {scope_of(each) for each in facts.deployments if component_of(each) == "operator"}
+    for each in facts.graphs:
+        namespace = each.graph["metadata"]["namespace"]
+        if scopes and None not in scopes and namespace not in scopes:
+            subject = f"graph {namespace}/{each.graph['metadata']['name']}"
+            yield problem(
+                subject,
+                f"no operator watches namespace {namespace}",
+                f"{INSTALL} --set watchNamespaces={{{namespace}}}",
+            )
+        yield from graph_findings(each, now_s=facts.now_s, interval_s=facts.interval_s)
+        yield from pool_findings(each, facts.nodes)
+
+
+def _profiles(facts: Facts) -> Iterator[Finding]:
+    """Say which ProfileRequests came to nothing; what they were for is told by their graphs."""
+    if isinstance(facts.profiles, Unseen):
+        yield unknown("profile requests", facts.profiles.why, "look yourself: kubectl get gpr")
+        return
+    for each in facts.profiles:
+        subject, status = f"profile request {_name(each)}", each.get("status") or {}
+        phase = status.get("phase", "")
+        said = "; ".join(str(found["message"]) for found in status.get("conditions") or ())
+        if phase == ProfilePhase.SUCCEEDED:
+            yield ok(subject, f"its profile is in ConfigMap {status.get('configMap')}")
+        elif phase == ProfilePhase.PROFILING:
+            yield ok(subject, f"under way: {said}")
+        else:
+            message = said or "no operator has looked at it"
+            yield warning(subject, message, f"kubectl describe gpr {each['metadata']['name']}")

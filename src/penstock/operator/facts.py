@@ -1,0 +1,100 @@
+"""What the status is made of: the facts of one reconcile, gathered from what was observed and planned. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.api import GraphDeployment
+from penstock.operator.resources.labels import selector
+from penstock.operator.resources.pod import gpu_ceiling
+from penstock.operator.plan.bounds import Bounded
+from penstock.operator.plan.budget import Waiting
+from penstock.operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
+from penstock.operator.plan.diagnose import Diagnosis, diagnose
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.replicas import count
+from penstock.operator.plan.rollout import RolloutView
+from penstock.operator.plan.scale import ScalePlan
+
+_SLOW_AFTER_STARTUP: float = 0.5
+"""Part of a service's startup timeout after which its start is reported as slow. Chosen."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one reconcile found, service by service.
+
+    Attributes:
+        bounds: Every service's desired replicas, clamped to its bounds.
+        plans: Scale plans of worker services.
+        rollouts: Of the services whose workload exists.
+        desired: Number that each workload has now.
+        held: Why a service's new pod template waits.
+        refused: Of the services whose pods the API server refuses.
+        waiting: Pods that the budget holds back.
+        blocked: Replicas of a service that the budget keeps from running.
+        failure: Why the graph cannot be brought about; None if it can.
+    """
+
+    bounds: dict[str, Bounded] = field(default_factory=dict)
+    plans: dict[str, ScalePlan] = field(default_factory=dict)
+    rollouts: dict[str, RolloutView] = field(default_factory=dict)
+    desired: dict[str, int] = field(default_factory=dict)
+    held: Mapping[str, str] = field(default_factory=dict)
+    refused: dict[str, Diagnosis] = field(default_factory=dict)
+    waiting: Sequence[Waiting] = ()
+    blocked: Mapping[str, int] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+def graph_facts(
+    graph: GraphDeployment, generation: int, pods: Iterable[PodView], seen: Seen, *, now_s: float
+) -> ConditionFacts:
+    """Return the facts of a valid graph.
+
+    Args:
+        graph: The graph.
+        generation: Of its specification.
+        pods: All its pods.
+        seen: What this reconcile found.
+        now_s: Seconds since the epoch.
+    """
+    by_service: dict[str, list[PodView]] = {name: [] for name in graph.spec.services}
+    for pod in pods:
+        by_service.setdefault(pod.service, []).append(pod)
+    reasons = {each.uid: each.reason for each in seen.waiting}
+    diagnoses = [each for _, each in sorted(seen.refused.items())]
+    for service, views in by_service.items():
+        spec = graph.spec.services.get(service)
+        slow_s = 300.0 if spec is None else max(30.0, spec.startup_timeout_seconds * _SLOW_AFTER_STARTUP)
+        for view in views:
+            reason = reasons.get(view.uid, "")
+            found = diagnose(view, now_s=now_s, budget_reason=reason, slow_start_s=slow_s)
+            if found is not None:
+                diagnoses.append(found)
+    return ConditionFacts(
+        generation=generation,
+        services={name: _service(graph, name, by_service[name], seen) for name in graph.spec.services},
+        budget=gpu_ceiling(graph),
+        waiting=seen.waiting,
+        diagnoses=diagnoses,
+        failure=seen.failure,
+        is_woken=graph.spec.planner.enabled and graph.spec.planner.scale_to_zero_after_seconds is not None,
+    )
+
+
+def _service(graph: GraphDeployment, name: str, pods: Sequence[PodView], seen: Seen) -> ServiceFacts:
+    rollout = seen.rollouts.get(name)
+    bounds, plan = seen.bounds[name], seen.plans.get(name)
+    return ServiceFacts(
+        role=graph.spec.services[name].role,
+        replicas=count(pods),
+        desired=seen.desired.get(name, 0),
+        target=bounds.replicas,
+        updated=0 if rollout is None else rollout.updated,
+        selector=",".join(f"{key}={value}" for key, value in sorted(selector(graph, name).items())),
+        rolling=rollout is not None and rollout.rolling,
+        held=seen.held.get(name) or (plan.held if plan is not None else ""),
+        refused=seen.refused.get(name),
+    )

@@ -1,0 +1,143 @@
+"""Lifts the scheduling gate of worker pods within the graph's GPU budget; the plan is `plan.budget`, pure.
+
+What was lifted counts from before the call until the watch shows it, so a lost answer can delay a start and
+never exceed the budget. How many replicas each service held is remembered from look to look, so that a
+service gets back the GPUs of a replica that it loses. A restarted operator begins with a fresh list of pods and
+remembers nothing: it may give such GPUs to another service, and never more than the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.core.errors import InvalidObjectError, NotFoundError
+from penstock.kube.kinds import POD
+from penstock.kube.objects.names import BUDGET_GATE
+from penstock.operator.apply import Applier
+from penstock.operator.plan.budget import Releases, releases
+from penstock.operator.plan.holdings import Holding, holdings
+from penstock.operator.queue import Key
+from penstock.operator.trim import Object
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """What one look at the gates came to.
+
+    Attributes:
+        plan: What the budget allowed and who waits.
+        released: Names of the pods whose gate was lifted now.
+    """
+
+    plan: Releases
+    released: tuple[str, ...] = field(default=())
+
+
+class Gates:
+    """Remembers per graph which releases the watch has not shown yet, and how many replicas held GPUs."""
+
+    def __init__(self, applier: Applier) -> None:
+        self._applier = applier
+        self._released: dict[Key, set[str]] = {}
+        self._held: dict[Key, dict[str, Holding]] = {}
+
+    def plan(
+        self,
+        key: Key,
+        pods: Sequence[Object],
+        *,
+        budget: int | None,
+        priorities: Mapping[str, int],
+        now_s: float,
+    ) -> Releases:
+        """Return what the budget allows now; arguments as in `ungate`."""
+        return releases(
+            [each["view"] for each in pods],
+            budget=budget,
+            priorities=priorities,
+            held=self._held.get(key, {}),
+            already_released=self._pending(key, pods),
+            now_s=now_s,
+        )
+
+    async def ungate(
+        self,
+        key: Key,
+        pods: Sequence[Object],
+        *,
+        budget: int | None,
+        priorities: Mapping[str, int],
+        replicas: Mapping[str, int],
+        now_s: float,
+    ) -> Lifted:
+        """Lift what the budget allows now.
+
+        Args:
+            key: Graph.
+            pods: Its worker pods, as `trim_pod` leaves them.
+            budget: GPUs; None: no ceiling.
+            priorities: By service.
+            replicas: By service, the number that its workload is to have; more are not given back to it.
+            now_s: Seconds since the epoch.
+
+        Raises:
+            ClusterError: the API server does not answer or refused.
+        """
+        by_uid = {each["view"].uid: each for each in pods}
+        pending = set(self._pending(key, pods))
+        self._remember(key, pending)
+        plan = self.plan(key, pods, budget=budget, priorities=priorities, now_s=now_s)
+        self._held[key] = holdings(
+            [each["view"] for each in pods],
+            self._held.get(key, {}),
+            already_released=frozenset({*pending, *plan.release}),
+            replicas=replicas,
+            now_s=now_s,
+        )
+        names = []
+        for uid in plan.release:
+            pending.add(uid)
+            self._remember(key, pending)
+            if await self._ungate(by_uid[uid]):
+                names.append(by_uid[uid]["metadata"]["name"])
+            else:
+                pending.discard(uid)
+        # A release whose answer was lost is tried again: it may or may not have happened.
+        for uid in pending - set(plan.release):
+            await self._ungate(by_uid[uid])
+        return Lifted(plan, tuple(names))
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a graph that is gone."""
+        self._released.pop(key, None)
+        self._held.pop(key, None)
+
+    def _pending(self, key: Key, pods: Sequence[Object]) -> frozenset[str]:
+        """Return what was released and still looks gated."""
+        gated = {each["view"].uid for each in pods if each["view"].gated}
+        return frozenset(self._released.get(key, set()) & gated)
+
+    def _remember(self, key: Key, pending: set[str]) -> None:
+        if pending:
+            self._released[key] = pending
+        else:
+            self._released.pop(key, None)
+
+    async def _ungate(self, pod: Object) -> bool:
+        """Remove the gate from this very pod; return False if it is certain that nothing was ungated."""
+        metadata = pod["metadata"]
+        target = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}
+        path = f"/spec/schedulingGates/{pod['view'].gates.index(BUDGET_GATE)}"
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": pod["view"].uid},
+            {"op": "test", "path": f"{path}/name", "value": BUDGET_GATE},
+            {"op": "remove", "path": path},
+        ]
+        try:
+            await self._applier.patch(target, patch)
+        except NotFoundError:
+            return False
+        except InvalidObjectError:
+            return True  # another pod of that name, or the gate is gone already: the watch will say which
+        return True

@@ -1,0 +1,242 @@
+"""The operator's own /metrics, /healthz and /readyz: how often it looks, what it writes, what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import orjson
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.api import GraphPhase
+from penstock.core import metric_names as names
+from penstock.core.http.problem import error_body
+from penstock.core.http.server import HttpServer, Request, Responder
+
+_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Chosen: a look that finds nothing takes a millisecond, one that writes twenty objects tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReplicas:
+    """What one graph's series say.
+
+    Attributes:
+        namespace: Its namespace.
+        name: Its name.
+        ready: Ready replicas of every role that it declares, zeros included.
+        target: Wanted replicas of every role of which the status says so.
+        is_planned: Whether a planner is to plan it.
+    """
+
+    namespace: str
+    name: str
+    ready: Mapping[str, int]
+    target: Mapping[str, int]
+    is_planned: bool
+
+
+class _GraphCollector(Collector):
+    """Series of each graph; those of a deleted one end with it."""
+
+    def __init__(self) -> None:
+        self.graphs: Callable[[], Iterable[GraphReplicas]] = tuple
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        labels = ["namespace", "graph"]
+        ready = GaugeMetricFamily(
+            names.OPERATOR_READY_REPLICAS,
+            "Ready replicas by graph and role; 0 also while there is no pod.",
+            labels=[*labels, "role"],
+        )
+        target = GaugeMetricFamily(
+            names.OPERATOR_TARGET_REPLICAS,
+            "Wanted replicas by graph and role, the wish within its bounds.",
+            labels=[*labels, "role"],
+        )
+        planned = GaugeMetricFamily(
+            names.OPERATOR_PLANNED, "1 for each graph that a planner is to plan.", labels=labels
+        )
+        for graph in self.graphs():
+            for role, count in graph.ready.items():
+                ready.add_metric([graph.namespace, graph.name, role], count)
+            for role, count in graph.target.items():
+                target.add_metric([graph.namespace, graph.name, role], count)
+            if graph.is_planned:
+                planned.add_metric([graph.namespace, graph.name], 1)
+        yield from (ready, target, planned)
+
+
+class OperatorMetrics:
+    """Counters and gauges of one process."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self._duration = Histogram(
+            names.OPERATOR_RECONCILE_DURATION,
+            "Seconds of one reconcile of one graph, writes included.",
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self._reconciles = Counter(
+            names.OPERATOR_RECONCILES,
+            "Reconciles by result: unchanged, changed, waiting, invalid, conflict, error.",
+            ["result"],
+            registry=registry,
+        )
+        self._writes = Counter(
+            names.OPERATOR_WRITES,
+            "Writes that the API server took, by kind and verb.",
+            ["kind", "verb"],
+            registry=registry,
+        )
+        self._write_errors = Counter(
+            names.OPERATOR_WRITE_ERRORS, "Writes that failed, by kind and error.", ["kind", "error"],
+            registry=registry,
+        )  # fmt: skip
+        self._events_dropped = Counter(
+            names.OPERATOR_EVENTS_DROPPED, "Events that could not be recorded.", registry=registry
+        )
+        self._graphs = Gauge(names.OPERATOR_GRAPHS, "Graphs by phase.", ["phase"], registry=registry)
+        self._depth = Gauge(names.OPERATOR_QUEUE_DEPTH, "Graphs that wait for a worker.", registry=registry)
+        self._leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
+        self._standby = Gauge(
+            names.OPERATOR_STANDBY,
+            "1 while this process leads its installation but another one works on all graphs.",
+            registry=registry,
+        )
+        self._ceded = Gauge(
+            names.OPERATOR_NAMESPACES_CEDED,
+            "Namespaces left to an operator of their own.",
+            registry=registry,
+        )
+        self._depth.set_function(lambda: 0)
+        self._by_graph = _GraphCollector()
+        registry.register(self._by_graph)
+
+    def reconciled(self, result: str, duration_s: float) -> None:
+        """Count one reconcile."""
+        self._reconciles.labels(result).inc()
+        self._duration.observe(duration_s)
+
+    def wrote(self, kind: str, verb: str) -> None:
+        """Count a write that was taken."""
+        self._writes.labels(kind, verb).inc()
+
+    def write_failed(self, kind: str, error: str) -> None:
+        """Count a write that was refused or not answered."""
+        self._write_errors.labels(kind, error).inc()
+
+    def event_dropped(self) -> None:
+        """Count an Event that could not be recorded."""
+        self._events_dropped.inc()
+
+    def writes(self) -> int:
+        """Return all writes so far."""
+        samples = (each for metric in self._writes.collect() for each in metric.samples)
+        return int(sum(each.value for each in samples if each.name.endswith(names.COUNTER_SUFFIX)))
+
+    def watch(
+        self,
+        *,
+        depth: Callable[[], float],
+        phases: Callable[[], Mapping[str, int]],
+        graphs: Callable[[], Iterable[GraphReplicas]],
+    ) -> None:
+        """Read queue depth, graphs by phase and their ready replicas from their owners at every scrape."""
+        self._depth.set_function(depth)
+        self._by_graph.graphs = graphs
+        for phase in GraphPhase:
+            self._graphs.labels(phase.value).set_function(partial(_count, phases, phase.value))
+
+    def leads(self, leads: bool) -> None:  # noqa: FBT001 - a state
+        """Note whether this process acts."""
+        self._leader.set(leads)
+
+    def peers(self, *, standby: bool, namespaces_ceded: int) -> None:
+        """Note what other installations work on."""
+        self._standby.set(standby)
+        self._ceded.set(namespaces_ceded)
+
+    def page(self) -> bytes:
+        """Return the exposition."""
+        return generate_latest(self._registry)
+
+
+class StatusServer:
+    """Answers /metrics, /healthz (the process lives) and /readyz (it knows the cluster and acts or stands by)."""
+
+    def __init__(
+        self,
+        metrics: OperatorMetrics,
+        *,
+        unready: Callable[[], str | None],
+        standing: Callable[[], str] = lambda: "",
+        fault: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            metrics: To show.
+            unready: Returns why this process is not ready; None if it is.
+            standing: Returns what a ready process does, in words; empty: nothing worth telling.
+            fault: Returns why only a restart of this process helps, which fails /healthz; None: all is well.
+        """
+        self._metrics = metrics
+        self._unready = unready
+        self._standing = standing
+        self._fault = fault
+        self._server = HttpServer(self._handle)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; port 0 takes a free one, which `port` tells.
+
+        Raises:
+            PortInUseError: the port is taken.
+        """
+        await self._server.start(host, port)
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._server.port
+
+    async def close(self, *, grace_s: float = 1.0) -> None:
+        """Stop listening after the requests under way."""
+        await self._server.close(grace_s=grace_s)
+
+    async def _handle(self, request: Request, responder: Responder) -> None:
+        if request.path == "/metrics":
+            responder.send(200, self._metrics.page(), content_type=CONTENT_TYPE_LATEST)
+        elif request.path == "/healthz":
+            if (fault := self._fault()) is None:
+                responder.send(200, b'{"status":"ok"}')
+            else:
+                responder.send(503, error_body(fault, kind="server_error", code="unhealthy"))
+        elif request.path == "/readyz":
+            why = self._unready()
+            if why is None:
+                standing = self._standing()
+                said = {"status": "ready", "standing": standing} if standing else {"status": "ready"}
+                responder.send(200, orjson.dumps(said))
+            else:
+                responder.send(503, error_body(why, code="not_ready"))
+        else:
+            message = "path: only /metrics, /healthz and /readyz are here"
+            responder.send(404, error_body(message, code="not_found"))
+
+
+def _count(phases: Callable[[], Mapping[str, int]], phase: str) -> float:
+    return phases().get(phase, 0)

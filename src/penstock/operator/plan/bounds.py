@@ -1,0 +1,59 @@
+"""How many replicas a service gets of those that were asked for.
+
+Pure. The wish is whoever's owns the ScalingAdapter; the bounds are the graph's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.api import ServiceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A wish within its bounds.
+
+    Attributes:
+        replicas: What the operator works towards.
+        reason: One word if the wish was changed: ``TooFewReplicas``, ``TooManyReplicas``, ``OverBudget`` or
+            ``NotScalable``; empty otherwise.
+        message: Value, bound and remedy; empty if the wish was not changed.
+    """
+
+    replicas: int
+    reason: str = ""
+    message: str = ""
+
+
+def bounded(wish: int | None, service: ServiceSpec, *, max_gpu_budget: int | None) -> Bounded:
+    """Return ``wish`` within the service's bounds.
+
+    Args:
+        wish: The ScalingAdapter's ``spec.replicas``; None if there is no adapter (yet).
+        service: The service; without ``scaling`` its ``replicas`` are the number.
+        max_gpu_budget: Most GPUs of the graph; a single service can never use more. None: no ceiling.
+    """
+    if service.scaling is None:
+        if wish is None or wish == service.replicas:
+            return Bounded(service.replicas)
+        message = (
+            f"{wish} replicas were asked for; the service has no scaling, so it keeps {service.replicas}"
+        )
+        return Bounded(service.replicas, "NotScalable", message)
+    asked = service.replicas if wish is None else wish
+    low, high = service.replica_bounds
+    if asked < low:
+        return Bounded(
+            low, "TooFewReplicas", f"{asked} replicas were asked for; scaling.minReplicas is {low}"
+        )
+    fitting = max_gpu_budget // service.gpus if max_gpu_budget is not None and service.gpus else high
+    if asked > high and high <= fitting:
+        return Bounded(
+            high, "TooManyReplicas", f"{asked} replicas were asked for; scaling.maxReplicas is {high}"
+        )
+    if asked > fitting:
+        held = max(low, fitting)
+        gpus = f"{asked} replicas of {service.gpus} GPUs exceed planner.maxGpuBudget {max_gpu_budget}"
+        return Bounded(held, "OverBudget", f"{gpus}; {held} are kept")
+    return Bounded(asked)

@@ -1,0 +1,221 @@
+"""Which gated pods may start now, so that existing workers never hold more GPUs than the graph's budget.
+
+Pure. Every worker pod of a graph with a ceiling is born with a scheduling gate; only the operator lifts it,
+and only as this module allows. A pod counts from its release until it is finished or gone, terminating or
+not. Views may lag behind the cluster, but only towards the past: a pod not seen yet is gated, a pod seen
+longer than it exists counts too long, and releases not seen yet are handed in. So a stale view can delay a
+start and can never exceed the budget.
+
+**Order.** A role with nothing running or released first, because a graph with an empty role serves nothing
+whatever the priorities; then the replacement of a replica that the same service has lost, so that a rollout
+or a kill does not hand its GPUs to another service; then the higher ``scaling.priority``; then the older; then
+by name.
+
+**Head of the line.** A replica that does not fit keeps the free GPUs to itself only while replicas on their
+way out (terminating, deadline not past) will complete its room: then everyone behind it waits, so that
+small ones cannot slip past a big one for ever. If nothing on its way out would make room, holding GPUs back
+would only idle them, and those behind it pass; as long as all wanted replicas together fit the budget,
+this delays nobody, for their room becomes free without taking from those that passed.
+
+**Groups.** A LeaderWorkerSet group starts as a whole or not at all: the first release takes the GPUs of the
+whole group, whose remaining pods then start as they appear.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.operator.plan.holdings import Holding, lost
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.units import Unit, is_started, units
+
+OVERDUE_S: Final = 60.0
+"""A terminating pod this long past its deadline is stuck (its node is gone, most likely); nobody waits for it. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A gated pod that may not start yet.
+
+    Attributes:
+        uid: Pod's uid.
+        name: Pod's name.
+        service: Its service.
+        reason: One sentence for a person to read; the same for the same state.
+    """
+
+    uid: str
+    name: str
+    service: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """What the budget allows now.
+
+    Attributes:
+        release: Uids of the pods whose gate to lift, in order.
+        waiting: The gated pods that stay.
+        gpus: GPUs that count against the budget before ``release``.
+    """
+
+    release: tuple[str, ...]
+    waiting: tuple[Waiting, ...]
+    gpus: int
+
+
+def releases(
+    pods: Iterable[PodView],
+    *,
+    budget: int | None,
+    priorities: Mapping[str, int],
+    held: Mapping[str, Holding],
+    already_released: frozenset[str],
+    now_s: float,
+) -> Releases:
+    """Return which gated pods may start and why the others wait.
+
+    Args:
+        pods: All worker pods of the graph.
+        budget: Most GPUs that existing workers may hold together; None: no ceiling.
+        priorities: ``scaling.priority`` by service; 0 where absent.
+        held: What each service held at the last look; empty if unknown.
+        already_released: Uids whose gate this operator lifted, perhaps not yet visible in ``pods``.
+        now_s: Seconds since the epoch.
+    """
+    present = [pod for pod in pods if not pod.finished]
+    leaving = [pod for pod in present if pod.terminating and is_started(pod, already_released)]
+    staying = units([pod for pod in present if not pod.terminating], already_released)
+    running = [unit for unit in staying if unit.started]
+    gpus = sum(pod.gpus for pod in leaving) + sum(unit.whole for unit in running)
+    coming = sum(pod.gpus for pod in leaving if pod.deleted_s is None or now_s < pod.deleted_s + OVERDUE_S)
+    allowed: list[str] = []
+    for unit in running:  # the rest of a group whose GPUs are taken already
+        if budget is None or gpus <= budget:
+            allowed += _to_lift(unit, already_released)
+    missing = lost(held, present, already_released)
+    first, rest = _line([unit for unit in staying if not unit.started], running, priorities, missing)
+    missing.subtract(unit.service for unit in first)
+    kept = sum(number * held[service].gpus for service, number in (+missing).items())
+    started, waiting = _admit(_Line(first, rest, kept), gpus, coming, budget)
+    allowed += [uid for unit in started for uid in _to_lift(unit, already_released)]
+    over = [
+        Waiting(pod.uid, pod.name, pod.service, f"{gpus} GPUs are in use and the budget is {budget}")
+        for unit in running
+        for pod in unit.gated
+        if pod.uid not in allowed and pod.uid not in already_released
+    ]
+    return Releases(tuple(allowed), tuple(sorted([*over, *waiting], key=lambda each: each.name)), gpus)
+
+
+def blocked_on_budget(found: Releases, pods: Iterable[PodView]) -> frozenset[str]:
+    """Return the services whose gated pods wait for GPUs that nothing on its way out will free.
+
+    Args:
+        found: What the budget allows now.
+        pods: The pods that it was asked about.
+    """
+    if found.release or any(pod.terminating and not pod.finished for pod in pods):
+        return frozenset()
+    return frozenset(each.service for each in found.waiting)
+
+
+def blocked(found: Releases, pods: Iterable[PodView]) -> Counter[str]:
+    """Return how many replicas of each service the budget keeps from running.
+
+    A replica that only waits for the GPUs of a leaving one of its own service is not among them.
+
+    Args:
+        found: What the budget allows now.
+        pods: The pods that it was asked about.
+    """
+    waiting = {each.uid for each in found.waiting}
+    present = [pod for pod in pods if not pod.finished]
+    count = Counter(each.service for each in units([p for p in present if p.uid in waiting], frozenset()))
+    leaving = units([p for p in present if p.terminating and not p.gated], frozenset())
+    count.subtract(each.service for each in leaving)
+    return +count
+
+
+def _to_lift(unit: Unit, already_released: frozenset[str]) -> list[str]:
+    gated = sorted(unit.gated, key=lambda pod: (pod.worker_index, pod.name))
+    return [pod.uid for pod in gated if pod.uid not in already_released]
+
+
+def _line(
+    gated: Sequence[Unit], running: Sequence[Unit], priorities: Mapping[str, int], missing: Mapping[str, int]
+) -> tuple[list[Unit], list[Unit]]:
+    """Return the waiting replicas in their order, those of empty roles and replacements apart from the rest.
+
+    One placed in an empty role ends that role's precedence.
+    """
+    filled = {unit.first.role for unit in running}
+    by_role: dict[str, list[Unit]] = defaultdict(list)
+
+    def rank(unit: Unit) -> tuple[int, float, str]:
+        return (-priorities.get(unit.service, 0), unit.first.created_s, unit.first.name)
+
+    ordered = sorted(gated, key=rank)
+    for unit in ordered:
+        by_role[unit.first.role].append(unit)
+    heads = [line[0] for role, line in by_role.items() if role not in filled]
+    heads.sort(key=rank)
+    seen = Counter(unit.service for unit in heads)
+    replacements: list[Unit] = []
+    others: list[Unit] = []
+    for unit in ordered:
+        if any(unit is head for head in heads):
+            continue
+        is_replacement = seen[unit.service] < missing.get(unit.service, 0)
+        (replacements if is_replacement else others).append(unit)
+        seen[unit.service] += 1
+    return heads + replacements, others
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The waiting replicas.
+
+    Attributes:
+        first: Of empty roles, and replacements.
+        rest: All others, behind them.
+        kept: GPUs that the rest leaves to replacements which do not exist yet.
+    """
+
+    first: Sequence[Unit]
+    rest: Sequence[Unit]
+    kept: int
+
+
+def _admit(line: _Line, gpus: int, coming: int, budget: int | None) -> tuple[list[Unit], list[Waiting]]:
+    started: list[Unit] = []
+    waiting: list[Waiting] = []
+    held_for: Unit | None = None
+    for place, unit in enumerate([*line.first, *line.rest]):
+        need = unit.whole
+        kept = 0 if place < len(line.first) else line.kept
+        room = None if budget is None else budget - gpus - kept
+        if room is None or (need <= room and held_for is None):
+            started.append(unit)
+            gpus += need
+            continue
+        reason = _reason(need, room, coming + kept, budget, held_for)
+        waiting += [Waiting(pod.uid, pod.name, pod.service, reason) for pod in unit.gated]
+        if held_for is None and room < need <= room + coming:
+            held_for = unit
+    return started, waiting
+
+
+def _reason(need: int, room: int, coming: int, budget: int | None, held_for: Unit | None) -> str:
+    free = f"needs {need} of {budget} GPUs and {max(0, room)} are free"
+    if budget is not None and need > budget:
+        return f"needs {need} GPUs, more than the budget of {budget}; raise planner.maxGpuBudget"
+    if held_for is not None:
+        return f"{free}; {held_for.service} is next in line"
+    if need <= room + coming:
+        return f"{free}; {coming} more are being freed"
+    return f"{free}; scale something down or raise planner.maxGpuBudget"

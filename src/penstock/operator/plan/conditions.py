@@ -1,0 +1,260 @@
+"""Conditions of a graph, each judged alone from the same facts.
+
+Pure. A condition's message is the same for the same state: sorted, without ages or counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.api import Role
+from penstock.operator.plan.budget import Waiting
+from penstock.operator.plan.diagnose import Diagnosis, worst
+from penstock.operator.plan.replicas import Replicas
+
+READY = "Ready"
+PROGRESSING = "Progressing"
+DEGRADED = "Degraded"
+BUDGET_RESPECTED = "BudgetRespected"
+SCHEDULABLE = "Schedulable"
+
+MESSAGE_LIMIT = 1024
+"""Longest condition message; Kubernetes accepts 32768, a terminal does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One condition's status, reason and message, without times."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """What is known of one service.
+
+    Attributes:
+        role: Its role.
+        replicas: Counts from its pods.
+        desired: The workload's ``spec.replicas``; 0 while there is no workload.
+        target: Replicas wanted, the wish within its bounds.
+        updated: Replicas of the newest revision.
+        selector: Label selector of its pods, as text.
+        rolling: Whether a rollout is under way.
+        held: Why a step that is due waits, for example for another rollout; empty: none does. A wish beyond
+            its bounds is no such step: it is settled, and its ScalingAdapter says so.
+        refused: Why the API server refuses its pods; None: it refuses none.
+    """
+
+    role: Role
+    replicas: Replicas
+    desired: int
+    target: int
+    updated: int
+    selector: str
+    rolling: bool = False
+    held: str = ""
+    refused: Diagnosis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the graph as a whole cannot be brought about.
+
+    Attributes:
+        reason: One word, for example ``InvalidSpec``, ``MissingCRD`` or ``ApplyFailed``.
+        message: What is wrong and what to do.
+    """
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionFacts:
+    """What is known of a graph.
+
+    Attributes:
+        generation: ``metadata.generation`` that was acted on.
+        services: By name, all services of the specification.
+        budget: Most GPUs of workers; None: no ceiling.
+        waiting: Pods that the budget holds back.
+        diagnoses: What is wrong with its pods.
+        failure: Why it cannot be brought about; None if it can.
+        deleting: What a deletion waits for; empty unless the graph is being deleted.
+        is_woken: Whether its routers hold requests until the planner has brought workers back from zero.
+    """
+
+    generation: int
+    services: Mapping[str, ServiceFacts]
+    budget: int | None = None
+    waiting: Sequence[Waiting] = ()
+    diagnoses: Sequence[Diagnosis] = ()
+    failure: Failure | None = None
+    deleting: str = field(default="")
+    is_woken: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that workers hold."""
+        return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
+
+
+def judgements(facts: ConditionFacts) -> tuple[Judgement, ...]:
+    """Return the operator's conditions of a graph, sorted by type."""
+    found = (_ready(facts), _progressing(facts), _degraded(facts), _budget(facts), _schedulable(facts))
+    return tuple(sorted(found, key=lambda each: each.type))
+
+
+def conditions(
+    found: Iterable[Judgement], *, old: Iterable[Mapping[str, Any]], generation: int, now: str
+) -> list[dict[str, Any]]:
+    """Return ``found`` as the API has them; a transition time changes only with the status.
+
+    Args:
+        found: What is judged.
+        old: The conditions that are there, others' among them.
+        generation: Generation that is judged.
+        now: RFC 3339.
+    """
+    before = {each.get("type"): each for each in old}
+    rows = []
+    for each in found:
+        status = "True" if each.status else "False"
+        was = before.get(each.type, {})
+        since = was.get("lastTransitionTime") if was.get("status") == status else None
+        rows.append(
+            {
+                "type": each.type,
+                "status": status,
+                "reason": each.reason,
+                "message": _cut(each.message),
+                "lastTransitionTime": since or now,
+                "observedGeneration": generation,
+            }
+        )
+    return rows
+
+
+def _ready(facts: ConditionFacts) -> Judgement:
+    """Ready: a request would be served now, or is what workers that went to zero come back for."""
+    if facts.deleting:
+        return Judgement(READY, status=False, reason="Deleting", message="the graph is being deleted")
+    if facts.failure is not None and not facts.services:  # nothing of it could even be read
+        return Judgement(READY, status=False, reason=facts.failure.reason, message=facts.failure.message)
+    serving = {role: _serving(facts, role) for role in _roles(facts)}
+    asleep = [role for role in serving if facts.is_woken and _is_at_zero(facts, role)]
+    absent = [role for role, count in serving.items() if not count and role not in asleep]
+    if not serving:
+        return Judgement(READY, status=False, reason="NoReadyWorker", message="no service is known")
+    if absent:
+        worker = next((role for role in absent if role.is_worker), None)
+        reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
+        return Judgement(READY, status=False, reason=reason, message=f"no ready replica of {_listed(absent)}")
+    if asleep:
+        told = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
+        return Judgement(READY, status=True, reason="ScaledToZero", message=told)
+    told = ", ".join(f"{role.value} {count}" for role, count in serving.items())
+    if Role.ROUTER not in serving:
+        told = f"{told}; the graph declares no router, so requests have to come through one of your own"
+    return Judgement(READY, status=True, reason="Serving", message=f"ready replicas: {told}")
+
+
+def _progressing(facts: ConditionFacts) -> Judgement:
+    steps = [f"{name}: {step}" for name, each in sorted(facts.services.items()) if (step := _step(each))]
+    if facts.deleting:
+        return Judgement(PROGRESSING, status=True, reason="Deleting", message=facts.deleting)
+    if steps:
+        return Judgement(PROGRESSING, status=True, reason=_reason(facts), message="; ".join(steps))
+    return Judgement(PROGRESSING, status=False, reason="Stable", message="everything is as wanted")
+
+
+def _step(service: ServiceFacts) -> str:
+    replicas = service.replicas
+    parts = []
+    if service.held:
+        parts.append(service.held)
+    if service.rolling:
+        parts.append("rolls out")
+    if replicas.draining:
+        parts.append(
+            f"{replicas.draining} of its replicas {'is' if replicas.draining == 1 else 'are'} leaving"
+        )
+    if replicas.serving < service.target:
+        parts.append(f"{replicas.serving} of {service.target} replicas are ready")
+    elif not parts and (service.desired != service.target or replicas.existing != service.target):
+        parts.append(f"goes to {service.target} replicas")
+    return ", ".join(parts)
+
+
+def _reason(facts: ConditionFacts) -> str:
+    services = facts.services.values()
+    if any(each.rolling for each in services):
+        return "RollingOut"
+    if any(each.replicas.draining for each in services):
+        return "Draining"
+    return "Scaling"
+
+
+def _degraded(facts: ConditionFacts) -> Judgement:
+    if facts.failure is not None:
+        return Judgement(DEGRADED, status=True, reason=facts.failure.reason, message=facts.failure.message)
+    faults = [each for each in facts.diagnoses if each.category.is_fault]
+    first = worst(faults)
+    if first is None:
+        return Judgement(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble")
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return Judgement(DEGRADED, status=True, reason=first.category.value, message=f"{first}{more}")
+
+
+def _budget(facts: ConditionFacts) -> Judgement:
+    used = f"{facts.gpus} GPUs are in use"
+    if facts.budget is None:
+        return Judgement(
+            BUDGET_RESPECTED, status=True, reason="NoBudget", message=f"{used}; there is no ceiling"
+        )
+    if facts.gpus > facts.budget:
+        message = f"{used}, the budget is {facts.budget}; no worker starts until enough have ended"
+        return Judgement(BUDGET_RESPECTED, status=False, reason="OverBudget", message=message)
+    return Judgement(
+        BUDGET_RESPECTED, status=True, reason="WithinBudget", message=f"{used} of {facts.budget}"
+    )
+
+
+def _schedulable(facts: ConditionFacts) -> Judgement:
+    unplaced = [each for each in facts.diagnoses if each.category.is_unplaced]
+    first = worst(unplaced)
+    if first is not None:
+        more = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
+        return Judgement(SCHEDULABLE, status=False, reason=first.category.value, message=f"{first}{more}")
+    if facts.waiting:
+        told = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
+        return Judgement(SCHEDULABLE, status=False, reason="WaitingForBudget", message="; ".join(told))
+    return Judgement(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node")
+
+
+def _roles(facts: ConditionFacts) -> list[Role]:
+    """Return the declared roles; a graph without a router service is behind a router of its user's own."""
+    present = {each.role for each in facts.services.values()}
+    return [role for role in Role if role in present]
+
+
+def _serving(facts: ConditionFacts, role: Role) -> int:
+    return sum(each.replicas.serving for each in facts.services.values() if each.role is role)
+
+
+def _is_at_zero(facts: ConditionFacts, role: Role) -> bool:
+    return role.is_worker and not any(each.target for each in facts.services.values() if each.role is role)
+
+
+def _listed(roles: Sequence[Role]) -> str:
+    return ", ".join(role.value for role in roles)
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MESSAGE_LIMIT else f"{message[: MESSAGE_LIMIT - 3]}..."

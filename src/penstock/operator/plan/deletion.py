@@ -1,0 +1,116 @@
+"""In which order a graph that is being deleted goes, so that its requests finish and nothing is left.
+
+Pure: what still exists decides the next step.
+
+1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun.
+2. Once no router pod is left, workers can only be finishing: each is drained (`drain.plan_scale` with wish 0),
+   its workload deleted when none of its pods lives.
+3. When no pod of the graph is left, everything else is deleted: adapters, Services, and so on.
+4. When nothing is left, the finalizer goes.
+
+Routers first, because a worker that left earlier would break the requests that routers still hold. Services
+of workers last, because routers find workers through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.api import Role
+from penstock.operator.plan.pods import PodView
+
+
+class DeletionStage(StrEnum):
+    """How far a deletion is; names appear in the status."""
+
+    ROUTERS = "DrainingRouters"
+    WORKERS = "DrainingWorkers"
+    REST = "DeletingChildren"
+    FINISHED = "Finished"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Child:
+    """One existing object of the graph.
+
+    Attributes:
+        kind: Its kind, for example ``Deployment``.
+        name: Its name.
+        service: Service that it belongs to; empty for what the graph has once.
+        role: That service's role; empty for what the graph has once.
+        terminating: Whether its deletion was asked for already.
+    """
+
+    kind: str
+    name: str
+    service: str = ""
+    role: str = ""
+    terminating: bool = False
+
+    @property
+    def is_workload(self) -> bool:
+        """Whether it makes pods."""
+        return self.kind in {"Deployment", "LeaderWorkerSet"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionStep:
+    """What to do now; all of it may be done at once, and again.
+
+    Attributes:
+        stage: How far the deletion is.
+        delete: Children to delete.
+        drain: Services to scale to 0 by draining.
+        release: Whether to remove the finalizer.
+        message: What is being waited for; one sentence, the same for the same state.
+    """
+
+    stage: DeletionStage
+    delete: tuple[Child, ...] = ()
+    drain: tuple[str, ...] = ()
+    release: bool = False
+    message: str = ""
+
+
+def next_step(children: Iterable[Child], pods: Sequence[PodView]) -> DeletionStep:
+    """Return the next step of the deletion of a graph.
+
+    Args:
+        children: Every object that exists of it, pods aside.
+        pods: Every pod that exists of it; finished ones are waited for too, their workload deletes them.
+    """
+    present = sorted(children)
+    workloads = [child for child in present if child.is_workload]
+    routers = [child for child in workloads if child.role == Role.ROUTER]
+    router_pods = [pod for pod in pods if pod.role == Role.ROUTER and not pod.finished]
+    if routers or router_pods:
+        return DeletionStep(DeletionStage.ROUTERS, _undeleted(routers), message=_told("router", router_pods))
+    worker_pods = [pod for pod in pods if not pod.finished]
+    if workloads or worker_pods:
+        busy = {pod.service for pod in worker_pods if pod.alive}
+        return DeletionStep(
+            DeletionStage.WORKERS,
+            _undeleted([child for child in workloads if child.service not in busy]),
+            tuple(sorted({child.service for child in workloads if child.service in busy})),
+            message=_told("worker", worker_pods),
+        )
+    if present:
+        names = ", ".join(f"{child.kind} {child.name}" for child in present)
+        return DeletionStep(
+            DeletionStage.REST, _undeleted(present), message=f"waits until these are gone: {names}"
+        )
+    return DeletionStep(DeletionStage.FINISHED, release=True, message="everything is gone")
+
+
+def _undeleted(children: Iterable[Child]) -> tuple[Child, ...]:
+    return tuple(child for child in children if not child.terminating)
+
+
+def _told(what: str, pods: Sequence[PodView]) -> str:
+    if not pods:
+        return f"deletes the {what}s"
+    return (
+        f"waits until {what} pods have finished their requests: {', '.join(sorted(pod.name for pod in pods))}"
+    )

@@ -1,0 +1,216 @@
+"""How a service reaches the wished number of replicas without losing a request.
+
+Pure and level-triggered: the whole state is on the pods (serving label, drain time, deletion cost) and in
+the workload's ``spec.replicas``; a crash between any two writes costs a second look.
+
+**Up.** ``spec.replicas`` becomes the wish at once; pods marked to leave are put back into service.
+
+**Down.** As many victims are marked as replicas are too many. A marked pod leaves its Service, so routers
+send it nothing new. Once it is idle, or its grace is over, or if it never served, its deletion cost falls to
+the lowest; only when that is *seen on the pod*, ``spec.replicas`` is lowered, and only as far as the
+ReplicaSet's own order of deletion takes exactly such pods.
+
+**Who.** The ReplicaSet controller deletes unassigned pods before assigned ones, Pending before Unknown
+before Running, not ready before ready, and looks at the deletion cost only among equals
+(pkg/controller/controller_utils.go, ActivePodsWithRanks). Victims are chosen in that order too, then marked
+ones first, then fewest requests, least KV, youngest. So a pod that stops being ready while another one
+drains takes its place as victim, and the drained one serves again: deleting the broken one is what the
+ReplicaSet would do whatever the costs say.
+
+While a rollout makes progress nothing is shrunk: a Deployment then owns two ReplicaSets and decides itself
+which of them to take from. Of a rollout that is stuck, the pods that never became ready are the first victims.
+
+**LeaderWorkerSets** have no choice: the highest group index goes first, so that is the victim. Their leaders
+serve, so only those are marked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+from penstock.kube.objects.names import DRAINING
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.scale import DRAINING_COST, LEAVING_COST, Load, ScalePlan
+
+IDLE_S: Final = 1.0
+"""Two looks at least this far apart must find a pod idle. Chosen: a worker's gauges lag one engine step."""
+
+_PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
+
+
+def plan_scale(
+    pods: Sequence[PodView],
+    *,
+    wish: int,
+    current_spec_replicas: int,
+    loads: Mapping[str, Load | None],
+    now_s: float,
+    grace_s: float,
+    settle_s: float,
+    status_replicas: int = 0,
+    rolling: bool = False,
+) -> ScalePlan:
+    """Return the next step towards ``wish`` replicas.
+
+    Args:
+        pods: All pods of the service, terminating and finished ones included.
+        wish: Replicas wanted, already within bounds, at least 0.
+        current_spec_replicas: The workload's ``spec.replicas`` now.
+        loads: Load by pod name; None or absent: unknown, which is not idle.
+        now_s: Seconds since the epoch.
+        grace_s: Seconds after which a draining pod leaves even if it is busy.
+        settle_s: Seconds after its marking during which routers may still send it requests.
+        status_replicas: The workload's ``status.replicas``: replicas that its controller knows. Where
+            ``pods`` shows fewer, it is behind, and the unseen ones are in service.
+        rolling: Whether a rollout of the service makes progress; it replaces pods in an order of its own.
+    """
+    clock = _Clock(now_s, grace_s, settle_s, loads)
+    alive = sorted((pod for pod in pods if pod.alive and pod.worker_index == 0), key=lambda pod: pod.name)
+    if rolling and wish < current_spec_replicas:
+        return _held(alive, current_spec_replicas)
+    in_groups = any(pod.group_index is not None for pod in alive)
+    if in_groups:
+        victims = [pod for pod in alive if (pod.group_index or 0) >= wish]
+    else:
+        by_cost = sorted(alive, key=lambda pod: _victim_order(pod, clock.load(pod)))
+        if rolling:  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
+            by_cost = [pod for pod in by_cost if pod.draining]
+        victims = by_cost[: max(0, len(alive) - wish)]
+    obstacles = {pod.name: clock.obstacle(pod) for pod in victims}
+    if in_groups:
+        needed = _groups_needed(victims, obstacles, unseen=max(0, status_replicas - len(alive)))
+    else:
+        gone = _deleted_first(alive, {name for name, obstacle in obstacles.items() if obstacle is None})
+        needed = max(len(alive), status_replicas) - gone
+    return _plan(
+        alive,
+        spec_replicas=max(wish, min(current_spec_replicas, needed)),
+        obstacles=obstacles,
+        wish=wish,
+        costs={} if in_groups else _costs(alive, obstacles),
+    )
+
+
+class _Clock:
+    """Judges whether a marked pod may go."""
+
+    def __init__(
+        self, now_s: float, grace_s: float, settle_s: float, loads: Mapping[str, Load | None]
+    ) -> None:
+        self._now_s = now_s
+        self._grace_s = grace_s
+        self._settle_s = settle_s
+        self._loads = loads
+
+    def load(self, pod: PodView) -> Load | None:
+        return self._loads.get(pod.name)
+
+    def obstacle(self, pod: PodView) -> str | None:
+        """Return why ``pod`` cannot go yet; None if it may."""
+        if pod.serving != DRAINING or pod.drain_since_s is None:
+            return "is being taken out of service"
+        elapsed_s = self._now_s - pod.drain_since_s
+        if not pod.may_hold_requests or elapsed_s >= self._grace_s:
+            return None
+        if elapsed_s < self._settle_s:
+            return "routers are learning that it leaves"
+        return _busy_with(self.load(pod))
+
+
+def _busy_with(load: Load | None) -> str | None:
+    if load is None:
+        return "its load is unknown; it leaves when its grace is over"
+    if load.requests:
+        return "finishes its requests"
+    if not load.is_idle:
+        return "holds KV blocks that another worker may read"
+    return None if load.idle_s >= IDLE_S else "was idle once and is looked at again"
+
+
+def _held(alive: Sequence[PodView], spec_replicas: int) -> ScalePlan:
+    return ScalePlan(
+        spec_replicas=spec_replicas,
+        draining=tuple(pod.name for pod in alive if pod.draining),
+        held="a rollout is under way; replicas are reduced after it",
+    )
+
+
+def _plan(
+    alive: Sequence[PodView],
+    *,
+    spec_replicas: int,
+    obstacles: Mapping[str, str | None],
+    costs: Mapping[str, int],
+    wish: int,
+) -> ScalePlan:
+    restore = [pod.name for pod in alive if pod.name not in obstacles and _is_marked(pod)]
+    return ScalePlan(
+        spec_replicas=spec_replicas,
+        begin=tuple(pod.name for pod in alive if pod.name in obstacles and not pod.draining),
+        restore=tuple(restore),
+        deletion_costs=costs,
+        draining=tuple(sorted(obstacles)),
+        waiting_on={name: reason for name, reason in sorted(obstacles.items()) if reason is not None},
+        leaving=tuple(sorted(name for name, reason in obstacles.items() if reason is None)),
+        done=spec_replicas == wish and not obstacles and not restore and not costs,
+    )
+
+
+def _is_marked(pod: PodView) -> bool:
+    """Whether ``pod`` is not wholly in service: it drains, or a person took its label or half of its marks."""
+    return pod.drain_since_s is not None or not pod.takes_requests
+
+
+def _costs(alive: Sequence[PodView], obstacles: Mapping[str, str | None]) -> dict[str, int]:
+    wanted = {pod.name: 0 for pod in alive if pod.deletion_cost in {LEAVING_COST, DRAINING_COST}}
+    for name, obstacle in obstacles.items():
+        wanted[name] = LEAVING_COST if obstacle is None else DRAINING_COST
+    return {
+        pod.name: wanted[pod.name]
+        for pod in alive
+        if pod.name in wanted and wanted[pod.name] != pod.deletion_cost
+    }
+
+
+def _groups_needed(victims: Sequence[PodView], obstacles: Mapping[str, str | None], *, unseen: int) -> int:
+    """Return the fewest replicas that keep every group which must stay; with unseen groups, no reduction."""
+    if unseen:
+        return 2**31
+    return max([(pod.group_index or 0) + 1 for pod in victims if obstacles[pod.name] is not None], default=0)
+
+
+def _replica_set_order(pod: PodView) -> tuple[bool, int, bool]:
+    return (pod.bound, _PHASES.get(pod.phase, 1), pod.ready)
+
+
+def _victim_order(pod: PodView, load: Load | None) -> tuple[bool | float | str, ...]:
+    if not pod.may_hold_requests:
+        requests, kv = 0.0, 0.0
+    elif load is None:
+        requests, kv = math.inf, math.inf
+    else:
+        requests, kv = float(load.requests), load.kv_usage_fraction or 0.0
+    eager = (not pod.draining, not pod.gated)
+    return (*_replica_set_order(pod), *eager, requests, kv, -pod.created_s, pod.name)
+
+
+def _deleted_first(alive: Sequence[PodView], leaving: Collection[str]) -> int:
+    """Return how many pods the ReplicaSet would delete, one after the other, before one that must stay.
+
+    Deletion costs count as seen on the pods. Among equals the ReplicaSet looks at what is not known here, so
+    a run of equals counts only if all of it may go.
+    """
+
+    def order(pod: PodView) -> tuple[bool, int, bool, int]:
+        return (*_replica_set_order(pod), pod.deletion_cost)
+
+    count = 0
+    for _, equals in groupby(sorted(alive, key=order), key=order):
+        run = list(equals)
+        if not all(pod.name in leaving and pod.deletion_cost == LEAVING_COST for pod in run):
+            break
+        count += len(run)
+    return count

@@ -1,0 +1,259 @@
+"""Whether a live object still holds everything that the operator wants of it.
+
+Pure. The reconciler writes an object only if this sees a difference, so it must see every hand edit of a
+wanted value, and must not see the server's defaults, canonical forms and additions of others.
+
+What is *no longer* wanted cannot be seen by looking for what is wanted. Therefore `stamped` puts a digest
+of the whole desired object into an annotation: whoever drops a value changes the digest, and the apply
+that follows lets the API server remove what this field manager owned and no longer names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from penstock.kube.objects.names import APPLIED_ANNOTATION
+from penstock.operator.plan.quantity import quantity
+
+MERGE_KEYS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "containers": (("name",),),
+    "initContainers": (("name",),),
+    "ephemeralContainers": (("name",),),
+    "env": (("name",),),
+    "ports": (("containerPort", "protocol"), ("port", "protocol")),
+    "volumes": (("name",),),
+    "volumeMounts": (("mountPath",),),
+    "volumeDevices": (("devicePath",),),
+    "imagePullSecrets": (("name",),),
+    "secrets": (("name",),),
+    "hostAliases": (("ip",),),
+    "resourceClaims": (("name",),),
+    "claims": (("name",),),
+    "schedulingGates": (("name",),),
+    "topologySpreadConstraints": (("topologyKey", "whenUnsatisfiable"),),
+    "conditions": (("type",),),
+    "ownerReferences": (("uid",),),
+}
+"""List-map keys of the API by the list's field name; a list that lacks them in an element is atomic."""
+
+ATOMIC_PATHS: Final = ("spec.ingress", "spec.egress")
+"""Below these, ``ports`` are NetworkPolicy's, which the API treats as one value."""
+
+SETS: Final = frozenset({"finalizers"})
+"""Lists without order and doubles."""
+
+QUANTITY_MAPS: Final = frozenset({"limits", "requests", "capacity", "hard"})
+QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor", "storage"})
+
+ABSENT_WHEN_ZERO: Final = frozenset(
+    {
+        "hostIPC",
+        "hostNetwork",
+        "hostPID",
+        "initialDelaySeconds",
+        "minReadySeconds",
+        "paused",
+        "publishNotReadyAddresses",
+        "readOnly",
+        "stdin",
+        "stdinOnce",
+        "tty",
+    }
+)
+"""Fields that the server drops when they are false or 0."""
+
+DEFAULTED_WHEN_ZERO: Final = frozenset(
+    {"failureThreshold", "periodSeconds", "successThreshold", "timeoutSeconds"}
+)
+"""Fields that the server sets to its default when they are 0."""
+
+ATOMIC_MAPS: Final = frozenset(
+    {"labelSelector", "matchLabels", "namespaceSelector", "nodeSelector", "podSelector", "selector"}
+)
+"""Maps that the API treats as one value: a key more says something else."""
+
+MEANINGFUL_WHEN_EMPTY: Final = frozenset({"emptyDir", "podSelector", "namespaceSelector"})
+"""Maps whose presence says something even when they are empty."""
+
+DEFAULTS: Final[Mapping[str, str]] = {"protocol": "TCP"}
+"""What an absent part of a merge key stands for."""
+
+SERVER_OWNED: Final = frozenset(
+    {
+        "metadata.creationTimestamp",
+        "metadata.generation",
+        "metadata.managedFields",
+        "metadata.resourceVersion",
+        "metadata.selfLink",
+        "metadata.uid",
+        "status",
+    }
+)
+"""Paths that no apply can set."""
+
+LEFT_OUT_OF_LISTS: Final = frozenset({"apiVersion", "kind"})
+"""Paths that the server leaves out of the items of a list; compared only when the live object has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDifference:
+    """One wanted value that the live object does not hold.
+
+    Attributes:
+        path: Where, for example ``spec.template.spec.containers[name=worker].image``.
+        want: The value wanted.
+        found: The value found; None if absent.
+    """
+
+    path: str
+    want: Any
+    found: Any
+
+    def __str__(self) -> str:
+        found = "it is absent" if self.found is None else f"found {_short(self.found)}"
+        return f"{self.path}: want {_short(self.want)}, {found}"
+
+
+def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``desired`` with the digest of itself in `APPLIED_ANNOTATION`; the input is left as it is."""
+    text = orjson.dumps(desired, option=orjson.OPT_SORT_KEYS)
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    metadata = dict(desired.get("metadata") or {})
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), APPLIED_ANNOTATION: digest}
+    return {**desired, "metadata": metadata}
+
+
+def drifted(
+    desired: Mapping[str, Any], live: Mapping[str, Any] | None, *, tolerated: Collection[str] = ()
+) -> str | None:
+    """Return in words the first difference that makes ``live`` fall short of ``desired``; None if none does.
+
+    Args:
+        desired: What the operator applies.
+        live: What the server holds; None if the object is absent.
+        tolerated: Paths not to look at: those that differed right after an apply of the same desired
+            object, because the server strips the field or a webhook insists on another value.
+    """
+    if live is None:
+        return "the object is absent"
+    found = next((each for each in differences(desired, live) if each.path not in tolerated), None)
+    return None if found is None else str(found)
+
+
+def differences(desired: Mapping[str, Any], live: Mapping[str, Any]) -> Iterator[FieldDifference]:
+    """Yield where ``live`` falls short of ``desired``, in the order of the sorted paths' keys."""
+    yield from _map_differences("", desired, live)
+
+
+def _map_differences(
+    path: str, want: Mapping[str, Any], found: Mapping[str, Any]
+) -> Iterator[FieldDifference]:
+    quantities = path.rpartition(".")[2] in QUANTITY_MAPS
+    for key in sorted(want):
+        below = f"{path}.{_escaped(key)}" if path else key
+        value, other = want[key], found.get(key)
+        if value is None or below in SERVER_OWNED or (below in LEFT_OUT_OF_LISTS and other is None):
+            continue
+        if quantities or key in QUANTITY_FIELDS:
+            yield from _quantity_differences(below, value, other)
+        else:
+            yield from _differences(below, key, value, other)
+
+
+def _differences(path: str, key: str, want: Any, found: Any) -> Iterator[FieldDifference]:
+    if found is None:
+        if not _absence_is_fine(key, want):
+            yield FieldDifference(path, want, None)
+    elif want == found and not isinstance(want, bool | int):
+        return  # most of an object, at the speed of C; the API's types let no true below become a 1
+    elif isinstance(want, Mapping):
+        if not isinstance(found, Mapping) or (key in ATOMIC_MAPS and found.keys() - want.keys()):
+            yield FieldDifference(path, want, found)
+        else:
+            yield from _map_differences(path, want, found)
+    elif _is_list(want):
+        if not _is_list(found):
+            yield FieldDifference(path, want, found)
+        elif want or key not in MERGE_KEYS:  # elements of others in a list map are theirs
+            yield from _list_differences(path, key, want, found)
+    elif not _same_scalar(want, found) and not (key in DEFAULTED_WHEN_ZERO and want == 0):
+        yield FieldDifference(path, want, found)
+
+
+def _absence_is_fine(key: str, want: Any) -> bool:
+    if isinstance(want, Mapping):
+        return not want and key not in MEANINGFUL_WHEN_EMPTY
+    if want is None or want == "" or _is_list(want):
+        return not want
+    return not want and key in ABSENT_WHEN_ZERO | DEFAULTED_WHEN_ZERO
+
+
+def _list_differences(
+    path: str, key: str, want: Sequence[Any], found: Sequence[Any]
+) -> Iterator[FieldDifference]:
+    names = None if path.startswith(ATOMIC_PATHS) else _merge_key(key, want)
+    if names is not None:
+        held = {_identity(names, each): each for each in found if isinstance(each, Mapping)}
+        for element in sorted(want, key=lambda each: _identity(names, each)):
+            identity = _identity(names, element)
+            below = f"{path}[{','.join(f'{n}={v}' for n, v in zip(names, identity, strict=True))}]"
+            other = held.get(identity)
+            if other is None:
+                yield FieldDifference(below, element, None)
+            else:
+                yield from _map_differences(below, element, other)
+    elif key in SETS:
+        missing = sorted({str(each) for each in want} - {str(each) for each in found})
+        if missing:
+            yield FieldDifference(path, missing, list(found))
+    elif len(want) != len(found):
+        yield FieldDifference(path, want, found)
+    else:
+        for index, (element, other) in enumerate(zip(want, found, strict=True)):
+            yield from _differences(f"{path}[{index}]", "", element, other)
+
+
+def _merge_key(field: str, elements: Sequence[Any]) -> tuple[str, ...] | None:
+    for names in MERGE_KEYS.get(field, ()):
+        if elements and all(isinstance(each, Mapping) and names[0] in each for each in elements):
+            return names
+    return None
+
+
+def _identity(names: tuple[str, ...], element: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(element.get(name) or DEFAULTS.get(name, "")) for name in names)
+
+
+def _quantity_differences(path: str, want: Any, found: Any) -> Iterator[FieldDifference]:
+    exact = quantity(want)
+    if exact is None:
+        yield from _differences(path, "", want, found)
+    elif exact != quantity(found):
+        yield FieldDifference(path, want, found)
+
+
+def _same_scalar(want: Any, found: Any) -> bool:
+    if isinstance(want, bool) or isinstance(found, bool):
+        return want is found
+    if isinstance(want, str) != isinstance(found, str):
+        return str(want) == str(found)  # int-or-string
+    return bool(want == found)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _escaped(key: str) -> str:
+    return f"[{key}]" if "." in key else key
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."

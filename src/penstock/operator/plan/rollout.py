@@ -1,0 +1,142 @@
+"""How and when a service's changed pod template rolls.
+
+Pure. Two rules keep the ratio of prefill to decode while a graph changes:
+
+- a rollout surges (one replica more, none missing) where the budget has room for that replica even when
+  every wanted replica exists, and otherwise replaces one at a time (none more, one missing beside those for
+  which the budget has no room);
+- at most one worker service rolls at a time, so at most one replica is away.
+
+Room is judged by *wanted* replicas, not by existing ones: a rollout's own surge pod must not take away the
+room that it was allowed to use, or the strategy would flip in the middle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.api import Role
+
+_ORDER: Final = (Role.DECODE, Role.PREFILL, Role.AGGREGATED)
+"""Which role rolls first when several changed: decode, as the planner's precedence has it."""
+
+_DEADLINE: Final = "ProgressDeadlineExceeded"
+"""Reason that the Deployment controller gives a rollout without progress for progressDeadlineSeconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """Where a service's workload stands.
+
+    Attributes:
+        service: Service's name.
+        role: Its role.
+        replicas: Its ``spec.replicas``.
+        ready: Replicas that are ready.
+        updated: Replicas of the newest revision.
+        rolling: Whether a rollout has begun and not ended.
+        stuck: Whether it has made no progress for the Deployment's progress deadline.
+        message: The controller's own words about a stuck rollout.
+    """
+
+    service: str
+    role: Role
+    replicas: int = 0
+    ready: int = 0
+    updated: int = 0
+    rolling: bool = False
+    stuck: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """Which changed templates may be applied now.
+
+    Attributes:
+        apply: Services to apply, sorted.
+        held: Services to leave as they are, and why.
+    """
+
+    apply: tuple[str, ...]
+    held: Mapping[str, str]
+
+
+def unavailable(
+    *, role: Role, gpus_per_replica: int, wanted_gpus: int, budget: int | None, blocked: int
+) -> int:
+    """Return how many replicas a rollout may take away at once; 0: it starts one more than wanted first.
+
+    Args:
+        role: Service's role; routers hold no GPUs.
+        gpus_per_replica: GPUs of one replica.
+        wanted_gpus: GPUs of all wanted replicas of the graph's worker services.
+        budget: Most GPUs; None: no ceiling.
+        blocked: Replicas of the service that the budget keeps from running. They are away for good, and a
+            rollout that may have one away would wait for them for ever.
+    """
+    if not role.is_worker or budget is None or wanted_gpus + gpus_per_replica <= budget:
+        return 0
+    beyond = math.ceil(max(0, wanted_gpus - budget) / gpus_per_replica) if gpus_per_replica else 0
+    return 1 + min(beyond, blocked)
+
+
+def rollout_view(service: str, role: Role, workload: Mapping[str, Any]) -> RolloutView:
+    """Return where ``workload``, a Deployment or LeaderWorkerSet, stands.
+
+    It rolls while replicas of an older revision exist, or while its controller has not seen its newest
+    specification. Replicas that merely start, or merely are one too many, are no rollout.
+    """
+    spec, status = workload.get("spec") or {}, workload.get("status") or {}
+    replicas = int(spec.get("replicas", 1))
+    updated, existing = int(status.get("updatedReplicas", 0)), int(status.get("replicas", 0))
+    generation = int((workload.get("metadata") or {}).get("generation", 0))
+    behind = generation > int(status.get("observedGeneration", generation))
+    conditions: list[dict[str, Any]] = status.get("conditions") or []
+    words = [each.get("message", "") for each in conditions if each.get("reason") == _DEADLINE]
+    stuck = bool(words) and not behind
+    return RolloutView(
+        service=service,
+        role=role,
+        replicas=replicas,
+        ready=int(status.get("readyReplicas", 0)),
+        updated=updated,
+        rolling=behind or existing > updated,
+        stuck=stuck,
+        message=str(words[0]) if stuck else "",
+    )
+
+
+def may_roll(changed: Collection[str], views: Iterable[RolloutView]) -> Rollouts:
+    """Return which of the ``changed`` services may get their new pod template now.
+
+    Routers always may. A worker service may if no other one rolls, or if it rolls itself (a correction of
+    its own rollout), or if some worker service has no ready replica: then nothing is served and there is no
+    ratio to keep. Of several, decode goes first.
+
+    Args:
+        changed: Services whose live pod template differs from the wanted one.
+        views: All services whose workload exists.
+    """
+    by_name = {view.service: view for view in views}
+    workers = [view for view in by_name.values() if view.role.is_worker]
+    asking = sorted(
+        (view for view in workers if view.service in changed),
+        key=lambda view: (not view.rolling, _ORDER.index(view.role), view.service),
+    )
+    free = sorted(name for name in changed if name not in by_name or not by_name[name].role.is_worker)
+    if any(view.ready == 0 for view in workers):
+        return Rollouts(tuple(sorted([*free, *(view.service for view in asking)])), {})
+    rolling = sorted(view.service for view in workers if view.rolling)
+    allowed = [view.service for view in asking if view.rolling] or (
+        [] if rolling else [view.service for view in asking[:1]]
+    )
+    first = (rolling or allowed or [""])[0]
+    reason = f"waits for the rollout of {first}"
+    if rolling and by_name[first].stuck:
+        reason = f"{reason}, which is stuck: {by_name[first].message}"
+    held = {view.service: reason for view in asking if view.service not in allowed}
+    return Rollouts(tuple(sorted([*free, *allowed])), dict(sorted(held.items())))

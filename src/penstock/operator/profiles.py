@@ -1,0 +1,273 @@
+"""Reconciles ProfileRequests: validate, build, apply, watch the Job, report. Beside the graphs, with a queue of its own.
+
+A request is measured once: its objects are applied until its Job is there, then the Job is only watched, and once the
+request has ended nothing of it is touched any more. The decisions are in `plan.profile`, the objects in
+`build.profile`; owner references take everything along when the request is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
+from penstock.core.errors import InvalidSpecError, NotFoundError
+from penstock.core.logs import get_logger
+from penstock.core.stamps import stamp
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage
+from penstock.kube.informer import Informer
+from penstock.kube.kinds import CONFIG_MAP, JOB, POD, PROFILE_REQUEST
+from penstock.api.manifests.profile_requests import template_of
+from penstock.api.manifests.validation import validate
+from penstock.kube.objects.names import PROFILE_LABEL, profile_name
+from penstock.operator.apply import Applied, Applier, Owner
+from penstock.operator.resources.context import BuildContext
+from penstock.operator.resources.profile import profile_objects
+from penstock.operator.events import EventRecorder
+from penstock.operator.handler_store import HandlerStore
+from penstock.operator.plan.pods import pod_view
+from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
+from penstock.operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
+from penstock.operator.trim import Object, trim_child
+
+WAIT_S: Final = 5.0
+"""Between two looks at a request that waits for its graph, or for objects of an earlier one to go. Chosen."""
+
+WATCH_S: Final = 15.0
+"""Between two looks at a Job under way, because some troubles only show by their duration. Chosen."""
+
+WORKERS: Final = 2
+"""Requests reconciled at once. Chosen: they are few, and each is a handful of writes."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileParts:
+    """What the controller works with.
+
+    Attributes:
+        client: Reads.
+        applier: Writes.
+        recorder: Tells users.
+        context: Of every build; uid and namespace are the request's.
+        graph: Returns a GraphDeployment of the cluster as the validated model, and what is wrong with it; None
+            and nothing wrong: there is none.
+        owns: Returns whether a request is this operator's.
+    """
+
+    client: KubeClient
+    applier: Applier
+    recorder: EventRecorder
+    context: BuildContext
+    graph: Callable[[Key], tuple[GraphDeployment | None, str]]
+    owns: Callable[[Key], bool]
+
+
+class Profiles:
+    """All ProfileRequests of a namespace, or of the cluster.
+
+    Attributes:
+        store: Of the requests; kopf's handlers fill it.
+        queue: Of the requests to look at.
+    """
+
+    def __init__(
+        self,
+        parts: ProfileParts,
+        *,
+        namespace: str | None,
+        pace: Pace,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; `run` starts it.
+
+        Args:
+            parts: What it works with.
+            namespace: None watches all.
+            pace: Of the queue.
+            now_s: Seconds since the epoch.
+        """
+        self._parts = parts
+        self._now_s = now_s
+        self.queue = WorkQueue(pace)
+        self.store = HandlerStore(
+            PROFILE_REQUEST, trim=_trimmed, on_change=lambda _change, obj: self._enqueue(_key(obj))
+        )
+        self._jobs = self._informer(JOB, namespace)
+        self._pods = self._informer(POD, namespace)
+
+    async def run(self) -> None:
+        """Watch and reconcile until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in (self._jobs, self._pods):
+                group.create_task(informer.run())
+            await self._jobs.synced.wait()  # a Job that is not seen would be made once more
+            group.create_task(serve(self.queue, self.reconcile, workers=WORKERS), name="profile requests")
+
+    def enqueue_all(self) -> None:
+        """Enqueue every request."""
+        for key in self.store.objects:
+            self._enqueue(key)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Reconcile one request; return seconds until it is to be looked at again, `NEVER_S` if not.
+
+        Raises:
+            ClusterError: the API server does not answer or refused; looking again later loses nothing.
+        """
+        raw = self.store.objects.get(key)
+        if raw is None or raw["metadata"].get("deletionTimestamp") or not self._parts.owns(key):
+            return NEVER_S
+        status = raw.get("status") or {}
+        if status.get("phase") in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}:
+            return NEVER_S
+        job = self._jobs.objects.get((key[0], profile_name(key[1])))
+        if job is not None and _owner_uid(job) != raw["metadata"]["uid"]:
+            job = None  # of an earlier request of this name; the garbage collector takes it
+        found = await (self._prepare(key, raw) if job is None else self._observe(key, raw, job))
+        await self._report(raw, found, job)
+        if found.phase.is_final:
+            return NEVER_S
+        return WAIT_S if found.phase is ProfilePhase.PENDING else WATCH_S
+
+    async def _prepare(self, key: Key, raw: Object) -> Outcome:
+        """Apply what the request needs, and then its Job."""
+        request, problems = _validated(raw)
+        if request is None:
+            return Outcome(ProfilePhase.FAILED, "InvalidSpec", problems)
+        graph, waiting = self._graph(key[0], request)
+        if graph is None:
+            return waiting
+        owner = Owner(raw["metadata"]["uid"], request.name, kind=request.kind)
+        context = replace(self._parts.context, owner_uid=owner.uid, namespace=key[0])
+        try:
+            objects = profile_objects(request, graph, context)
+        except InvalidSpecError as exc:
+            return Outcome(ProfilePhase.FAILED, "InvalidSpec", _words(exc))
+        for stage in (objects.before, (objects.job,)):
+            applied = await self._parts.applier.apply(stage, {}, owner)
+            if (trouble := _trouble(applied)) is not None:
+                return trouble
+        return Outcome(
+            ProfilePhase.PROFILING, "Starting", f"Job {objects.job['metadata']['name']} starts its pod"
+        )
+
+    def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
+        """Return the graph to measure, or what is said without one."""
+        name = request.spec.graph
+        if name is None:
+            return template_of(request)[1], Outcome(ProfilePhase.FAILED, "InvalidSpec", "template")
+        graph, problem = self._parts.graph((namespace, name))
+        message = (
+            problem or f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
+        )
+        return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid" if problem else "GraphMissing", message)
+
+    async def _observe(self, key: Key, raw: Object, job: Object) -> Outcome:
+        name = (raw["spec"].get("configMap")) or key[1]
+        pods = [
+            pod_view(each)
+            for each in self._pods.objects.values()
+            if (each["metadata"]["namespace"], each["metadata"]["labels"][PROFILE_LABEL]) == key
+        ]
+        result = await self._result(key[0], name) if ended(job) is not None else None
+        return outcome(JobFacts(job, pods, result, name), now_s=self._now_s())
+
+    async def _result(self, namespace: str, name: str) -> Mapping[str, str] | None:
+        try:
+            found = await self._parts.client.get(CONFIG_MAP, name, namespace=namespace)
+        except NotFoundError:
+            return None
+        data: Mapping[str, str] = found.get("data") or {}
+        return data
+
+    async def _report(self, raw: Object, found: Outcome, job: Object | None) -> None:
+        old = raw.get("status") or {}
+        metadata = raw["metadata"]
+        status = request_status(
+            found,
+            generation=metadata.get("generation", 0),
+            job=job,
+            config_map=raw["spec"].get("configMap") or metadata["name"],
+            old=old,
+            now=stamp(self._now_s()),
+        )
+        if status == old:
+            return
+        head = {key: metadata[key] for key in ("name", "namespace", "uid")}
+        obj = {"apiVersion": raw["apiVersion"], "kind": raw["kind"], "metadata": head, "status": status}
+        await self._parts.applier.status(obj)
+        if old.get("phase") != found.phase.value:
+            log.info(
+                "profile request", namespace=head["namespace"], name=head["name"], phase=found.phase.value
+            )
+            is_bad = found.phase is ProfilePhase.FAILED
+            message = EventMessage(f"Profile{found.phase.value}", found.message, "Profile", is_warning=is_bad)
+            await self._parts.recorder.emit(raw, message)
+
+    def _informer(self, kind: Any, namespace: str | None) -> Informer:
+        return Informer(
+            self._parts.client,
+            kind,
+            namespace=namespace,
+            label_selector=PROFILE_LABEL,
+            on_change=lambda _change, obj: self._enqueue(
+                (obj["metadata"]["namespace"], obj["metadata"]["labels"][PROFILE_LABEL])
+            ),
+        )
+
+    def _enqueue(self, key: Key) -> None:
+        if key in self.store.objects:
+            self.queue.enqueue(key)
+
+
+def _trimmed(obj: Object) -> Object:
+    kept = trim_child(obj)
+    return {**kept, "status": obj["status"]} if "status" in obj else kept
+
+
+def _key(obj: Object) -> Key:
+    return obj["metadata"]["namespace"], obj["metadata"]["name"]
+
+
+def _owner_uid(obj: Object) -> str | None:
+    owners = obj["metadata"].get("ownerReferences", ())
+    return next((each.get("uid") for each in owners if each.get("controller")), None)
+
+
+def _validated(raw: Object) -> tuple[ProfileRequest | None, str]:
+    metadata = raw["metadata"]
+    data = {
+        "apiVersion": raw["apiVersion"],
+        "kind": raw["kind"],
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "spec": raw["spec"],
+    }
+    problems, model = validate(ProfileRequest, data)
+    if isinstance(model, ProfileRequest):
+        problems = template_of(model)[0]
+    words = "; ".join(f"{dotted(path)}: {message}" for path, message in problems)
+    return (model if isinstance(model, ProfileRequest) and not problems else None), words
+
+
+def _words(exc: InvalidSpecError) -> str:
+    return "; ".join(f"{each.path}: {each.message}" for each in exc.problems)
+
+
+def _trouble(applied: Applied) -> Outcome | None:
+    """Return what keeps a request from going on; None if nothing does."""
+    if applied.leaving:
+        message = (
+            f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"
+        )
+        return Outcome(ProfilePhase.PENDING, "Replacing", message)
+    if applied.conflicts:
+        return Outcome(ProfilePhase.PENDING, "NameConflict", "; ".join(sorted(applied.conflicts)))
+    if applied.refused:
+        return Outcome(ProfilePhase.PENDING, "ApplyFailed", "; ".join(sorted(applied.refused)))
+    return None

@@ -1,0 +1,500 @@
+"""Reconciles one graph: observe, validate, build, compare, drain, ungate, apply, report.
+
+Level-triggered: everything is decided from what the watches show now, so a crash between any two writes costs
+a second look and a lost event costs one interval. Nothing is written that is right already. The decisions are
+in `plan` and the objects in `build`, both pure; this module only puts them in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.api import GraphDeployment
+from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
+from penstock.core.logs import get_logger
+from penstock.kube.events import EventMessage
+from penstock.kube.kinds import DYNAMO_WORKER_METADATA, LEADER_WORKER_SET, SCALING_ADAPTER
+from penstock.kube.objects.names import DRAIN_FINALIZER, child_name
+from penstock.operator.apply import Applied, Applier, Owner
+from penstock.operator.resources.children import BuildContext, adapter, children
+from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
+from penstock.operator.cluster import Cluster, GraphSnapshot
+from penstock.operator.deleting import Deletion
+from penstock.operator.draining import DrainingPool, Drains, scale_message
+from penstock.operator.events import EventRecorder
+from penstock.operator.facts import Seen, graph_facts
+from penstock.operator.gates import Gates
+from penstock.operator.lru_cache import LruCache
+from penstock.operator.metrics import OperatorMetrics
+from penstock.operator.plan.bounds import bounded
+from penstock.operator.plan.budget import blocked, blocked_on_budget
+from penstock.operator.plan.conditions import ConditionFacts, Failure
+from penstock.operator.plan.definitions import (
+    missing_definition,
+    needs_dynamo_discovery,
+    needs_leader_worker_set,
+)
+from penstock.operator.plan.diagnose import Category
+from penstock.operator.plan.observed import observed_services
+from penstock.operator.plan.refusal import refusal
+from penstock.operator.plan.rollout import may_roll, unavailable
+from penstock.operator.queue import Key
+from penstock.operator.router_secret import make_router_secret
+from penstock.operator.statuses import Statuses
+from penstock.operator.trim import VERSION, Object
+from penstock.operator.validity import Models
+from penstock.operator.workloads import (
+    WORKLOADS,
+    is_own,
+    known_replicas,
+    marked,
+    obsolete,
+    replicas_of,
+    template_changed,
+    view_of,
+    workload_of,
+)
+
+DRAIN_REQUEUE_S: Final = 1.0
+"""Between two reconciles while workers drain; as far apart as two readings that find one idle must be."""
+
+UNREADY_REQUEUE_S: Final = 15.0
+"""Between two reconciles while a pod is not ready, because some troubles only show by their duration. Chosen."""
+
+BUILT: Final = 64
+"""Graphs whose built objects are kept for the next reconcile. Chosen: five megabytes."""
+
+CONFLICT_REQUEUE_S: Final = 60.0
+"""Between two reconciles while another owner's object has a child's name. Chosen: a person has to act first."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a reconciler works with.
+
+    Attributes:
+        cluster: The view.
+        applier: Writes.
+        drains: Takes steps of scaling.
+        gates: Removes scheduling gates.
+        recorder: Tells users.
+        metrics: Counts.
+        context: Of every build; uid and namespace are the graph's.
+    """
+
+    cluster: Cluster
+    applier: Applier
+    drains: Drains
+    gates: Gates
+    recorder: EventRecorder
+    metrics: OperatorMetrics
+    context: BuildContext
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileResult:
+    """How one reconcile of a graph ended.
+
+    Attributes:
+        outcome: unchanged, changed, waiting, invalid or conflict; for the metrics.
+        requeue_after_s: When to reconcile again though nothing changes, seconds; None: not.
+    """
+
+    outcome: str
+    requeue_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A valid graph with what is known of it."""
+
+    key: Key
+    model: GraphDeployment
+    raw: Object
+    snapshot: GraphSnapshot
+    context: BuildContext
+    now_s: float
+    has_dynamo_discovery: bool = False
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def workers(self) -> list[Object]:
+        """Its worker pods."""
+        return [each for each in self.snapshot.pods.values() if each["view"].role != "router"]
+
+    @property
+    def priorities(self) -> dict[str, int]:
+        """``scaling.priority`` by service."""
+        services = self.model.spec.workers
+        return {name: each.scaling.priority for name, each in services.items() if each.scaling is not None}
+
+
+class Reconciler:
+    """Reconciles graphs; keeps no truth of its own, only what saves work."""
+
+    def __init__(self, parts: Parts, *, now_s: Callable[[], float] = time.time) -> None:
+        self._parts = parts
+        self._now_s = now_s
+        self._deletion = Deletion(parts.applier, parts.drains)
+        self._models = Models()
+        self._statuses = Statuses(parts.applier)
+        self._settled: dict[Key, tuple[object, ...]] = {}
+        self._emitted: dict[Key, frozenset[EventMessage]] = {}
+        self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Reconcile one graph; return seconds until it is to be requeued though nothing changes, or None.
+
+        Raises:
+            ClusterError: the API server does not answer, refused, or somebody else was first; nothing is lost
+                by looking again later.
+        """
+        started_s = time.monotonic()
+        outcome = "error"
+        try:
+            result = await self._reconcile(key)
+            outcome = result.outcome
+            return result.requeue_after_s
+        finally:
+            self._parts.metrics.reconciled(outcome, time.monotonic() - started_s)
+
+    def forget(self, key: Key) -> None:
+        """Drop what is remembered of a graph that is gone."""
+        self._models.forget(key)
+        self._settled.pop(key, None)
+        self._emitted.pop(key, None)
+        self._built.forget(key)
+        self._parts.gates.forget(key)
+
+    async def _reconcile(self, key: Key) -> ReconcileResult:
+        snapshot = self._parts.cluster.snapshot(key)
+        raw = snapshot.graph
+        if raw is None:
+            self._parts.applier.forget(key[0], snapshot.children)
+            self.forget(key)
+            return ReconcileResult("unchanged")
+        if raw["metadata"].get("deletionTimestamp"):
+            return await self._delete(key, raw, snapshot)
+        seen_as = snapshot.fingerprint()
+        if self._settled.get(key) == seen_as:
+            return ReconcileResult("unchanged")
+        self._settled.pop(key, None)
+        model, problems = self._models.of(key, raw)
+        if model is None:
+            return await self._invalid(raw, snapshot, problems)
+        try:
+            return await self._bring_about(await self._graph(key, model, raw, snapshot), seen_as)
+        except InvalidSpecError as exc:
+            return await self._invalid(raw, snapshot, exc.problems)
+
+    async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
+        cluster, spec = self._parts.cluster, model.spec
+        context = replace(
+            self._parts.context,
+            owner_uid=raw["metadata"]["uid"],
+            namespace=key[0],
+            has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
+        )
+        has_discovery = needs_dynamo_discovery(spec) and await cluster.knows(DYNAMO_WORKER_METADATA)
+        return _Graph(key, model, raw, snapshot, context, self._now_s(), has_dynamo_discovery=has_discovery)
+
+    async def _bring_about(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
+        seen = Seen()
+        first_replicas = self._wishes(graph, seen)
+        try:
+            return await self._take_steps(graph, seen, first_replicas, seen_as)
+        except UnavailableError as exc:
+            if self._parts.cluster.problem() is None:  # it answers, but not to this
+                seen.failure = Failure("ApplyFailed", str(exc))
+                with suppress(ClusterError):
+                    await self._report(graph, self._parts.cluster.snapshot(graph.key), seen)
+            raise
+
+    async def _take_steps(
+        self, graph: _Graph, seen: Seen, first_replicas: dict[str, int], seen_as: tuple[object, ...]
+    ) -> ReconcileResult:
+        if DRAIN_FINALIZER not in graph.raw["metadata"].get("finalizers", ()):
+            self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
+            await self._add_finalizer(graph.raw)
+        emitted = await self._scale(graph, seen)
+        wanted = self._wanted(graph, seen)
+        applied = await self._apply(graph, seen, wanted, first_replicas)
+        gone = await self._prune(graph, wanted)
+        ungated = await self._ungate(graph, seen)
+        seen.failure = _failure(applied, graph)
+        snapshot = self._parts.cluster.snapshot(graph.key)
+        await self._report(graph, snapshot, seen)
+        for message in [*emitted, *self._event_messages(graph.key, applied, seen)]:
+            await self._parts.recorder.emit(graph.raw, message)
+        result = self._end(graph, seen, applied, wrote=bool(emitted or gone or ungated))
+        is_at_rest = result == ReconcileResult("unchanged") and seen.failure is None
+        if is_at_rest and self._parts.cluster.snapshot(graph.key).fingerprint() == seen_as:
+            # What changed meanwhile was not part of it.
+            self._settled[graph.key] = seen_as
+        return result
+
+    def _event_messages(self, key: Key, applied: Applied, seen: Seen) -> list[EventMessage]:
+        """Return what to emit: every repair, and troubles that the last reconcile did not find."""
+        emitted = self._emitted.get(key, frozenset())
+        troubles = [
+            EventMessage("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts
+        ]
+        troubles += [EventMessage("ApplyFailed", each, "Apply", is_warning=True) for each in applied.refused]
+        reasons = sorted({f"{each.service}: {each.reason}" for each in seen.waiting})
+        troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
+        refused = sorted(map(str, seen.refused.values()))
+        troubles += [EventMessage(Category.REFUSED.value, each, "Scale", is_warning=True) for each in refused]
+        self._emitted[key] = frozenset(troubles)
+        repairs = [EventMessage("Repaired", each, "Apply") for each in applied.repaired]
+        return [*repairs, *(each for each in troubles if each not in emitted)]
+
+    def _end(self, graph: _Graph, seen: Seen, applied: Applied, *, wrote: bool) -> ReconcileResult:
+        if applied.refused:
+            raise ClusterError("; ".join(applied.refused))
+        snapshot = self._parts.cluster.snapshot(graph.key)
+        draining = any(each.draining and not each.held for each in seen.plans.values())
+        unready = any(not view.ready and not view.finished for view in snapshot.views())
+        requeue_after_s = DRAIN_REQUEUE_S if draining else UNREADY_REQUEUE_S if unready else None
+        if applied.conflicts:
+            return ReconcileResult("conflict", CONFLICT_REQUEUE_S)
+        wrote = wrote or applied.wrote
+        return ReconcileResult(
+            "changed" if wrote else "unchanged" if requeue_after_s is None else "waiting", requeue_after_s
+        )
+
+    def _wishes(self, graph: _Graph, seen: Seen) -> dict[str, int]:
+        """Note every service's wish within its bounds; return the first number of adapters yet to be made."""
+        first: dict[str, int] = {}
+        budget = gpu_ceiling(graph.model)
+        for name, service in graph.model.spec.services.items():
+            workload = workload_of(graph.model, name, graph.snapshot.children)
+            there = replicas_of(workload)
+            wish: int | None = None
+            if service.scaling is not None:
+                child = child_name(graph.model.name, name)
+                live = graph.snapshot.children.get((SCALING_ADAPTER.kind, child))
+                if live is not None and is_own(live, graph.uid):
+                    wish = live["spec"].get("replicas")
+                else:
+                    # An adapter that was deleted comes back with the number that runs, not with the first one.
+                    wish = first[child] = service.replicas if there is None else there
+            seen.bounds[name] = bounded(wish, service, max_gpu_budget=budget)
+            seen.desired[name] = seen.bounds[name].replicas if there is None else there
+            if workload is not None:
+                seen.rollouts[name] = view_of(name, service.role, workload)
+                if (refused := refusal(name, workload)) is not None:
+                    seen.refused[name] = refused
+        return first
+
+    async def _scale(self, graph: _Graph, seen: Seen) -> list[EventMessage]:
+        messages = []
+        pods = graph.workers
+        views = [each["view"] for each in pods]
+        allowed = self._parts.gates.plan(
+            graph.key,
+            pods,
+            budget=gpu_ceiling(graph.model),
+            priorities=graph.priorities,
+            now_s=graph.now_s,
+        )
+        seen.blocked = blocked(allowed, views)
+        # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
+        waiting = blocked_on_budget(allowed, views)
+        for name, service in graph.model.spec.workers.items():
+            rollout = seen.rollouts.get(name)
+            is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
+            pool = DrainingPool(
+                service=name,
+                wish=seen.bounds[name].replicas,
+                spec_replicas=seen.desired[name],
+                grace_s=service.termination_grace_period_seconds,
+                rolling=is_rolling and name not in waiting,
+                pods=tuple(each for each in graph.snapshot.pods.values() if each["view"].service == name),
+                known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
+            )
+            plan = await self._parts.drains.step(pool, now_s=graph.now_s)
+            seen.plans[name] = plan
+            text = scale_message(name, plan, pool.wish)
+            if text is not None:
+                messages.append(EventMessage("Draining" if plan.begin else "Restored", text, action="Drain"))
+        return messages
+
+    def _wanted(self, graph: _Graph, seen: Seen) -> list[Object]:
+        model, services = graph.model, graph.model.spec.services
+        replicas = {
+            name: seen.plans[name].spec_replicas if name in seen.plans else seen.bounds[name].replicas
+            for name in services
+        }
+        wanted_gpus = sum(seen.bounds[name].replicas * each.gpus for name, each in model.spec.workers.items())
+        budget = gpu_ceiling(model)
+        away = {
+            name: unavailable(
+                role=each.role,
+                gpus_per_replica=each.gpus,
+                wanted_gpus=wanted_gpus,
+                budget=budget,
+                blocked=seen.blocked.get(name, 0),
+            )
+            for name, each in services.items()
+        }
+        # A reconcile builds twice, and the next one mostly the same.
+        known = (graph.uid, model, replicas, away, graph.context)
+        built = self._built.get(graph.key)
+        if built is None or built[0] != known:
+            built = known, self._build(graph, replicas, away)
+            self._built.put(graph.key, built)
+        return built[1]
+
+    def _build(self, graph: _Graph, replicas: dict[str, int], away: dict[str, int]) -> list[Object]:
+        model = graph.model
+        adapters = [
+            adapter(model, name, graph.context, replicas=None)
+            for name, each in model.spec.services.items()
+            if each.scaling is not None
+        ]
+        built = children(model, graph.context, replicas=replicas, unavailable=away)
+        return [*adapters, *map(marked, built)]
+
+    async def _apply(
+        self, graph: _Graph, seen: Seen, wanted: list[Object], first_replicas: dict[str, int]
+    ) -> Applied:
+        live = graph.snapshot.children
+        names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
+        changed: set[str] = set()
+        for want in wanted:
+            there = live.get((want["kind"], want["metadata"]["name"]))
+            if want["kind"] in WORKLOADS and there is not None:
+                found = self._parts.applier.differences(want, there)
+                if template_changed(want, there, found):
+                    changed.add(names[want["metadata"]["name"]])
+        seen.held = may_roll(changed, seen.rollouts.values()).held
+        now: list[Object] = []
+        later: list[Object] = []
+        for want in wanted:
+            is_held = want["kind"] in WORKLOADS and names[want["metadata"]["name"]] in seen.held
+            (later if is_held else now).append(want)
+        owner = Owner(graph.uid, graph.model.name, first_replicas=first_replicas)
+        refused = await make_router_secret(self._parts.applier, graph.model, graph.context, wanted, live)
+        applied = await self._parts.applier.apply(now, live, owner)
+        applied.refused += refused
+        for want in later:
+            await self._only_replicas(want, live[want["kind"], want["metadata"]["name"]])
+        for name in seen.desired:
+            plan = seen.plans.get(name)
+            seen.desired[name] = plan.spec_replicas if plan is not None else seen.bounds[name].replicas
+        return applied
+
+    async def _only_replicas(self, want: Object, there: Object) -> None:
+        """Scale a workload whose new pod template has to wait."""
+        number = want["spec"]["replicas"]
+        if replicas_of(there) != number:
+            await self._parts.applier.patch(there, {"spec": {"replicas": number}})
+
+    async def _prune(self, graph: _Graph, wanted: list[Object]) -> bool:
+        """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""
+        names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
+        if not graph.context.has_leader_worker_set:
+            # Not built for want of their CRD, which says nothing about whether they are wanted.
+            names |= {key for key in graph.snapshot.children if key[0] == LEADER_WORKER_SET.kind}
+        workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
+        for child in workloads:
+            await self._deletion.retire(child, graph.snapshot, now_s=graph.now_s)
+        for child in rest:
+            if not child["metadata"].get("deletionTimestamp"):
+                await self._parts.applier.delete(child)
+        return bool(workloads or rest)
+
+    async def _ungate(self, graph: _Graph, seen: Seen) -> bool:
+        ungated = await self._parts.gates.ungate(
+            graph.key,
+            graph.workers,
+            budget=gpu_ceiling(graph.model),
+            priorities=graph.priorities,
+            replicas=seen.desired,
+            now_s=graph.now_s,
+        )
+        seen.waiting = ungated.plan.waiting
+        return bool(ungated.released)
+
+    async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: Seen) -> None:
+        generation = graph.raw["metadata"].get("generation", 0)
+        facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
+        await self._statuses.graph(graph.raw, facts, now_s=self._now_s())
+        for name, service in graph.model.spec.services.items():
+            live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
+            if service.scaling is not None and live is not None and is_own(live, graph.uid):
+                await self._statuses.adapter(live, facts.services[name], seen.bounds[name], now_s=graph.now_s)
+
+    async def _invalid(
+        self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
+    ) -> ReconcileResult:
+        """Say every problem; what runs keeps running as it is."""
+        message = "; ".join(
+            f"{each.path}: {each.message}" if each.path else each.message for each in problems
+        )
+        facts = ConditionFacts(
+            generation=raw["metadata"].get("generation", 0),
+            services=observed_services(snapshot.views()),
+            budget=stated_gpu_ceiling(raw),
+            failure=Failure("InvalidSpec", message),
+        )
+        if await self._statuses.graph(raw, facts, now_s=self._now_s()):
+            await self._parts.recorder.emit(
+                raw, EventMessage("InvalidSpec", message, "Validate", is_warning=True)
+            )
+        return ReconcileResult("invalid")
+
+    async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
+        finalizers = raw["metadata"].get("finalizers", [])
+        if DRAIN_FINALIZER not in finalizers:
+            return ReconcileResult("unchanged")
+        step = None
+        if "orphan" not in finalizers:  # the user wants to keep the children
+            step = await self._deletion.step(raw, snapshot, now_s=self._now_s())
+            if not step.release:
+                facts = ConditionFacts(
+                    generation=raw["metadata"].get("generation", 0),
+                    services=observed_services(snapshot.views()),
+                    budget=stated_gpu_ceiling(raw),
+                    deleting=step.message,
+                )
+                await self._statuses.graph(raw, facts, now_s=self._now_s())
+                return ReconcileResult("waiting", DRAIN_REQUEUE_S if step.drain else UNREADY_REQUEUE_S)
+        path = f"/metadata/finalizers/{finalizers.index(DRAIN_FINALIZER)}"
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": raw["metadata"]["uid"]},
+            {"op": "test", "path": path, "value": DRAIN_FINALIZER},
+            {"op": "remove", "path": path},
+        ]
+        await self._parts.applier.patch(raw, patch)
+        log.info("graph deleted", namespace=key[0], name=key[1])
+        return ReconcileResult("changed")
+
+    async def _add_finalizer(self, raw: Object) -> None:
+        """Add it before the first child, so that no deletion leaves one behind."""
+        metadata = raw["metadata"]
+        finalizers = [*metadata.get("finalizers", ()), DRAIN_FINALIZER]
+        # The version guards finalizers of others that the watch has not shown yet.
+        patch = {"uid": metadata["uid"], "resourceVersion": str(raw[VERSION]), "finalizers": finalizers}
+        await self._parts.applier.patch(raw, {"metadata": patch})
+
+
+def _failure(applied: Applied, graph: _Graph) -> Failure | None:
+    if applied.conflicts:
+        return Failure("NameConflict", "; ".join(sorted(applied.conflicts)))
+    if applied.refused:
+        return Failure("ApplyFailed", "; ".join(sorted(applied.refused)))
+    return missing_definition(
+        graph.model.spec,
+        has_leader_worker_set=graph.context.has_leader_worker_set,
+        has_dynamo_discovery=graph.has_dynamo_discovery,
+    )

@@ -1,0 +1,6 @@
+"""Pure: a graph becomes the objects that it needs, one kind per file."""
+
+from penstock.operator.resources.children import BuildContext, adapter, children
+from penstock.operator.resources.pod import gpu_ceiling
+
+__all__ = ["BuildContext", "adapter", "children", "gpu_ceiling"]

@@ -1,0 +1,229 @@
+"""What a podTemplate may not make of a pod: a way out of its container, another account's rights, others' Secrets.
+
+Pure. Who may write a GraphDeployment may not, by that alone, run privileged pods: the operator would lend its own right
+to create them. So the merged pod is held to the restricted pod security standard, whatever the overlay added or removed.
+What the operator builds by itself (a node pool's cacheMount, the routers' keys) is its user's choice.
+
+Source: kubernetes.io/docs/concepts/security/pod-security-standards, profile Restricted of v1.34.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from penstock.core.errors import InvalidSpecError, Problem
+from penstock.operator.resources.security import container_security
+
+ALLOWED_BY: Final = "operator.allowPrivilegedPodTemplates"
+"""The chart's value that allows all of it."""
+
+_REMOVE: Final = "remove it"
+_HOST: Final = ("hostNetwork", "hostPID", "hostIPC")
+_CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
+_HANDLERS: Final = ("livenessProbe", "readinessProbe", "startupProbe")
+_HOOKS: Final = ("postStart", "preStop")
+
+_VOLUMES: Final = frozenset(
+    {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "image",
+        "persistentVolumeClaim",
+        "projected",
+    }
+)
+"""The standard's, but ``secret``: a pod would read out every Secret of the namespace."""
+_PROJECTED: Final = frozenset({"clusterTrustBundle", "configMap", "downwardAPI"})
+"""Sources that are neither Secrets nor tokens of the pod's account."""
+
+_SYSCTLS: Final = frozenset(
+    {
+        "kernel.shm_rmid_forced",
+        "net.ipv4.ip_local_port_range",
+        "net.ipv4.ip_local_reserved_ports",
+        "net.ipv4.ip_unprivileged_port_start",
+        "net.ipv4.ping_group_range",
+        "net.ipv4.tcp_fin_timeout",
+        "net.ipv4.tcp_keepalive_intvl",
+        "net.ipv4.tcp_keepalive_probes",
+        "net.ipv4.tcp_keepalive_time",
+        "net.ipv4.tcp_syncookies",
+    }
+)
+_SELINUX_TYPES: Final = frozenset(
+    {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
+)
+_PROFILES: Final = frozenset({"RuntimeDefault", "Localhost"})
+_APPARMOR: Final = "container.apparmor.security.beta.kubernetes.io/"
+_SYSTEM: Final = "system-"
+"""Begin of the priority classes that evict the cluster's own pods."""
+
+
+class _Found(NamedTuple):
+    """What a pod may not have: its key, its value in words, and what to do about it."""
+
+    key: str
+    value: str
+    remedy: str = _REMOVE
+
+
+def confined(built: Mapping[str, Any], template: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return a pod template whose added containers are confined as the built ones are, where they do not say how.
+
+    Args:
+        built: The pod template before the user's overlay.
+        template: The pod template after it.
+        path: Where the overlay stands in the manifest, for messages.
+
+    Raises:
+        InvalidSpecError: the template has privileges, each with its key.
+    """
+    own, spec = built["spec"], dict(_map(template.get("spec")))
+    for kind in _CONTAINERS:
+        known = [each["name"] for each in _maps(own.get(kind))]
+        if added := _maps(spec.get(kind)):
+            spec[kind] = [each if each.get("name") in known else _with_defaults(each) for each in added]
+    annotations = _map(_map(template.get("metadata")).get("annotations"))
+    found = [*_of_annotations(annotations), *_of_pod(own, spec)]
+    if found:
+        raise InvalidSpecError(
+            [
+                Problem(
+                    path=f"{path}.{each.key}",
+                    message=f"{each.value} is not allowed in a podTemplate; {each.remedy}, or set the chart's {ALLOWED_BY}",
+                )
+                for each in found
+            ]
+        )
+    return {**template, "spec": spec}
+
+
+def _with_defaults(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an added container with the built ones' security context below its own; its root may be writable."""
+    stated = {
+        key: value for key, value in _map(container.get("securityContext")).items() if value is not None
+    }
+    return {**container, "securityContext": container_security(is_root_read_only=False) | stated}
+
+
+def _of_annotations(annotations: Mapping[str, Any]) -> Iterator[_Found]:
+    for key, value in annotations.items():
+        if key.startswith(_APPARMOR) and not str(value).startswith(("runtime/default", "localhost/")):
+            yield _Found(f"metadata.annotations[{key}]", str(value))
+
+
+def _of_pod(own: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[_Found]:
+    for key in _HOST:
+        if spec.get(key):
+            yield _Found(f"spec.{key}", "true")
+    yield from _of_account(own, spec)
+    if spec.get("nodeName"):
+        yield _Found("spec.nodeName", str(spec["nodeName"]), "use nodeSelector or affinity")
+    if str(spec.get("priorityClassName", "")).startswith(_SYSTEM):
+        yield _Found("spec.priorityClassName", str(spec["priorityClassName"]), "use a class of your own")
+    for volume in _maps(spec.get("volumes")):
+        if volume not in own.get("volumes", ()):
+            yield from _of_volume(volume, f"spec.volumes[{volume.get('name')}]")
+    pod = _map(spec.get("securityContext"))
+    yield from _of_context(pod, "spec.securityContext")
+    for kind in _CONTAINERS:
+        for container in _maps(spec.get(kind)):
+            yield from _of_container(container, pod, f"spec.{kind}[{container.get('name')}]")
+
+
+def _of_account(own: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[_Found]:
+    account = own["serviceAccountName"]
+    for key in ("serviceAccountName", "serviceAccount"):
+        given = spec.get(key)
+        if given != account and (given or key == "serviceAccountName"):
+            yield _Found(f"spec.{key}", str(given or "none"), f"leave it at {account}")
+    if spec.get("automountServiceAccountToken") is not False and not own["automountServiceAccountToken"]:
+        yield _Found("spec.automountServiceAccountToken", "a token of the API", "leave it at false")
+
+
+def _of_volume(volume: Mapping[str, Any], place: str) -> Iterator[_Found]:
+    for kind, source in volume.items():
+        if kind == "name" or source is None:
+            continue
+        if kind not in _VOLUMES:
+            named = _map(source)
+            yield _Found(f"{place}.{kind}", str(named.get("path") or named.get("secretName") or kind))
+        for projected in _maps(_map(source).get("sources")) if kind == "projected" else ():
+            for each in projected.keys() - _PROJECTED:
+                yield _Found(f"{place}.projected.sources", each)
+
+
+def _of_context(context: Mapping[str, Any], place: str) -> Iterator[_Found]:
+    """Yield what neither a pod's nor a container's security context may say."""
+    for sysctl in _maps(context.get("sysctls")):
+        if sysctl.get("name") not in _SYSCTLS:
+            yield _Found(f"{place}.sysctls", str(sysctl.get("name")))
+    if context.get("runAsUser") == 0:
+        yield _Found(f"{place}.runAsUser", "0, which is root,", "name another user")
+    labels = _map(context.get("seLinuxOptions"))
+    if (labels.get("type") or "") not in _SELINUX_TYPES or labels.get("user") or labels.get("role"):
+        yield _Found(f"{place}.seLinuxOptions", ", ".join(str(each) for each in labels.values()))
+    armour = _map(context.get("appArmorProfile")).get("type", "RuntimeDefault")
+    if armour not in _PROFILES:
+        yield _Found(f"{place}.appArmorProfile", str(armour))
+    if _map(context.get("windowsOptions")).get("hostProcess"):
+        yield _Found(f"{place}.windowsOptions.hostProcess", "true")
+
+
+def _of_container(container: Mapping[str, Any], pod: Mapping[str, Any], where: str) -> Iterator[_Found]:
+    security = _map(container.get("securityContext"))
+    place = f"{where}.securityContext"
+    yield from _of_context(security, place)
+    # A container's own value goes before the pod's, and null is none.
+    merged = {**pod, **{key: value for key, value in security.items() if value is not None}}
+    if merged.get("runAsNonRoot") is not True:
+        yield _Found(f"{place}.runAsNonRoot", _shown(merged.get("runAsNonRoot")), "leave it at true")
+    seccomp = _map(merged.get("seccompProfile")).get("type")
+    if seccomp not in _PROFILES:
+        yield _Found(f"{place}.seccompProfile.type", _shown(seccomp), "leave it at RuntimeDefault")
+    if security.get("privileged"):
+        yield _Found(f"{place}.privileged", "true")
+    if security.get("allowPrivilegeEscalation") is not False:
+        escalates = _shown(security.get("allowPrivilegeEscalation"))
+        yield _Found(f"{place}.allowPrivilegeEscalation", escalates, "leave it at false")
+    yield from _of_capabilities(_map(security.get("capabilities")), f"{place}.capabilities")
+    if security.get("procMount") not in {None, "Default"}:
+        yield _Found(f"{place}.procMount", str(security["procMount"]))
+    yield from _of_node_network(container, where)
+
+
+def _of_capabilities(capabilities: Mapping[str, Any], place: str) -> Iterator[_Found]:
+    if capabilities.get("add"):
+        yield _Found(f"{place}.add", ", ".join(map(str, capabilities["add"])))
+    if "ALL" not in (dropped := capabilities.get("drop") or ()):
+        yield _Found(f"{place}.drop", ", ".join(map(str, dropped)) or "none", "leave it at ALL")
+
+
+def _of_node_network(container: Mapping[str, Any], where: str) -> Iterator[_Found]:
+    for port in _maps(container.get("ports")):
+        if port.get("hostPort"):
+            yield _Found(f"{where}.ports.hostPort", str(port["hostPort"]))
+    handlers = [(key, _map(container.get(key))) for key in _HANDLERS]
+    handlers += [(f"lifecycle.{key}", _map(_map(container.get("lifecycle")).get(key))) for key in _HOOKS]
+    for name, handler in handlers:
+        for kind in ("httpGet", "tcpSocket"):
+            if host := _map(handler.get(kind)).get("host"):
+                # The node itself would ask that host.
+                yield _Found(f"{where}.{name}.{kind}.host", str(host))
+
+
+def _shown(value: object) -> str:
+    """Return a value as a manifest spells it."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _map(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _maps(value: object) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

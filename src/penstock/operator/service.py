@@ -1,0 +1,344 @@
+"""One operator process: client, election, watches, queue and reconciler put together; called by the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from penstock.api import GraphDeployment, GraphPhase
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.lease import Election, own_pod
+from penstock.kube.ownership import ElectionScope
+from penstock.kube.objects.names import OPERATOR, lease_name
+from penstock.operator.apply import Applier
+from penstock.operator.resources.context import BuildContext
+from penstock.operator.cluster import Cluster
+from penstock.operator.draining import Drains
+from penstock.operator.events import EventRecorder
+from penstock.operator.gates import Gates
+from penstock.operator.loads import LoadReader, MetricsReader
+from penstock.operator.metrics import GraphReplicas, OperatorMetrics, StatusServer
+from penstock.operator.peers import LEASE_KEYS, Peers
+from penstock.operator.profiles import ProfileParts, Profiles
+from penstock.operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
+from penstock.operator.reconcile import Parts, Reconciler
+from penstock.operator.settings import OperatorSettings
+from penstock.operator.trim import Object
+from penstock.operator.validity import judged
+from penstock.core.http.client import ConnectionPool
+
+log = get_logger(__name__)
+
+STOP_S: Final = 20.0
+"""Longest wait for the work's end at SIGTERM; real seconds, chosen: more than a term of the Lease, behind which
+another operator works anyway."""
+
+
+class Operator:
+    """Everything that acts, from the moment this process may act; made anew whenever it becomes leader."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: OperatorSettings,
+        *,
+        loads: LoadReader,
+        metrics: OperatorMetrics,
+        pace: Pace | None = None,
+        owns: Callable[[Key], bool] = lambda _key: True,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            client: Reads and writes.
+            settings: Of the process.
+            loads: Asks draining workers.
+            metrics: Counts.
+            pace: Of the queue; None follows the settings.
+            owns: Returns whether a graph is this operator's; others are seen but left alone.
+        """
+        namespace = watched_namespace(settings, client)
+        self._client = client
+        self._namespace = namespace
+        self._settings = settings
+        self._owns = owns
+        self.queue = WorkQueue(pace or Pace(resync_s=settings.resync_interval), now_s=time.monotonic)
+        self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
+        applier = Applier(client, metrics, on_written=self.cluster.note)
+        recorder = EventRecorder(client, instance=instance(), on_dropped=metrics.event_dropped)
+        context = BuildContext(
+            owner_uid="",
+            namespace="",
+            operator_namespace=_own_namespace(client),
+            penstock_image=settings.penstock_image,
+            image_pull_policy=settings.image_pull_policy,
+            allows_privileges=settings.allow_privileged_pod_templates,
+        )
+        self.reconciler = Reconciler(
+            Parts(
+                cluster=self.cluster,
+                applier=applier,
+                drains=Drains(applier, loads),
+                gates=Gates(applier),
+                recorder=recorder,
+                metrics=metrics,
+                context=context,
+            )
+        )
+        parts = ProfileParts(client, applier, recorder, context, graph=self._graph, owns=owns)
+        self.profiles = Profiles(parts, namespace=namespace, pace=self.queue.pace)
+
+    async def run(self) -> None:
+        """Watch and reconcile until cancelled."""
+        from penstock.operator.handlers import KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
+
+        graphs, adapters = self.cluster.stores
+        kopfs = (
+            KopfOperator(
+                self._client,
+                graphs,
+                namespace=self._namespace,
+                liveness_endpoint=_liveness_endpoint(self._settings),
+            ),
+            KopfOperator(self._client, adapters, namespace=self._namespace),
+            KopfOperator(self._client, self.profiles.store, namespace=self._namespace),
+        )
+        async with asyncio.TaskGroup() as group:
+            for each in kopfs:
+                group.create_task(each.run(), name="kopf")
+            group.create_task(self.cluster.run(), name="watches")
+            await self.cluster.synced()
+            log.info("graphs known", graphs=len(self.cluster.known()))
+            self.enqueue_all()
+            group.create_task(self.profiles.run(), name="profiles")
+            group.create_task(serve(self.queue, self._work, workers=self._settings.workers), name="workers")
+
+    def enqueue_all(self) -> None:
+        """Enqueue every graph and every ProfileRequest."""
+        for key in self.cluster.known():
+            self.queue.enqueue(key)
+        self.profiles.enqueue_all()
+
+    def phases(self) -> Mapping[str, int]:
+        """Return the number of graphs in each phase."""
+        found: Counter[str] = Counter()
+        for key in self.cluster.known():
+            graph = self.cluster.snapshot(key).graph
+            if graph is not None and self._owns(key):
+                found[graph.get("status", {}).get("phase") or GraphPhase.PENDING.value] += 1
+        return found
+
+    def replicas(self) -> Iterator[GraphReplicas]:
+        """Yield the ready replicas of each graph that is not being deleted."""
+        for key in self.cluster.known():
+            graph = self.cluster.snapshot(key).graph
+            if graph is not None and self._owns(key) and "deletionTimestamp" not in graph["metadata"]:
+                yield graph_replicas(graph)
+
+    async def _work(self, key: Key) -> float | None:
+        if not self._owns(key):
+            self.reconciler.forget(key)
+            return None
+        requeue_after_s = await self.reconciler.reconcile(key)
+        return NEVER_S if self.cluster.snapshot(key).empty else requeue_after_s
+
+    def _graph(self, key: Key) -> tuple[GraphDeployment | None, str]:
+        """Return a graph as the validated model, and what is wrong with it."""
+        raw = self.cluster.snapshot(key).graph
+        if raw is None:
+            return None, ""
+        model, problems = judged(raw)
+        return model, "; ".join(f"{each.path}: {each.message}" for each in problems)
+
+    def _enqueue(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback
+        self.queue.enqueue(key, urgent=urgent)
+
+
+class OperatorService:
+    """The process: stands for election if asked to, serves /metrics meanwhile, and runs the operator."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self._settings = settings
+        self._metrics = OperatorMetrics()
+        self._operator: Operator | None = None
+        self._election: Election | None = None
+        self._peers: Peers | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until ``stop`` is set; the Lease is given back then.
+
+        Raises:
+            ConfigError: no credentials, or the metrics port is taken.
+        """
+        settings = self._settings
+        log.info("operator options", **settings.model_dump(mode="json"))
+        client = await KubeClient.connect(kubeconfig=_path(settings.kubeconfig), context=settings.context)
+        self._metrics.watch(depth=self._depth, phases=self._phases, graphs=self._replicas)
+        try:
+            async with self._status_server():
+                work = asyncio.create_task(self._elect(client), name="operator")
+                stopped = asyncio.create_task(stop.wait(), name="stop")
+                try:
+                    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stopped.cancel()
+                    work.cancel()
+                    await asyncio.wait({work}, timeout=STOP_S)
+                if work.done() and not work.cancelled():
+                    work.result()
+        finally:
+            await client.close()
+        log.info("operator stopped")
+
+    async def _elect(self, client: KubeClient) -> None:
+        if not self._settings.leader_election:
+            await self._lead(client)
+            return
+        scope = election_scope(self._settings, client)
+        namespace, name = scope.lease
+        election = Election(
+            client,
+            name=name,
+            namespace=namespace,
+            identity=f"{instance()}-{random.SystemRandom().randrange(16**8):08x}",
+            labels=scope.labels,
+            owner=own_pod(os.environ, namespace),
+        )
+        self._election = election
+        await election.lead(lambda: self._lead_while_elected(client, election, scope))
+
+    async def _lead_while_elected(self, client: KubeClient, election: Election, scope: ElectionScope) -> None:
+        """Act, until cancelled, on what no other installation works on."""
+        fenced = client.fenced(lambda: election.is_leading)
+        recorder = EventRecorder(fenced, instance=instance(), on_dropped=self._metrics.event_dropped)
+        peers = Peers(client, election, scope, recorder=recorder, metrics=self._metrics)
+        self._peers = peers
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(peers.run(), name="peers")
+                await peers.ownership.settled()
+                await self._lead(fenced.within(peers.ownership.may_write_in), peers)
+                watching.cancel()
+        finally:
+            self._peers = None
+
+    async def _lead(self, client: KubeClient, peers: Peers | None = None) -> None:
+        """Act until cancelled."""
+        pool = ConnectionPool()
+        operator = Operator(
+            client,
+            self._settings,
+            loads=MetricsReader(pool),
+            metrics=self._metrics,
+            owns=(lambda _key: True) if peers is None else peers.owns,
+        )
+        if peers is not None:
+            peers.on_change = operator.enqueue_all
+        self._operator = operator
+        self._metrics.leads(True)
+        try:
+            await operator.run()
+        finally:
+            self._operator = None
+            self._metrics.leads(False)
+            await pool.close()
+
+    @asynccontextmanager
+    async def _status_server(self) -> AsyncIterator[None]:
+        if not self._settings.metrics_port:
+            yield
+            return
+        server = StatusServer(
+            self._metrics, unready=self._unready, standing=self._standing, fault=self._fault
+        )
+        await server.start(self._settings.host, self._settings.metrics_port)
+        try:
+            yield
+        finally:
+            await server.close()
+
+    def _unready(self) -> str | None:
+        """Return why this process neither acts nor stands by; None if it does."""
+        if self._peers is not None and (problem := self._peers.ownership.problem()) is not None:
+            return problem
+        if self._operator is not None:
+            return self._operator.cluster.problem()
+        if self._election is None:
+            return "starts"
+        return self._election.problem
+
+    def _fault(self) -> str | None:
+        """Return why only a restart helps; None if all is well."""
+        return None if self._election is None else self._election.overdue
+
+    def _standing(self) -> str:
+        """Return what this process leaves to others; empty if nothing."""
+        if self._peers is not None:
+            return self._peers.message
+        if self._operator is None and self._election is not None and self._election.holder:
+            return f"standby for {self._election.holder}"
+        return ""
+
+    def _depth(self) -> float:
+        return 0 if self._operator is None else self._operator.queue.depth
+
+    def _phases(self) -> Mapping[str, int]:
+        return {} if self._operator is None else self._operator.phases()
+
+    def _replicas(self) -> Iterable[GraphReplicas]:
+        return () if self._operator is None else self._operator.replicas()
+
+
+def graph_replicas(graph: Object) -> GraphReplicas:
+    """Return what a graph's specification and status say of its replicas."""
+    spec, shown = graph["spec"], (graph.get("status") or {}).get("services") or {}
+    ready: Counter[str] = Counter()
+    target: Counter[str] = Counter()
+    for name, service in spec.get("services", {}).items():
+        said = shown.get(name) or {}
+        ready[service["role"]] += said.get("ready", 0)
+        if "target" in said:
+            target[service["role"]] += said["target"]
+    is_planned = (spec.get("planner") or {}).get("enabled", True)
+    metadata = graph["metadata"]
+    return GraphReplicas(metadata["namespace"], metadata["name"], ready, target, is_planned)
+
+
+def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:
+    """Return the namespace to watch; None: all."""
+    return None if settings.all_namespaces else settings.namespace or client.namespace
+
+
+def election_scope(settings: OperatorSettings, client: KubeClient) -> ElectionScope:
+    """Return what this process stands for election for."""
+    namespace = watched_namespace(settings, client)
+    is_wide = namespace is None
+    lease = (namespace or _own_namespace(client), lease_name(OPERATOR, cluster_wide=is_wide))
+    return ElectionScope("operator", LEASE_KEYS, lease, cluster_wide=is_wide)
+
+
+def instance() -> str:
+    """Return this process's name: the pod's, or the host's."""
+    return os.environ.get("POD_NAME") or socket.gethostname()
+
+
+def _liveness_endpoint(settings: OperatorSettings) -> str | None:
+    port = settings.kopf_liveness_port
+    return f"http://{settings.host}:{port}/healthz" if port else None
+
+
+def _own_namespace(client: KubeClient) -> str:
+    return os.environ.get("POD_NAMESPACE") or client.namespace
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

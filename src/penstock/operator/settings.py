@@ -1,0 +1,84 @@
+"""What one operator process is told. Precedence: flag > environment (``PENSTOCK_OPERATOR_…``) > default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from penstock.api.base import DNS_LABEL_PATTERN
+from penstock.api.graph import PENSTOCK_IMAGE
+from penstock.core.errors import InvalidSpecError, Problem
+
+_Namespace = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]
+_Seconds = Annotated[float, Field(gt=0)]
+
+
+class OperatorSettings(BaseModel):
+    """Options of `penstock operator run`; real seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    namespace: _Namespace | None = Field(
+        None, description="Namespace to watch; none: the service account's or the kubeconfig's."
+    )
+    all_namespaces: bool = Field(False, description="Watch every namespace; needs cluster-wide rights.")
+    leader_election: bool = Field(
+        True, description="Act only while holding the Lease; needed where two could run."
+    )
+    kubeconfig: str | None = Field(
+        None, description="Kubeconfig file; none: in the cluster its service account, else KUBECONFIG."
+    )
+    context: str | None = Field(None, description="Context of the kubeconfig; none: its current one.")
+    host: str = Field("0.0.0.0", description="Address of /metrics, /healthz and /readyz.")  # noqa: S104 - a pod's
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8080, description="Port of /metrics, /healthz and /readyz; 0: off."
+    )
+    kopf_liveness_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="Port where kopf itself answers liveness probes while this process acts; 0: off."
+    )
+    penstock_image: Annotated[str, Field(min_length=1)] = Field(
+        PENSTOCK_IMAGE, description="Image of routers and simulated workers whose graph names none."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        "IfNotPresent", description="Pull policy of the pods' images."
+    )
+    allow_privileged_pod_templates: bool = Field(
+        False,
+        description="Let a podTemplate leave the restricted standard, mount Secrets, or name another account or a node.",
+    )
+    workers: Annotated[int, Field(ge=1, le=64)] = Field(
+        8,
+        description="How many graphs are reconciled at once; they wait for the API server most of the time.",
+    )
+    resync_interval: _Seconds = Field(
+        300, description="A graph that nothing changed is looked at again after this; seconds."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> OperatorSettings:
+        if self.all_namespaces and self.namespace is not None:
+            raise ValueError("--namespace and --all-namespaces exclude each other; keep one")
+        return self
+
+
+def settings_of(**given: object) -> OperatorSettings:
+    """Return the settings; options that are None take their default.
+
+    Raises:
+        InvalidSpecError: with every option that is wrong.
+    """
+    try:
+        return OperatorSettings.model_validate({key: each for key, each in given.items() if each is not None})
+    except ValidationError as exc:
+        problems = [
+            Problem(
+                path="".join(f"--{part}" for part in error["loc"]).replace("_", "-"),
+                message=error["msg"].removeprefix("Value error, ") + f" (given: {error['input']!r})"
+                if error["loc"]
+                else error["msg"].removeprefix("Value error, "),
+                file="options",
+            )
+            for error in exc.errors(include_url=False)
+        ]
+        raise InvalidSpecError(problems) from exc

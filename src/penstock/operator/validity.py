@@ -1,0 +1,55 @@
+"""Graphs as the API's models judge them, remembered until they change."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.api import GraphDeployment, dotted
+from penstock.core.errors import Problem
+from penstock.api.manifests.validation import validate
+from penstock.operator.lru_cache import LruCache
+from penstock.operator.queue import Key
+from penstock.operator.trim import Object
+
+MODELS: Final = 256
+"""Validated graphs that are kept; one at rest needs none. Chosen: five megabytes."""
+
+Judged = tuple[GraphDeployment | None, tuple[Problem, ...]]
+
+
+class Models:
+    """The validated graphs of late."""
+
+    def __init__(self) -> None:
+        self._recent: LruCache[Key, tuple[tuple[str, int], Judged]] = LruCache(MODELS)
+
+    def __contains__(self, key: Key) -> bool:
+        return self._recent.get(key) is not None
+
+    def forget(self, key: Key) -> None:
+        """Drop a graph that is gone."""
+        self._recent.forget(key)
+
+    def of(self, key: Key, raw: Object) -> Judged:
+        """Return the validated graph, or None with everything wrong with it."""
+        metadata = raw["metadata"]
+        identity = (metadata["uid"], metadata.get("generation", 0))
+        known = self._recent.get(key)
+        if known is None or known[0] != identity:
+            known = identity, judged(raw)
+            self._recent.put(key, known)
+        return known[1]
+
+
+def judged(raw: Object) -> Judged:
+    """Return a graph of the cluster as the model, or None with everything wrong with it."""
+    metadata = raw["metadata"]
+    data = {
+        "apiVersion": raw["apiVersion"],
+        "kind": raw["kind"],
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "spec": raw["spec"],
+    }
+    found, model = validate(GraphDeployment, data)
+    problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
+    return (model if isinstance(model, GraphDeployment) else None), problems

@@ -1,0 +1,310 @@
+"""How many replicas of which size carry a load within targets, from a profile; docs/capacity.md has the formulas.
+
+One role at a time: every engine size gets the fewest replicas that hold the target's percentile, and the size of the fewest
+GPUs wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.core.errors import ConfigError
+from penstock.performance.queueing import most_in_flight, wait_quantile_s
+from penstock.performance.recommend import DecodeChoice, Targets, decode_choices, prefill_choice
+from penstock.performance.sweep import Sweep
+from penstock.performance.tables import DecodeTable
+
+MAX_REPLICAS = 10_000
+"""Chosen: beyond any deployment; a load that needs more is a mistake in its unit."""
+_ITERATIONS = 1000
+_CLOSE = 1e-6
+_TINY = 1e-3
+"""A load so small changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What arrives.
+
+    Attributes:
+        rps: Requests per second, > 0.
+        arrival_cv: Coefficient of variation of the times between arrivals, >= 0; 1: Poisson.
+        isl_cv: Of prompt lengths, >= 0; service times are taken to vary as they do.
+        quantile: Share of the requests that must be within the targets, 0.5 to below 1.
+        transfer_s: Time to hand a prompt's KV from prefill to decode, seconds, >= 0.
+    """
+
+    rps: float
+    arrival_cv: float = 1.0
+    isl_cv: float = 0.0
+    quantile: float = 0.99
+    transfer_s: float = 0.0
+
+    @property
+    def variability(self) -> float:
+        """(ca² + cs²) / 2."""
+        return (self.arrival_cv**2 + self.isl_cv**2) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """Replicas of one role.
+
+    Attributes:
+        gpus: Of one replica.
+        replicas: Fewest that hold the target.
+        latency_s: TTFT or ITL to expect at the percentile, seconds.
+        utilisation: Share of the pool's capacity in use: of its time in prefill, of the requests that it may run in decode.
+        binds: Which limit asks for the last replica.
+    """
+
+    gpus: int
+    replicas: int
+    latency_s: float
+    utilisation: float
+    binds: str
+
+    @property
+    def total_gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.gpus * self.replicas
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPlan:
+    """What carries a load.
+
+    Attributes:
+        prefill: The pool that prefills; the one pool of an aggregated graph.
+        decode: The pool that decodes; the same as ``prefill`` in an aggregated graph.
+        is_aggregated: One pool does both.
+    """
+
+    prefill: PoolPlan
+    decode: PoolPlan
+    is_aggregated: bool
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all pools."""
+        return self.prefill.total_gpus + (0 if self.is_aggregated else self.decode.total_gpus)
+
+
+class UnreachableError(ConfigError):
+    """No number of replicas meets a target."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What one engine size does with the target's requests, looked up once.
+
+    Attributes:
+        gpus: Its GPUs.
+        ttft_s: Of one prompt that does not wait; None: prefill was not measured.
+        choices: Its batches by requests in flight; empty: decode was not measured.
+        table: ITL over requests in flight.
+        context: Tokens of a request while it decodes.
+    """
+
+    gpus: int
+    ttft_s: float | None
+    choices: tuple[DecodeChoice, ...]
+    table: DecodeTable
+    context: float
+
+    def itl_s(self, in_flight: float) -> float:
+        """Return the ITL of so many requests, that of one below it."""
+        return self.table.itl_of(max(1.0, in_flight), self.context)
+
+    def limit(self, itl_s: float) -> tuple[float, str] | None:
+        """Return the most requests that may run, and what ends it; None: one alone exceeds the ITL."""
+        meeting = [each.concurrency for each in self.choices if each.itl_s <= itl_s]
+        if not meeting:
+            return None
+        is_last = meeting[-1] == self.choices[-1].concurrency
+        return meeting[-1], "the KV cache, or the largest batch" if is_last else "ITL"
+
+    def mean_in_flight(self, rps: float, osl: int, most: float = math.inf) -> float | None:
+        """Return how many requests run on average, by Little: rate · output tokens · ITL of so many.
+
+        The smallest number that answers as fast as requests come; None: none up to ``most`` does.
+        """
+        mean = 0.0
+        for _ in range(_ITERATIONS):
+            wanted = rps * osl * self.itl_s(mean)
+            if wanted > most:
+                return None
+            if wanted - mean <= _CLOSE * wanted:
+                return wanted
+            mean = wanted
+        return mean
+
+
+def figures(sweep: Sweep, targets: Targets) -> list[EngineFigures]:
+    """Return the figures of every size.
+
+    Raises:
+        ConfigError: the lengths lie beyond what was measured.
+    """
+    return [
+        EngineFigures(
+            engine.gpus,
+            prefill_choice(engine, targets).ttft_s if engine.prefill else None,
+            tuple(decode_choices(engine, targets)) if engine.decode else (),
+            engine.decode_table(),
+            targets.context,
+        )
+        for engine in sweep.engines
+    ]
+
+
+def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
+    """Return the pools of the fewest GPUs that hold the targets.
+
+    Args:
+        sweep: Without errors by `quality.sweep_findings`.
+        targets: What requests look like and may take.
+        load: What arrives.
+
+    Raises:
+        ConfigError: the lengths lie beyond what was measured.
+        UnreachableError: no number of replicas meets a target; the message names the nearest and what it takes.
+    """
+    engines = figures(sweep, targets)
+    plan = plan_of(engines, targets, load, is_aggregated=sweep.is_aggregated)
+    if plan is None:
+        raise UnreachableError(_unreachable(engines, targets, load))
+    return plan
+
+
+def plan_of(
+    engines: Sequence[EngineFigures], targets: Targets, load: Load, *, is_aggregated: bool
+) -> CapacityPlan | None:
+    """Return the pools of the fewest GPUs; None: no number of replicas holds the targets."""
+    if is_aggregated:
+        pool = _cheapest(aggregated_pool(engine, targets, load) for engine in engines)
+        return None if pool is None else CapacityPlan(pool, pool, is_aggregated=True)
+    decode = _cheapest(decode_pool(engine, targets, load) for engine in engines)
+    if decode is None:
+        return None
+    (chosen,) = (engine for engine in engines if engine.gpus == decode.gpus)
+    after_s = first_token_s(chosen, targets, load, decode.replicas)
+    prefill = _cheapest(prefill_pool(engine, targets, load, after_s) for engine in engines)
+    return None if prefill is None else CapacityPlan(prefill, decode, is_aggregated=False)
+
+
+def prefill_pool(engine: EngineFigures, targets: Targets, load: Load, after_s: float) -> PoolPlan | None:
+    """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it.
+
+    Args:
+        engine: One size.
+        targets: What requests look like and may take.
+        load: What arrives.
+        after_s: What a first token takes after its prefill, as `first_token_s` has it.
+    """
+    service_s = engine.ttft_s
+    if service_s is None or service_s + after_s > targets.ttft_s:
+        return None
+    busy = load.rps * service_s
+    replicas = least = _bounded(math.floor(busy) + 1)
+    while (waited_s := _wait_s(replicas, service_s, load)) + service_s + after_s > targets.ttft_s:
+        replicas = _bounded(replicas + 1)
+    binds = "the rate of prompts" if replicas == least else f"waiting, at the {load.quantile:.0%} of TTFT"
+    return PoolPlan(engine.gpus, replicas, waited_s + service_s + after_s, busy / replicas, binds)
+
+
+def decode_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
+    """Return the fewest replicas whose requests in flight stay within ITL and KV cache; None: one request exceeds it."""
+    limit = engine.limit(targets.itl_s)
+    if limit is None or most_in_flight(_TINY, load.quantile) > limit[0]:
+        return None
+    replicas = 1
+    while (mean := _mean_within(engine, targets, load, load.rps / replicas, limit[0])) is None:
+        replicas = _bounded(replicas + 1)
+    itl_s = engine.itl_s(most_in_flight(mean, load.quantile))
+    return PoolPlan(engine.gpus, replicas, itl_s, mean / limit[0], limit[1])
+
+
+def aggregated_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
+    """Return the fewest replicas that hold both targets while they do both; None: none does.
+
+    A replica that spends a share of its time on prompts decodes in the rest, so its ITL grows by 1 / (1 - share).
+    """
+    service_s, limit = engine.ttft_s, engine.limit(targets.itl_s)
+    if service_s is None or limit is None or service_s + engine.itl_s(1) > targets.ttft_s:
+        return None
+    for replicas in range(math.floor(load.rps * service_s) + 1, MAX_REPLICAS):
+        found = _aggregated(engine, targets, load, replicas)
+        if found is not None:
+            return found
+        if load.rps * service_s / replicas < _TINY:
+            return None  # more replicas change nothing any more: one request alone is too slow
+    return None
+
+
+def _aggregated(engine: EngineFigures, targets: Targets, load: Load, replicas: int) -> PoolPlan | None:
+    service_s = engine.ttft_s or 0.0
+    share = load.rps * service_s / replicas
+    ttft_s = _wait_s(replicas, service_s, load) + service_s + engine.itl_s(1)
+    limit = engine.limit(targets.itl_s * (1 - share))
+    if ttft_s > targets.ttft_s or limit is None:
+        return None
+    mean = _mean_within(engine, targets, load, load.rps / replicas / (1 - share), limit[0])
+    if mean is None:
+        return None
+    return PoolPlan(engine.gpus, replicas, ttft_s, share + (1 - share) * mean / limit[0], limit[1])
+
+
+def _mean_within(
+    engine: EngineFigures, targets: Targets, load: Load, rps: float, most: float
+) -> float | None:
+    """Return the mean in flight where the percentile stays within ``most``."""
+    mean = engine.mean_in_flight(rps, targets.osl, most)
+    return mean if mean is not None and most_in_flight(mean, load.quantile) <= most else None
+
+
+def first_token_s(engine: EngineFigures, targets: Targets, load: Load, replicas: int) -> float:
+    """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step."""
+    mean = engine.mean_in_flight(load.rps / replicas, targets.osl) or 1.0
+    return load.transfer_s + 2 * engine.itl_s(mean)
+
+
+def _cheapest(plans: Iterable[PoolPlan | None]) -> PoolPlan | None:
+    found = [plan for plan in plans if plan is not None]
+    return min(found, key=lambda pool: (pool.total_gpus, pool.latency_s), default=None)
+
+
+def _wait_s(replicas: int, service_s: float, load: Load) -> float:
+    return wait_quantile_s(
+        replicas, load.rps, service_s, variability=load.variability, quantile=load.quantile
+    )
+
+
+def _bounded(replicas: int) -> int:
+    if replicas > MAX_REPLICAS:
+        raise ConfigError(
+            f"--rps: more than {MAX_REPLICAS:,} replicas would be needed; is it requests per second?"
+        )
+    return replicas
+
+
+def _unreachable(engines: Sequence[EngineFigures], targets: Targets, load: Load) -> str:
+    """Say which target no number of replicas meets, the nearest, and what it takes."""
+    itl_s, itl_gpus = min((engine.itl_s(1), engine.gpus) for engine in engines if engine.choices)
+    ttft_s, ttft_gpus = min((engine.ttft_s, engine.gpus) for engine in engines if engine.ttft_s is not None)
+    least_s = ttft_s + load.transfer_s + 2 * itl_s
+    found = []
+    if itl_s > targets.itl_s:
+        found.append(
+            f"ITL {targets.itl_s * 1000:g} ms: one request alone takes {itl_s * 1000:.1f} ms on TP{itl_gpus}, the fastest"
+            " measured"
+        )
+    if least_s > targets.ttft_s:
+        found.append(
+            f"TTFT {targets.ttft_s * 1000:g} ms: without any wait it is {least_s * 1000:.1f} ms on TP{ttft_gpus}, the"
+            " fastest measured"
+        )
+    both = f"TTFT {targets.ttft_s * 1000:g} ms and ITL {targets.itl_s * 1000:g} ms at once, with any size measured"
+    return "no number of replicas meets " + ("; nor ".join(found) or both)

@@ -1,0 +1,287 @@
+"""Which engine size to run per role under TTFT and ITL targets: the best throughput per GPU of those that meet them.
+
+Nothing outside the measured points is recommended. Where no size meets a target, the nearest is chosen, the result
+says so and what it would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.core.errors import ConfigError
+from penstock.performance.bounds import Bounds, kv_bounds, queue_bounds
+from penstock.performance.sweep import EngineSweep, Sweep, by_context
+
+_T = TypeVar("_T")
+
+SAME_CONTEXT = 0.01
+"""A context this close to the one asked for is that one, relatively: prompts come out a token or two longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What requests look like and what they may take.
+
+    Attributes:
+        isl: Prompt tokens, >= 1.
+        osl: Output tokens, >= 1.
+        ttft_s: TTFT to hold, seconds, > 0.
+        itl_s: ITL to hold, seconds, > 0.
+    """
+
+    isl: int
+    osl: int
+    ttft_s: float
+    itl_s: float
+
+    @property
+    def context(self) -> float:
+        """Tokens that a request holds on average while it decodes."""
+        return self.isl + self.osl / 2
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChoice:
+    """One engine size that prefills.
+
+    Attributes:
+        gpus: Its size.
+        ttft_s: TTFT at the target's prompt length, without queueing.
+        tokens_per_s_per_gpu: Prompt tokens.
+        meets: Whether the TTFT is within the target.
+    """
+
+    gpus: int
+    ttft_s: float
+    tokens_per_s_per_gpu: float
+    meets: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeChoice:
+    """One engine size and batch that decodes.
+
+    Attributes:
+        gpus: Its size.
+        concurrency: Requests in flight.
+        itl_s: Their ITL at the target's context.
+        tokens_per_s_per_gpu: Output tokens.
+        kv_usage: Share of the KV cache that they hold.
+        meets: Whether the ITL is within the target.
+    """
+
+    gpus: int
+    concurrency: float
+    itl_s: float
+    tokens_per_s_per_gpu: float
+    kv_usage: float
+    meets: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What to run, and the bounds to plan it by.
+
+    Attributes:
+        targets: As asked.
+        prefill: Chosen size.
+        decode: Chosen size and batch.
+        queue: Bounds of the prefill queue, requests.
+        kv: Bounds of decode's KV usage.
+        misses: What is not met, the nearest reachable, and what it takes; empty where all is met.
+        notes: What else the reader should know.
+    """
+
+    targets: Targets
+    prefill: PrefillChoice
+    decode: DecodeChoice
+    queue: Bounds
+    kv: Bounds
+    misses: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the four lines of Dynamo's planner document."""
+        prefill, decode = self.prefill, self.decode
+        size = "Suggested %s TP:%d (%s %.2f ms, throughput %.2f tokens/s/GPU)"
+        bounds = "Suggested planner upper/lower bound for %s: %.2f/%.2f"
+        return [
+            size % ("prefill", prefill.gpus, "TTFT", prefill.ttft_s * 1000, prefill.tokens_per_s_per_gpu),
+            bounds % ("prefill queue size", self.queue.upper, self.queue.lower),
+            size % ("decode", decode.gpus, "ITL", decode.itl_s * 1000, decode.tokens_per_s_per_gpu),
+            bounds % ("decode kv cache utilization", self.kv.upper, self.kv.lower),
+        ]
+
+
+def recommend(sweep: Sweep, targets: Targets) -> Recommendation:
+    """Return the best size per role; one size for both where the graph is aggregated.
+
+    Args:
+        sweep: Without errors by `quality.sweep_findings`.
+        targets: What to hold.
+
+    Raises:
+        ConfigError: the prompt length or the context lies beyond what was measured.
+    """
+    prefills = [prefill_choice(engine, targets) for engine in sweep.engines]
+    decodes = [best_batch(engine, targets) for engine in sweep.engines]
+    if sweep.is_aggregated:
+        prefill, decode = _best_pair(prefills, decodes, targets)
+    else:
+        prefill = _best(
+            prefills,
+            lambda each: each.meets,
+            lambda each: each.ttft_s,
+            lambda each: each.tokens_per_s_per_gpu,
+        )
+        decode = _best(
+            decodes, lambda each: each.meets, lambda each: each.itl_s, lambda each: each.tokens_per_s_per_gpu
+        )
+    queue, kv = queue_bounds(targets.ttft_s, prefill.ttft_s), kv_bounds(decode.kv_usage)
+    return Recommendation(
+        targets, prefill, decode, queue, kv, _misses(sweep, targets, prefill, decode), _notes(queue, kv)
+    )
+
+
+def prefill_choice(engine: EngineSweep, targets: Targets) -> PrefillChoice:
+    """Return what an engine does with the target's prompts.
+
+    Raises:
+        ConfigError: the prompt length lies beyond what was measured.
+    """
+    table = engine.prefill_table()
+    _check_inside("--isl", targets.isl, (table.prompt_tokens[0], table.prompt_tokens[-1]), "prompt tokens")
+    ttft_s = table.ttft_of(targets.isl)
+    return PrefillChoice(
+        engine.gpus, ttft_s, table.tokens_per_s(targets.isl) / engine.gpus, ttft_s <= targets.ttft_s
+    )
+
+
+def best_batch(engine: EngineSweep, targets: Targets) -> DecodeChoice:
+    """Return the batch of the highest throughput within the ITL target; where none is, that of the lowest ITL.
+
+    Raises:
+        ConfigError: the context lies beyond what was measured.
+    """
+    choices = decode_choices(engine, targets)
+    return _best(
+        choices, lambda each: each.meets, lambda each: each.itl_s, lambda each: each.tokens_per_s_per_gpu
+    )
+
+
+def decode_choices(engine: EngineSweep, targets: Targets) -> list[DecodeChoice]:
+    """Return every measured batch at the target's context, by requests in flight.
+
+    A context that was measured keeps its points. Between two, ITL and throughput are interpolated at KV usages that both
+    reach.
+
+    Raises:
+        ConfigError: the context lies beyond what was measured.
+    """
+    rows, context = by_context(engine.decode), targets.context
+    nearest, points = min(rows, key=lambda row: abs(row[0] - context))
+    if abs(nearest - context) <= SAME_CONTEXT * context:
+        found = [(each.concurrency, each.itl_s, each.tokens_per_s) for each in points]
+    else:
+        _check_inside("--isl plus half of --osl", context, (rows[0][0], rows[-1][0]), "tokens of context")
+        found = _between(engine, context)
+    return [
+        DecodeChoice(
+            gpus=engine.gpus,
+            concurrency=concurrency,
+            itl_s=itl_s,
+            tokens_per_s_per_gpu=rate / engine.gpus,
+            kv_usage=concurrency * context / engine.kv_tokens,
+            meets=itl_s <= targets.itl_s,
+        )
+        for concurrency, itl_s, rate in found
+    ]
+
+
+def _between(engine: EngineSweep, context: float) -> list[tuple[float, float, float]]:
+    """Return (requests in flight, ITL, throughput) at the usages of the two neighbouring contexts that both reach."""
+    rows = by_context(engine.decode)
+    above = next(place for place, (each, _) in enumerate(rows) if each > context)
+    most = min(row[-1].concurrency * each for each, row in rows[above - 1 : above + 1])
+    table = engine.decode_table()
+    counts = sorted(
+        {
+            max(1.0, float(int(usage * engine.kv_tokens / context)))
+            for usage in table.kv_usage
+            if usage * engine.kv_tokens <= most
+        }
+    )
+    return [(count, itl_s := table.itl_of(count, context), count / itl_s) for count in counts]
+
+
+def _best(
+    choices: Sequence[_T],
+    meets: Callable[[_T], bool],
+    latency_s: Callable[[_T], float],
+    throughput: Callable[[_T], float],
+) -> _T:
+    """Return the one of highest throughput of those that meet a target, else that of the lowest latency."""
+    meeting = [each for each in choices if meets(each)]
+    return max(meeting, key=throughput) if meeting else min(choices, key=latency_s)
+
+
+def _best_pair(
+    prefills: Sequence[PrefillChoice], decodes: Sequence[DecodeChoice], targets: Targets
+) -> tuple[PrefillChoice, DecodeChoice]:
+    """Return the size that answers most requests per GPU while it does both: 1 / (ISL / prefill + OSL / decode)."""
+
+    def cost(pair: tuple[PrefillChoice, DecodeChoice]) -> float:
+        prefill, decode = pair
+        return targets.isl / prefill.tokens_per_s_per_gpu + targets.osl / decode.tokens_per_s_per_gpu
+
+    def excess(pair: tuple[PrefillChoice, DecodeChoice]) -> float:
+        return max(pair[0].ttft_s / targets.ttft_s, pair[1].itl_s / targets.itl_s)
+
+    pairs = list(zip(prefills, decodes, strict=True))
+    meeting = [pair for pair in pairs if pair[0].meets and pair[1].meets]
+    return min(meeting, key=cost) if meeting else min(pairs, key=excess)
+
+
+def _misses(sweep: Sweep, targets: Targets, prefill: PrefillChoice, decode: DecodeChoice) -> tuple[str, ...]:
+    found = []
+    if not prefill.meets:
+        table = sweep.engine(prefill.gpus).prefill_table()
+        shorter = table.prompt_tokens_within(targets.ttft_s)
+        cut = f", or prompts of at most {shorter:,.0f} tokens" if shorter else ""
+        found.append(
+            f"no configuration meets TTFT {targets.ttft_s * 1000:g} ms at {targets.isl:,} prompt tokens: the nearest is"
+            f" TP{prefill.gpus} with {prefill.ttft_s * 1000:.1f} ms; it takes --ttft {_rounded_up(prefill.ttft_s)}{cut},"
+            " or a faster engine"
+        )
+    if not decode.meets:
+        found.append(
+            f"no configuration meets ITL {targets.itl_s * 1000:g} ms at {targets.context:,.0f} tokens of context: the"
+            f" nearest is TP{decode.gpus} with {decode.itl_s * 1000:.1f} ms and {decode.concurrency:,.0f} in flight; it"
+            f" takes --itl {_rounded_up(decode.itl_s)}, or a faster engine"
+        )
+    return tuple(found)
+
+
+def _rounded_up(seconds: float) -> str:
+    tenths_ms = -(-seconds * 10_000 // 1)
+    return f"{tenths_ms / 10:g}"
+
+
+def _notes(queue: Bounds, kv: Bounds) -> tuple[str, ...]:
+    return tuple(
+        f"bounds of {what}: the formulas give one number for both; they were spread to {bounds.upper:.2f}/{bounds.lower:.2f},"
+        " because `penstock planner run` refuses equal bounds"
+        for what, bounds in (("the prefill queue", queue), ("decode's KV usage", kv))
+        if bounds.is_spread
+    )
+
+
+def _check_inside(key: str, value: float, bounds: tuple[float, float], unit: str) -> None:
+    low, high = bounds
+    if not low * (1 - SAME_CONTEXT) <= value <= high * (1 + SAME_CONTEXT):
+        raise ConfigError(
+            f"{key}: {value:g} {unit} lie outside what was measured, {low:,.0f} to {high:,.0f}; nothing is recommended"
+            " beyond it: profile with these lengths"
+        )

@@ -1,0 +1,254 @@
+"""Runs one planner loop per graph: starts it, restarts it when what it depends on changes, ends it.
+
+Each graph has a task of its own; whatever goes wrong in one is logged, told in its status and tried again
+with growing pauses, and touches no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from penstock.api import GraphDeployment
+from penstock.core.errors import ClusterError, ConfigError, PenstockError
+from penstock.core.logs import bind_task, get_logger
+from penstock.performance.profile import PerformanceProfile
+from penstock.planner.cluster.plan import GraphPlan, parse, plan_of, why_disabled
+from penstock.planner.cluster.profiles import POLL_S, ProfileError
+from penstock.planner.cluster.status import PlannerReason, Report
+from penstock.planner.cluster.watch import Key, Object
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+"""Real seconds before a graph's planner that failed is started again, doubling. Chosen: a ledger that the last
+leader still holds is free within seconds; a bug should not fill the log."""
+
+STEADY_S: Final = 120.0
+"""Real seconds after which a planner that ran counts as healthy: the next failure waits only briefly."""
+
+log = get_logger(__name__)
+
+
+class Graphs(Protocol):
+    """Where the fleet looks graphs up."""
+
+    def graph(self, key: Key) -> Object | None:
+        """Return a graph; None if there is none or it is being deleted."""
+        ...
+
+
+class ProfileReader(Protocol):
+    """What graphs of mode sla are planned by."""
+
+    def is_read_again(self, graph: GraphDeployment) -> bool:
+        """Return whether a graph's profile may change though the graph does not."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """Drop what was read for a graph that is gone."""
+        ...
+
+    async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
+        """Return the profile, None in a mode that needs none; raise ProfileError where there is none to be had."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerJob:
+    """One run of one graph's planner.
+
+    Attributes:
+        key: Namespace and name.
+        graph: As the model.
+        plan: What the loop depends on.
+        live: The object as watched.
+    """
+
+    key: Key
+    graph: GraphDeployment
+    plan: GraphPlan
+    live: Object
+
+
+Work = Callable[[PlannerJob, asyncio.Event], Coroutine[Any, Any, None]]
+"""Plans one graph until the event is set."""
+
+
+class Fleet:
+    """All planners of one process."""
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        *,
+        overrides: dict[str, Any],
+        profiles: ProfileReader,
+        work: Work,
+        say: Callable[[Key, Report], None],
+        forget: Callable[[Key], None],
+    ) -> None:
+        """Build the fleet.
+
+        Args:
+            graphs: Looked up whenever a graph is marked.
+            overrides: Options that win over every graph's own, by kebab-case name.
+            profiles: What graphs of mode sla are planned by.
+            work: Plans one graph.
+            say: Called with what a graph's status should say where no loop runs.
+            forget: Called when a graph is gone.
+        """
+        self._graphs = graphs
+        self._overrides = overrides
+        self._profiles = profiles
+        self._work = work
+        self._say = say
+        self._forget = forget
+        self._marked: dict[Key, None] = {}
+        self._wake = asyncio.Event()
+        self._changed: dict[Key, asyncio.Event] = {}
+
+    @property
+    def keys(self) -> list[Key]:
+        """Graphs that have a task now."""
+        return list(self._changed)
+
+    def mark(self, key: Key) -> None:
+        """Have a look at a graph: it was added, changed or deleted."""
+        self._marked[key] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keep every graph's planner running until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                marked, self._marked = self._marked, {}
+                for key in marked:
+                    if key in self._changed:
+                        self._changed[key].set()
+                    elif self._graphs.graph(key) is not None:
+                        self._changed[key] = asyncio.Event()
+                        group.create_task(self._tend(key), name=f"planner {key[0]}/{key[1]}")
+
+    async def _tend(self, key: Key) -> None:
+        bind_task(namespace=key[0], graph=key[1])
+        pause_s = FIRST_PAUSE_S
+        loop = asyncio.get_running_loop()
+        try:
+            while (live := self._graphs.graph(key)) is not None:
+                self._changed[key].clear()
+                started_s = loop.time()
+                is_over = await self._attempt(key, live)
+                if is_over:
+                    continue
+                pause_s = FIRST_PAUSE_S if loop.time() - started_s >= STEADY_S else pause_s
+                await self._changed_within(key, pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        finally:
+            self._changed.pop(key, None)
+            self._profiles.forget(key)
+            self._forget(key)
+            if self._graphs.graph(key) is not None:
+                self.mark(key)
+
+    async def _attempt(self, key: Key, live: Object) -> bool:
+        """Run a graph's planner until it has to change; False if it failed."""
+        try:
+            graph = parse(live)
+            plan = await self._plan_of(key, graph)
+            if plan.disabled:
+                self._report(key, live, PlannerReason.DISABLED, plan.disabled)
+                await self._until_other(key, live, None)
+                return True
+            log.info("planner of graph begins")
+            await self._run(PlannerJob(key, graph, plan, live))
+        except ProfileError as exc:
+            self._report(key, live, exc.reason, str(exc))
+            log.info("graph has no profile to plan by", why=str(exc))
+            await self._changed_within(key, POLL_S)
+        except ConfigError as exc:
+            self._report(key, live, PlannerReason.MISCONFIGURED, str(exc))
+            log.warning("graph cannot be planned", why=str(exc))
+            return False
+        except PenstockError as exc:
+            self._report(key, live, PlannerReason.FAILED, str(exc))
+            log.warning("planner of graph failed", why=str(exc))
+            return False
+        except Exception as exc:  # root of the graph's task: the others must not notice
+            self._report(key, live, PlannerReason.FAILED, f"{type(exc).__name__}: {exc}")
+            log.exception("planner of graph failed")
+            return False
+        return True
+
+    async def _run(self, job: PlannerJob) -> None:
+        """Plan until the graph is gone or its plan has changed."""
+        stop = asyncio.Event()
+        worker = asyncio.create_task(self._work(job, stop))
+        watcher = asyncio.create_task(self._until_other(job.key, job.live, job.plan))
+        try:
+            await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            await worker
+        finally:
+            watcher.cancel()
+            worker.cancel()
+            await asyncio.wait({worker, watcher})
+
+    async def _plan_of(self, key: Key, graph: GraphDeployment) -> GraphPlan:
+        """Return a graph's plan with what it is planned by.
+
+        Raises:
+            ConfigError: the graph's planner cannot run so.
+            ClusterError: its profile cannot be read now.
+        """
+        is_planned = not why_disabled(graph)
+        performance = await self._profiles.read(key, graph) if is_planned else None
+        return plan_of(graph, self._overrides, performance)
+
+    async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
+        """Return when the graph is gone or would be planned otherwise; without a plan, when it changes at all."""
+        generation, uid = live["metadata"].get("generation"), live["metadata"].get("uid")
+        polled = plan is not None and self._profiles.is_read_again(parse(live))
+        while True:
+            await self._changed_within(key, POLL_S if polled else None)
+            self._changed[key].clear()
+            now = self._graphs.graph(key)
+            if now is None or now["metadata"].get("uid") != uid:
+                return
+            if not polled and now["metadata"].get("generation") == generation:
+                continue
+            generation = now["metadata"].get("generation")
+            try:
+                if plan is None or await self._plan_of(key, parse(now)) != plan:
+                    return
+            except ConfigError:
+                return
+            except ClusterError as exc:  # what was read last holds
+                log.warning("profile not read again", why=str(exc))
+
+    async def _changed_within(self, key: Key, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed[key].wait()
+        except TimeoutError:
+            return
+
+    def _report(self, key: Key, live: Object, reason: PlannerReason, message: str) -> None:
+        self._say(key, last_report(live, reason, " ".join(message.split())))
+
+
+def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
+    """Return a report that keeps what the graph's status says about decisions."""
+    said = (live.get("status") or {}).get("planner") or {}
+    return Report(
+        reason=reason,
+        message=message[:1000],
+        generation=live["metadata"].get("generation", 0),
+        last_decision=said.get("lastDecision", ""),
+        decision_id=said.get("decisionId", ""),
+        gpus=said.get("gpus", 0),
+        budget=said.get("budget"),
+    )

@@ -1,0 +1,158 @@
+"""What a graph of mode sla is planned by: the ConfigMap that ``planner.sla.profile`` names, or the simulated engine's own.
+
+Read by name, not watched: the planner may get ConfigMaps and needs to list none. What was read is parsed once for each
+of its versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from penstock.api import GraphDeployment, GraphSpec, PlannerMode, Runtime
+from penstock.core.errors import ConfigError, NotFoundError, UnavailableError
+from penstock.kube.kinds import CONFIG_MAP, Kind
+from penstock.kube.objects.names import PROFILE_KEY
+from penstock.performance.profile import PerformanceProfile
+from penstock.performance.quality import check_fits
+from penstock.performance.reading import read_profile
+from penstock.planner.cluster.status import PlannerReason
+from penstock.planner.cluster.watch import Key
+
+POLL_S: Final = 15.0
+"""Real seconds between two looks at a ConfigMap; chosen: a new profile counts within that, for four small reads a minute
+and graph of mode sla."""
+
+READ_S: Final = 10.0
+"""Real seconds for one read. Chosen: a busy API server answers within."""
+
+EngineProfile = Callable[[GraphSpec], PerformanceProfile]
+"""Reads the profile off a simulated engine; raises ConfigError."""
+
+
+class ProfileError(ConfigError):
+    """A graph of mode sla has no profile to plan by; its replicas stay as they are.
+
+    Attributes:
+        reason: For the condition.
+    """
+
+    def __init__(self, reason: PlannerReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Getter(Protocol):
+    """What the reader needs of a client."""
+
+    async def get(self, kind: Kind, name: str, *, namespace: str | None) -> dict[str, Any]:
+        """Return one object."""
+        ...
+
+
+class ConfigMapProfiles:
+    """The profiles of one process's graphs."""
+
+    def __init__(
+        self, client: Getter, *, overrides: Mapping[str, Any], engine_profile: EngineProfile
+    ) -> None:
+        """Know nothing yet.
+
+        Args:
+            client: Reads ConfigMaps.
+            overrides: Options that win over every graph's own, by kebab-case name.
+            engine_profile: For graphs of runtime simulated that name no profile.
+        """
+        self._client = client
+        self._mode = overrides.get("mode")
+        self._named = overrides.get("profile")
+        self._engine_profile = engine_profile
+        self._parsed: dict[Key, tuple[str, str, PerformanceProfile]] = {}
+
+    def is_read_again(self, graph: GraphDeployment) -> bool:
+        """Return whether a graph's profile may change though the graph does not."""
+        return self._plans_by_profile(graph.spec) and self._name_of(graph.spec) is not None
+
+    def forget(self, key: Key) -> None:
+        """Drop what was read for a graph that is gone."""
+        self._parsed.pop(key, None)
+
+    async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
+        """Return the profile that a graph is planned by now; None in a mode that needs none.
+
+        Raises:
+            ProfileError: there is none, or it cannot be used.
+            ClusterError: the API server refused, failed or did not answer.
+        """
+        spec = graph.spec
+        if not self._plans_by_profile(spec):
+            return None
+        name = self._name_of(spec)
+        if name is not None:
+            return _fitting(await self._kept(key, name), spec, name)
+        if spec.runtime is not Runtime.SIMULATED:
+            raise ProfileError(
+                PlannerReason.PROFILE_MISSING, f"spec.planner.sla.profile: null; {_what_to_run(key[1], '')}"
+            )
+        try:
+            return self._engine_profile(spec)
+        except ConfigError as exc:
+            raise ProfileError(PlannerReason.PROFILE_INVALID, str(exc)) from exc
+
+    def _plans_by_profile(self, spec: GraphSpec) -> bool:
+        mode = self._mode or spec.planner.mode
+        return spec.planner.enabled and PlannerMode(mode) is PlannerMode.SLA
+
+    def _name_of(self, spec: GraphSpec) -> str | None:
+        return self._named or spec.planner.sla.profile
+
+    async def _kept(self, key: Key, name: str) -> PerformanceProfile:
+        try:
+            async with asyncio.timeout(READ_S):
+                found = await self._client.get(CONFIG_MAP, name, namespace=key[0])
+        except NotFoundError as exc:
+            message = f"spec.planner.sla.profile: ConfigMap {name} is not there; {_what_to_run(key[1], name)}"
+            raise ProfileError(PlannerReason.PROFILE_MISSING, message) from exc
+        except TimeoutError as exc:
+            raise UnavailableError(f"ConfigMap {name}: no answer within {READ_S:g} s") from exc
+        version = str(found["metadata"].get("resourceVersion", ""))
+        known = self._parsed.get(key)
+        if known is not None and known[:2] == (name, version):
+            return known[2]
+        profile = _parsed(found.get("data") or {}, key, name)
+        self._parsed[key] = (name, version, profile)
+        return profile
+
+
+def _fitting(profile: PerformanceProfile, spec: GraphSpec, name: str) -> PerformanceProfile:
+    """Return the profile if it was measured of what the graph runs; the graph may change while the ConfigMap does not."""
+    sizes = spec.engine_gpus
+    if sizes is None:
+        return profile
+    try:
+        check_fits(profile, model=spec.model.name, prefill_gpus=sizes[0], decode_gpus=sizes[1])
+    except ConfigError as exc:
+        message = f"spec.planner.sla.profile: ConfigMap {name}: {PROFILE_KEY}: {exc}"
+        raise ProfileError(PlannerReason.PROFILE_INVALID, message) from exc
+    return profile
+
+
+def _parsed(data: Mapping[str, str], key: Key, name: str) -> PerformanceProfile:
+    text = data.get(PROFILE_KEY)
+    if text is None:
+        message = (
+            f"spec.planner.sla.profile: ConfigMap {name} holds no {PROFILE_KEY} (yet); a ProfileRequest fills it when its "
+            f"Job has ended, see kubectl get gpr; else {_what_to_run(key[1], name)}"
+        )
+        raise ProfileError(PlannerReason.PROFILE_MISSING, message)
+    try:
+        return read_profile(text, origin=f"ConfigMap {name}: {PROFILE_KEY}")
+    except ConfigError as exc:
+        message = f"spec.planner.sla.profile: {exc}"
+        raise ProfileError(PlannerReason.PROFILE_INVALID, message) from exc
+
+
+def _what_to_run(graph: str, name: str) -> str:
+    result = f", configMap: {name}" if name else " and name its ConfigMap"
+    return f"apply a ProfileRequest with graph: {graph}{result}; until then nothing is scaled"

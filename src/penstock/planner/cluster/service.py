@@ -1,0 +1,335 @@
+"""The planner process on Kubernetes: election, watches, and per graph sources, ledger, dashboard and loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.api import MetricsSource
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+from penstock.core.local_state import state_dir
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage
+from penstock.kube.lease import Election, own_pod
+from penstock.kube.ownership import ElectionScope
+from penstock.kube.objects.names import DECISION_ANNOTATION
+from penstock.planner.cluster.events import DecisionEventWriter, EventListener
+from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
+from penstock.planner.cluster.peers import OwnGraphs, election_scope
+from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile
+from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
+from penstock.planner.cluster.watch import GraphWatch, Key, Watch
+from penstock.planner.dashboard import Dashboard, folder_of
+from penstock.planner.ledger import FILE_NAME, Ledger
+from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
+from penstock.planner.metrics import PlannerMetrics, serve
+from penstock.planner.observers import Observer, Observers
+from penstock.planner.options import PlannerOptions
+from penstock.planner.service import boot_id, made_folder
+from penstock.planner.snapshot import SnapshotWriter
+from penstock.planner.sources.base import ReadingSource
+from penstock.planner.sources.chain import SourceChain
+from penstock.planner.sources.door import door_source
+from penstock.planner.sources.pages import MetricsPages
+from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
+from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
+from penstock.core.http.client import ConnectionPool
+
+SPREAD_S: Final = 2.0
+"""Real seconds over which the loops' starts are spread, so that their pulls and decisions do not come at once.
+Chosen: two pulls; a graph keeps its place after a restart, because it is drawn from its name."""
+
+LEDGER_BYTES: Final = 8 << 20
+"""Chosen: four hours at the default intervals, and as much again in the file before; 200 graphs fit into 4 GB."""
+
+CLOSE_GRACE_S: Final = 1.0
+"""Real seconds for the last scrape of the planner's own metrics."""
+
+STOP_S: Final = 20.0
+"""Longest wait for the work's end at SIGTERM; real seconds, chosen: more than a term of the Lease, behind which
+another planner works anyway."""
+
+SPEED: Final = 1.0
+"""Simulated seconds per real second; pods live in real time."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterService:
+    """What one process is told.
+
+    Attributes:
+        overrides: Options that win over every graph's own, by kebab-case name.
+        engine_profile: Reads the profile of graphs of runtime simulated that name none.
+        namespace: To watch; None: the client's own.
+        all_namespaces: Watch all.
+        graph: The only graph's name; None: all.
+        log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
+            ledgers lie in Penstock's state folder.
+        host: Address of the planner's own metrics.
+        metrics_port: Its port; 0: off.
+        unschedulable_s: Seconds after which an unschedulable pod is given up.
+    """
+
+    overrides: Mapping[str, Any]
+    engine_profile: EngineProfile
+    namespace: str | None = None
+    all_namespaces: bool = False
+    graph: str | None = None
+    log_dir: Path | None = None
+    host: str = "127.0.0.1"
+    metrics_port: int = 0
+    unschedulable_s: float = UNSCHEDULABLE_S
+
+    def folder(self, key: Key) -> Path:
+        """Return the folder of one graph's ledger, state and dashboard."""
+        base = self.log_dir if self.log_dir is not None else state_dir() / "planner"
+        return base / key[0] / key[1]
+
+
+async def run_until_stopped(service: ClusterService, client: KubeClient, stop: asyncio.Event) -> None:
+    """Plan while this process holds the Lease, until ``stop`` is set.
+
+    Raises:
+        ConfigError: the metrics port is taken.
+    """
+    namespace = client.namespace if service.all_namespaces else service.namespace or client.namespace
+    scope = election_scope(namespace, all_namespaces=service.all_namespaces, graph=service.graph)
+    identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    election = Election(
+        client,
+        name=scope.lease[1],
+        namespace=namespace,
+        identity=identity,
+        labels=scope.labels,
+        owner=own_pod(os.environ, namespace),
+    )
+    metrics = PlannerMetrics()
+    server = None
+    log.info(
+        "planner for Kubernetes",
+        identity=identity,
+        namespace="all" if service.all_namespaces else namespace,
+        graph_name=service.graph,
+        overrides=dict(service.overrides),
+    )
+    try:
+        if service.metrics_port:
+            server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
+        planning = asyncio.create_task(
+            election.lead(lambda: LeaderSession(service, client, election, scope, metrics=metrics).run())
+        )
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({planning, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if planning.done():
+                planning.result()
+        finally:
+            stopping.cancel()
+            planning.cancel()
+            _, late = await asyncio.wait({planning, stopping}, timeout=STOP_S)
+        log.info("planner stopped", is_whole=not late)
+    finally:
+        if server is not None:
+            await server.close(grace_s=CLOSE_GRACE_S)
+
+
+class LeaderSession:
+    """One term of leadership: everything is built anew, so that nothing old is believed."""
+
+    def __init__(
+        self,
+        service: ClusterService,
+        client: KubeClient,
+        election: Election,
+        scope: ElectionScope,
+        *,
+        metrics: PlannerMetrics,
+    ) -> None:
+        """Build it.
+
+        Args:
+            service: What the process is told.
+            client: Reads and writes.
+            election: Won by this process; nothing is written any more once it is lost.
+            scope: What it leads.
+            metrics: Of the process.
+        """
+        self._service = service
+        self._metrics = metrics
+        self._pool = ConnectionPool()
+        self._pages = MetricsPages(self._pool, real_now_s=time.monotonic)
+        self._scrape = ScrapeSource(self._pages)
+        self._clock = SimulatedClock(SPEED)
+        namespace = None if service.all_namespaces else service.namespace or client.namespace
+        fenced = client.fenced(lambda: election.is_leading)
+        self._watch = Watch(fenced, namespace=namespace, graph=service.graph)
+        self._events = DecisionEventWriter(fenced, instance=election.identity)
+        self._own = OwnGraphs(self._watch, fenced, election, scope, emit=self._events.emit)
+        self._client = fenced.within(self._own.ownership.may_write_in)
+        self.status = StatusWriter(self._client, self._watch.live)
+        self.fleet = Fleet(
+            self._own,
+            overrides=dict(service.overrides),
+            profiles=ConfigMapProfiles(
+                fenced, overrides=service.overrides, engine_profile=service.engine_profile
+            ),
+            work=self._plan,
+            say=self.status.say,
+            forget=self._forget,
+        )
+        self._watch.subscribe(self.fleet.mark)
+        self._own.subscribe(self._mark_all)
+
+    async def run(self) -> None:
+        """Watch and plan until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._own.ownership.run())
+                group.create_task(self._watch.run())
+                group.create_task(self._events.run())
+                group.create_task(self.status.run())
+                await self._watch.synced()
+                await self._own.ownership.settled()
+                group.create_task(self.fleet.run())
+        finally:
+            await self._pool.close()
+
+    def _mark_all(self) -> None:
+        for key in self._watch.known():
+            self.fleet.mark(key)
+
+    async def _plan(self, job: PlannerJob, stop: asyncio.Event) -> None:
+        """Plan one graph until ``stop`` is set.
+
+        Raises:
+            ConfigError: the log folder cannot be made, or another planner holds its ledger.
+        """
+        folder = made_folder(self._service.folder(job.key))
+        view = self._watch.of(job.key)
+        sources = self._sources(job, view)
+        is_chosen, now = self._service.log_dir is not None, datetime.now().astimezone()
+        charts = folder_of(folder, job.plan.config, is_chosen=is_chosen, now=now)
+        dashboard = Dashboard(charts, job.plan.config) if charts is not None else None
+        ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
+        listener = self._metrics.of(*job.key)
+        listener.begin(job.plan.config)
+        try:
+            await self._spread(job.key, stop)
+            loop = PlannerLoop(
+                self._settings(job),
+                target=KubernetesTarget(
+                    self._client,
+                    job.graph,
+                    view,
+                    emit=lambda message: self._emit(job.key, message),
+                    unschedulable_s=self._service.unschedulable_s,
+                ),
+                source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
+                ledger=ledger,
+                time=ModelTime(self._clock),
+                observers=Observers([listener, *self._listeners(job, folder, dashboard)]),
+            )
+            await loop.run(stop)
+        finally:
+            listener.restarted()
+            ledger.close()
+            for source in sources:
+                if isinstance(source, PrometheusSource):
+                    source.close()
+            if dashboard is not None:
+                await asyncio.to_thread(dashboard.close)
+
+    def _settings(self, job: PlannerJob) -> LoopSettings:
+        options = job.plan.options
+        return LoopSettings(
+            config=job.plan.config,
+            max_age_s=options.metrics_max_age,
+            adjustment_deadline_s=options.adjustment_deadline,
+            timeline=f"{boot_id()}@{SPEED:g}",
+            about={
+                "namespace": job.key[0],
+                "graph": job.key[1],
+                "environment": "kubernetes",
+                "served_model_name": options.served_model_name,
+                "speed": SPEED,
+            },
+            first_sequence=self._newest_sequence(job),
+        )
+
+    def _newest_sequence(self, job: PlannerJob) -> int:
+        """Return the number of the newest decision that the cluster remembers; the ledger may be lost."""
+        ids = [last_report(job.live, PlannerReason.OBSERVING, "").decision_id]
+        for service in job.plan.services.values():
+            adapter = self._watch.of(job.key).adapter(service.name)
+            ids.append(
+                ((adapter or {}).get("metadata", {}).get("annotations") or {}).get(DECISION_ANNOTATION, "")
+            )
+        return max((int(each[1:]) for each in ids if each[:1] == "d" and each[1:].isdigit()), default=0)
+
+    def _listeners(self, job: PlannerJob, folder: Path, dashboard: Dashboard | None) -> list[Observer]:
+        status = StatusListener(
+            last_report(job.live, PlannerReason.OBSERVING, ""),
+            job.plan.config,
+            say=lambda report: self._say(job, report),
+        )
+        found: list[Observer] = [
+            status,
+            EventListener(lambda message: self._emit(job.key, message)),
+            SnapshotWriter(folder, now_s=time.monotonic),
+        ]
+        return [*found, dashboard] if dashboard is not None else found
+
+    def _sources(self, job: PlannerJob, view: GraphWatch) -> list[ReadingSource]:
+        """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
+        options: PlannerOptions = job.plan.options
+        known: dict[MetricsSource, ReadingSource] = {
+            MetricsSource.ROUTER: door_source(
+                job.graph, self._pages, view.routers, workers=self._scrape, clock=self._clock
+            ),
+            MetricsSource.SCRAPE: self._scrape,
+        }
+        if options.prometheus_url is not None:
+            known[MetricsSource.PROMETHEUS] = PrometheusSource(
+                connect(options.prometheus_url),
+                GraphLabels(options.served_model_name, graph=job.key[1], namespace=job.key[0]),
+                clock=self._clock,
+                routers=view.routers,
+            )
+        if options.metrics_source not in known:
+            raise ConfigError(
+                "--prometheus-url: missing, yet the source is prometheus; give http://host:port"
+            )
+        first = known.pop(options.metrics_source)
+        return [first, *known.values()]
+
+    async def _spread(self, key: Key, stop: asyncio.Event) -> None:
+        offset_s = SPREAD_S * zlib.crc32("/".join(key).encode()) / 2**32
+        await ModelTime(self._clock).sleep_until(self._clock.now_s() + offset_s, stop)
+
+    def _say(self, job: PlannerJob, report: Report) -> None:
+        live = self._watch.live(job.key) or job.live
+        generation = live["metadata"].get("generation", 0)
+        self.status.say(job.key, replace(report, generation=generation))
+
+    def _emit(self, key: Key, message: EventMessage) -> None:
+        live = self._watch.live(key)
+        if live is not None:
+            self._events.emit(live, message)
+
+    def _forget(self, key: Key) -> None:
+        self.status.forget(key)
+        self._metrics.forget(*key)

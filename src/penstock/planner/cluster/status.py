@@ -1,0 +1,318 @@
+"""The planner's part of a graph's status: ``status.planner`` and the condition PlannerActive.
+
+Written by server-side apply, and only when it differs from what is there: a planner that has nothing new to
+say writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from penstock.api import MetricsSource
+from penstock.core.errors import NotFoundError, PenstockError
+from penstock.core.logs import get_logger
+from penstock.core.stamps import stamp
+from penstock.kube.objects.names import PLANNER
+from penstock.planner.cluster.beyond import BeyondLimits
+from penstock.planner.cluster.watch import PLANNER_CONDITION, Key
+from penstock.planner.core.state import PlannerPhase
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Decision
+from penstock.planner.observers import View
+
+WRITE_TIMEOUT_S: Final = 10.0
+"""Real seconds for one write. Chosen: a busy API server answers within; other graphs wait behind it."""
+
+RETRY_S: Final = 5.0
+"""Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
+
+TRUST_S: Final = 30.0
+"""Real seconds for which the last write is believed although the watch does not show it yet. Chosen: watches
+lag by milliseconds; after that somebody has overwritten it."""
+
+MISSING_S: Final = 10.0
+"""Simulated seconds without a usable metric before the condition says so; the default of metrics.maxAgeSeconds."""
+
+log = get_logger(__name__)
+
+
+class PlannerReason(StrEnum):
+    """The condition's reason; closed set."""
+
+    OBSERVING = "Observing"
+    ADJUSTING = "Adjusting"
+    NO_OPERATION = "NoOperation"
+    METRICS_MISSING = "MetricsMissing"
+    TARGET_UNAVAILABLE = "TargetUnavailable"
+    DISABLED = "Disabled"
+    MISCONFIGURED = "Misconfigured"
+    PROFILE_MISSING = "ProfileMissing"
+    PROFILE_INVALID = "ProfileInvalid"
+    FAILED = "Failed"
+
+
+_TRUTH = {
+    PlannerReason.OBSERVING: "True",
+    PlannerReason.ADJUSTING: "True",
+    PlannerReason.NO_OPERATION: "True",
+    PlannerReason.TARGET_UNAVAILABLE: "Unknown",
+}
+"""The condition's status by reason; False where nothing is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a graph's status says about its planner.
+
+    Attributes:
+        reason: Reason of the condition.
+        message: One sentence; the same text for the same state.
+        generation: Of the graph that this judges.
+        last_decision: Sentence of the last change; empty before the first.
+        decision_id: Its id.
+        gpus: GPUs in use.
+        budget: GPUs allowed; None: no ceiling.
+    """
+
+    reason: PlannerReason
+    message: str
+    generation: int
+    last_decision: str = ""
+    decision_id: str = ""
+    gpus: int = 0
+    budget: int | None = None
+
+    @property
+    def condition(self) -> dict[str, Any]:
+        """Return the condition without its time."""
+        return {
+            "type": PLANNER_CONDITION,
+            "status": _TRUTH.get(self.reason, "False"),
+            "reason": self.reason.value,
+            "message": self.message,
+            "observedGeneration": self.generation,
+        }
+
+    @property
+    def planner(self) -> dict[str, Any]:
+        """Return ``status.planner``."""
+        found = {"lastDecision": self.last_decision, "decisionId": self.decision_id, "gpus": self.gpus}
+        return found if self.budget is None else {**found, "budget": self.budget}
+
+
+def is_said(report: Report, status: Mapping[str, Any]) -> bool:
+    """Tell whether a live status says all of a report already."""
+    condition = report.condition
+    return dict(status.get("planner") or {}) == report.planner and any(
+        {key: each.get(key) for key in condition} == condition for each in status.get("conditions") or ()
+    )
+
+
+class StatusListener:
+    """Turns one loop's ticks and decisions into reports."""
+
+    def __init__(self, first: Report, config: DecideConfig, *, say: Callable[[Report], None]) -> None:
+        """Build it.
+
+        Args:
+            first: What was said last; the last decision is taken over from it.
+            config: Interval and whether anything is acted on, for the message; which signals its mode needs.
+            say: Called with the report at every tick and decision.
+        """
+        self._report = first
+        self._say = say
+        self._known_s: float | None = None
+        self._needs_demand = config.mode.follows_demand
+        self._beyond = BeyondLimits()
+        if config.no_operation:
+            self._calm = (
+                PlannerReason.NO_OPERATION,
+                "decides and records, changes nothing: planner.noOperation",
+            )
+        else:
+            self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
+
+    def tick(self, view: View) -> None:
+        """Say what the loop does now."""
+        reason, message = self._reason(view)
+        if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
+            self._report = replace(self._report, reason=reason, message=message)
+        else:
+            self._report = replace(
+                self._report,
+                reason=reason,
+                message=message,
+                gpus=view.gpus,
+                budget=view.max_gpu_budget,
+            )
+        self._say(self._report)
+
+    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
+        """Keep the sentences of a decision that changes something, and which limits bind."""
+        self._beyond.decided(decision)
+        if decision.changes:
+            sentence = "; ".join(role.sentence for role in decision.changes)
+            self._report = replace(self._report, last_decision=sentence, decision_id=decision.id)
+            self._say(self._report)
+
+    def _reason(self, view: View) -> tuple[PlannerReason, str]:
+        if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
+            return (
+                PlannerReason.TARGET_UNAVAILABLE,
+                "the cluster cannot be watched: nothing is decided, everything stays as it is",
+            )
+        if view.phase is PlannerPhase.ADJUSTING:
+            self._known_s = None
+            return PlannerReason.ADJUSTING, "waits until replicas have started or drained"
+        if view.pull is None and self._report.reason is PlannerReason.METRICS_MISSING:
+            return self._report.reason, self._report.message  # an interval begins; nothing new is known yet
+        unknown = _unknown(view, needs_demand=self._needs_demand)
+        if self._known_s is None or (unknown is None and view.pull is not None):
+            self._known_s = view.at_s
+        if unknown is not None and view.at_s - self._known_s >= MISSING_S:
+            return (
+                PlannerReason.METRICS_MISSING,
+                f"{unknown} unknown{_asked(view)}: nothing shrinks, and grows only if what is known suffices",
+            )
+        reason, message = self._calm
+        return reason, f"{message}; {self._beyond.words}" if self._beyond.words else message
+
+
+def _unknown(view: View, *, needs_demand: bool) -> str | None:
+    """Return which signals nobody knows; None while at least something of each is known."""
+    if view.pull is None:
+        return None
+    kv, queue = view.pull.kv, view.pull.queue
+    names = [
+        *(["KV usage"] if kv.unknown and not kv.fresh else []),
+        *(["prefill queue"] if queue is not None and not queue.is_known else []),
+        *(["demand at the routers"] if needs_demand and view.pull.demand is None else []),
+    ]
+    return " and ".join(names) if names else None
+
+
+def _asked(view: View) -> str:
+    """Return which sources were asked in vain; their reasons vary from pull to pull and are logged."""
+    if view.pull is None:
+        return ""
+    kv, queue = view.pull.kv, view.pull.queue
+    why = f"{kv.why}; {queue.why if queue is not None else ''}"
+    found = [each.value for each in MetricsSource if f"{each.value}: " in why]
+    return f" to {', '.join(found)}" if found else ""
+
+
+class StatusApplier(Protocol):
+    """What the writer needs of a client."""
+
+    async def apply(
+        self, obj: Mapping[str, Any], *, field_manager: str, subresource: str | None
+    ) -> dict[str, Any]:
+        """Make the fields so."""
+        ...
+
+
+class StatusWriter:
+    """Writes the newest report of each graph that differs from what is there.
+
+    Attributes:
+        writes: Statuses written.
+    """
+
+    def __init__(
+        self,
+        client: StatusApplier,
+        live: Callable[[Key], Mapping[str, Any] | None],
+        *,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Build it.
+
+        Args:
+            client: Writes.
+            live: Function that returns the newest known object of a graph.
+            now_s: Seconds since the epoch.
+        """
+        self._client = client
+        self._live = live
+        self._now_s = now_s
+        self._wanted: dict[Key, Report] = {}
+        self._written: dict[Key, tuple[Report, float]] = {}
+        self._wake = asyncio.Event()
+        self.writes = 0
+
+    def say(self, key: Key, report: Report) -> None:
+        """Have a report written unless it is there already."""
+        if self._is_news(key, report):
+            self._wanted[key] = report
+            self._wake.set()
+        else:
+            self._wanted.pop(key, None)
+
+    def forget(self, key: Key) -> None:
+        """Write nothing about a graph any more."""
+        self._wanted.pop(key, None)
+        self._written.pop(key, None)
+
+    async def run(self) -> None:
+        """Write until cancelled; what fails is tried again."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            failed = False
+            for key in list(self._wanted):
+                report = self._wanted.pop(key, None)
+                if report is not None and not await self._write(key, report):
+                    self._wanted.setdefault(key, report)
+                    failed = True
+            if failed:
+                await asyncio.sleep(RETRY_S)
+                self._wake.set()
+
+    def _is_news(self, key: Key, report: Report) -> bool:
+        graph = self._live(key)
+        if graph is None:
+            return False
+        written = self._written.get(key)
+        if written is not None and written[0] == report and self._now_s() - written[1] < TRUST_S:
+            return False
+        return not is_said(report, graph.get("status") or {}) or (
+            written is not None and written[0] != report
+        )
+
+    async def _write(self, key: Key, report: Report) -> bool:
+        graph = self._live(key)
+        if graph is None or not self._is_news(key, report):
+            return True
+        metadata = graph["metadata"]
+        obj = {
+            "apiVersion": graph["apiVersion"],
+            "kind": graph["kind"],
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "status": {
+                "planner": report.planner,
+                "conditions": [{**report.condition, "lastTransitionTime": self._since(report, graph)}],
+            },
+        }
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await self._client.apply(obj, field_manager=PLANNER, subresource="status")
+        except NotFoundError:
+            return True
+        except (PenstockError, TimeoutError) as exc:
+            log.warning("status not written", graph="/".join(key), error=str(exc) or "no answer")
+            return False
+        self.writes += 1
+        self._written[key] = (report, self._now_s())
+        return True
+
+    def _since(self, report: Report, graph: Mapping[str, Any]) -> str:
+        """Return when the condition's status became what it is."""
+        for each in (graph.get("status") or {}).get("conditions") or ():
+            if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
+                return str(each["lastTransitionTime"])
+        return stamp(self._now_s())

@@ -1,0 +1,145 @@
+"""KV cache: how many workers' worth is in use or waited for, and how it follows demand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.api import Role
+from penstock.planner.decide.adaptive import trend
+from penstock.planner.decide.adaptive.memory import KvLoad
+from penstock.planner.decide.adaptive.trend import Forecast
+from penstock.planner.decide.observation import Pull
+
+FULL = 0.9
+"""KV usage above which a worker counts as full: the planner document's threshold for growing."""
+
+LOAD_TAU_S = 30.0
+"""Chosen: KV usage is a sum over many requests, so half a minute is smooth enough."""
+
+PEAK_TAU_S = 300.0
+"""Chosen: a peak fades over the time that the HPA's stabilisation window holds one."""
+
+FULL_TAU_S = 120.0
+"""Chosen: two minutes weigh in the share of time in which a fleet would have been full."""
+
+SLOWDOWN = 3.0
+"""By how much longer a worker with a full KV cache takes for a token than an idle one, against the idle one's time: 2.9,
+3.3 and 7.3 in the shipped profiles of H100 70B, A100 8B and H200 8B. Without it ten times the load held thirty times
+the KV, and a flash crowd found its decode workers a start-up late."""
+
+LOAD_MOST = 2.0
+"""Chosen: an overloaded worker counts as two full ones at most; beyond that only time tells."""
+
+WAITING_SHARE = 0.02
+"""KV of a waiting request where running ones do not tell: the planner document's own figure."""
+
+
+class Decoding(Protocol):
+    """Expected answers, and what they hold of a pool's KV cache."""
+
+    def load_on(self, workers: int) -> float:
+        """Return the KV load, in workers' worth, that they bring so many workers to; all of it where there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LightDecoding:
+    """Answers that hold as much KV per token as the last minutes' did.
+
+    Attributes:
+        light: KV load on workers that stay as fast as idle ones, in workers' worth.
+    """
+
+    light: float
+
+    def load_on(self, workers: int) -> float:
+        """Return the KV load on ``workers``, at most `LOAD_MOST` of each.
+
+        A worker at usage u decodes `SLOWDOWN` x u longer than an idle one, and holds the KV as much longer:
+        u = h (1 + s u), where h is what it would hold if it stayed fast. Hence u = h / (1 - s h).
+        """
+        if workers < 1:
+            return self.light
+        share = self.light / workers
+        left = 1.0 - SLOWDOWN * share
+        return workers * (LOAD_MOST if share > LOAD_MOST * left else share / left)
+
+
+@dataclass(frozen=True, slots=True)
+class KvView:
+    """What is known of KV usage at a decision.
+
+    Attributes:
+        load: Workers' worth of KV in use or waited for, now and when a new replica could be ready.
+        decoding: What holds the KV of the arrivals expected then.
+        peak: Highest load of the last minutes, decayed.
+        full: Share of recent time in which n workers would have been full; element n - 1.
+    """
+
+    load: Forecast
+    decoding: Decoding
+    peak: float
+    full: tuple[float, ...]
+
+    def demanded(self, workers: int) -> float:
+        """Return the KV load that the expected arrivals bring ``workers`` to, at most `LOAD_MOST` of each."""
+        return self.decoding.load_on(workers)
+
+    def full_with(self, workers: int) -> float:
+        """Return the share for a fleet of ``workers``; that of the largest followed for larger ones."""
+        if not self.full:
+            return 0.0
+        return self.full[min(workers, len(self.full)) - 1] if workers >= 1 else 1.0
+
+
+def load_of(pull: Pull, role: Role) -> float | None:
+    """Return the pull's KV load in workers' worth, unknown workers counted as empty; None when nothing is known.
+
+    A waiting request weighs what a running one holds on average, and `WAITING_SHARE` where nothing runs.
+    """
+    if not pull.kv.fresh:
+        return None
+    waiting = pull.worker_waiting.total if pull.worker_waiting is not None else 0.0
+    in_flight = pull.demand.in_flight.get(role, 0.0) if pull.demand is not None else 0.0
+    running = in_flight - waiting
+    share = pull.kv.total / running if running > 0 and pull.kv.total > 0 else WAITING_SHARE
+    return pull.kv.total + waiting * min(share, 1.0)
+
+
+def followed(kv: KvLoad, load: float, tokens: float, *, ready: int, dt_s: float, sizes: int) -> KvLoad:
+    """Return the KV load after one pull.
+
+    Args:
+        kv: Before.
+        load: Of the pull, held for ``dt_s``.
+        tokens: Uncached tokens whose prefill ended meanwhile.
+        ready: Workers that hold it.
+        dt_s: Since the pull before, > 0.
+        sizes: Fleets of 1 to this many workers are followed.
+    """
+    kept = math.exp(-dt_s / FULL_TAU_S)
+    usage = min(1.0, load / ready) if ready else 1.0
+    full = []
+    for size in range(1, sizes + 1):
+        before = kv.full_s[size - 1] if size <= len(kv.full_s) else 0.0
+        full.append(before * kept + (dt_s if load > FULL * size else 0.0))
+    return KvLoad(
+        load=trend.followed(kv.load, load, dt_s, LOAD_TAU_S),
+        peak=max(load, kv.peak * math.exp(-dt_s / PEAK_TAU_S)),
+        light_s=kv.light_s * kept + load * dt_s / (1.0 + SLOWDOWN * usage),
+        done_tokens=kv.done_tokens * kept + tokens,
+        seen_s=kv.seen_s * kept + dt_s,
+        full_s=tuple(full),
+    )
+
+
+def view(kv: KvLoad, decoding: Decoding, horizon_s: float) -> KvView:
+    """Return what the rules look at; ``decoding`` is of the arrivals expected at the same horizon."""
+    return KvView(
+        load=trend.forecast(kv.load, horizon_s, LOAD_TAU_S),
+        peak=kv.peak,
+        decoding=decoding,
+        full=tuple(full / kv.seen_s if kv.seen_s > 0 else 0.0 for full in kv.full_s),
+    )

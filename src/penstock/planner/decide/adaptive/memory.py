@@ -1,0 +1,197 @@
+"""What mode ``adaptive`` remembers between decisions; plain numbers, so that the ledger can hold it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from penstock.api import Role
+from penstock.planner.decide.state import Memory
+
+MadeT = TypeVar("MadeT")
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Brown's double exponential smoothing: two averages, the second of the first.
+
+    Attributes:
+        first: Exponential average of the values.
+        second: Exponential average of ``first``.
+        noise: Average of the squared deviations from ``first``, each times the seconds that it lasted.
+        seen_s: Seconds followed so far.
+    """
+
+    first: float = 0.0
+    second: float = 0.0
+    noise: float = 0.0
+    seen_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Prefill work at the door, and the fleets of every size that might have done it.
+
+    Attributes:
+        rate: Of requests/s arriving.
+        level: Requests/s over the last seconds, without a slope.
+        peak: Highest ``level``, decayed.
+        sized: Requests, decayed over minutes.
+        sized_tokens: Their uncached tokens, decayed alike.
+        done_tokens: Tokens whose prefill ended, decayed over busy time.
+        busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
+        arrivals: Requests, decayed over time.
+        backlogs: Tokens that a fleet of n workers would have left now; element n - 1.
+        late: Arrivals that it would have served late, decayed as ``arrivals`` is; element n - 1.
+        recent: The same, decayed faster; element n - 1.
+    """
+
+    rate: Trend = Trend()
+    level: float = 0.0
+    peak: float = 0.0
+    sized: float = 0.0
+    sized_tokens: float = 0.0
+    done_tokens: float = 0.0
+    busy_s: float = 0.0
+    arrivals: float = 0.0
+    backlogs: tuple[float, ...] = ()
+    late: tuple[float, ...] = ()
+    recent: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvLoad:
+    """KV cache in use, in workers' worth, and how often fleets of every size would have been full.
+
+    Attributes:
+        load: Of KV usage summed over workers, waiting requests' share included.
+        peak: Highest load, decayed.
+        light_s: Worker-seconds of KV over some minutes, as if every worker had decoded as fast as an idle one.
+        done_tokens: Uncached tokens whose prefill ended, decayed alike.
+        seen_s: Seconds, decayed.
+        full_s: Seconds in which n workers would have been full, decayed alike; element n - 1.
+    """
+
+    load: Trend = Trend()
+    peak: float = 0.0
+    light_s: float = 0.0
+    done_tokens: float = 0.0
+    seen_s: float = 0.0
+    full_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """Supply and restraint of one role.
+
+    Attributes:
+        ready: At the newest pull; None before the first.
+        begun_s: When each replica that starts now was first seen, oldest first.
+        startup_s: Learnt time from asked for to ready; None before the first.
+        grown_s: When replicas were last added; None before that.
+        shrunk_s: When replicas were last removed; None before that.
+        spare_s: Since when every decision has found one replica to spare; None: the last one did not.
+        hold_down_s: How long after growing the role is not shrunk; raised by each shrinking that was regretted.
+    """
+
+    ready: int | None = None
+    begun_s: tuple[float, ...] = ()
+    startup_s: float | None = None
+    grown_s: float | None = None
+    shrunk_s: float | None = None
+    spare_s: float | None = None
+    hold_down_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveMemory:
+    """Everything.
+
+    Attributes:
+        pulled_s: Time of the newest pull that was followed; None before the first.
+        work: Of the prefill (or aggregated) workers.
+        kv: Of the decode (or aggregated) workers.
+        roles: By role.
+        quiet_since_s: Since when nothing has been at the door; None: something was at the newest pull, it is not known, or the
+            graph does not scale to zero.
+        unserved_s: When a role was last seen without a ready replica; None: not so far.
+    """
+
+    pulled_s: float | None = None
+    work: Work = Work()
+    kv: KvLoad = KvLoad()
+    roles: Mapping[Role, RoleMemory] = field(default_factory=dict)
+    quiet_since_s: float | None = None
+    unserved_s: float | None = None
+
+    def of(self, role: Role) -> RoleMemory:
+        """Return the role's memory, a blank one if there is none."""
+        return self.roles.get(role, RoleMemory())
+
+
+def resumed(memory: AdaptiveMemory, by_s: float, now_s: float) -> AdaptiveMemory:
+    """Return the memory of a planner that was away, on a clock that shows ``by_s`` more; nothing lies after ``now_s``.
+
+    Starts that were under way count from now: when they ended was not seen.
+    """
+
+    def moved(at_s: float | None) -> float | None:
+        return None if at_s is None else min(at_s + by_s, now_s)
+
+    roles = {
+        role: dataclasses.replace(
+            each,
+            begun_s=(now_s,) * len(each.begun_s),
+            grown_s=moved(each.grown_s),
+            shrunk_s=moved(each.shrunk_s),
+            spare_s=moved(each.spare_s),
+        )
+        for role, each in memory.roles.items()
+    }
+    return dataclasses.replace(
+        memory,
+        pulled_s=moved(memory.pulled_s),
+        roles=roles,
+        quiet_since_s=moved(memory.quiet_since_s),
+        unserved_s=moved(memory.unserved_s),
+    )
+
+
+def read(plain: Memory) -> AdaptiveMemory:
+    """Return what `write` wrote; of another mode's memory, and of none, a blank one.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not such a memory.
+    """
+    data: Any = plain.get("adaptive")
+    if data is None:
+        return AdaptiveMemory()
+    work, kv = data["work"], data["kv"]
+    return AdaptiveMemory(
+        pulled_s=data["pulled_s"],
+        work=_made(Work, work, rate=Trend(**work["rate"])),
+        kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
+        roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
+        quiet_since_s=data.get("quiet_since_s"),
+        unserved_s=data.get("unserved_s"),
+    )
+
+
+def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) -> MadeT:
+    """Return a memory from its plain form: lists as tuples, keys of other versions left out or blank."""
+    known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    values = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in plain.items()
+        if key in known
+    }
+    return kind(**{**values, **built})
+
+
+def write(memory: AdaptiveMemory) -> Memory:
+    """Return plain data for `PlannerState.memory`."""
+    plain = dataclasses.asdict(memory)
+    plain["roles"] = {role.value: fields for role, fields in plain["roles"].items()}
+    return {"adaptive": plain}

@@ -1,0 +1,250 @@
+"""Mode ``adaptive`` as a policy: follow the interval's pulls, then propose one change per role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from penstock.api import Role
+from penstock.planner.decide.adaptive import kv, rules, supply, work, zero
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory, read, write
+from penstock.planner.decide.adaptive.workers import ObservedWorkers, Workers
+from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Action, Reason, Step
+from penstock.planner.decide.observation import (
+    Demand,
+    PoolCounts,
+    Pull,
+    Window,
+    entry_role,
+    kv_role,
+    turned_away,
+)
+from penstock.planner.decide.proposal import Proposal, RoleProposal
+from penstock.planner.decide.stabilise import back_off, remember
+from penstock.planner.decide.state import PlannerState
+
+SIZES_ABOVE = 2
+"""Chosen: shadow fleets are followed up to two workers more than there are."""
+
+MOST_AT_ONCE = 64
+"""Chosen: more replicas than this are never asked for in one decision, whatever `max_step` allows."""
+
+REGRET_S = 60.0
+"""Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
+
+
+def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what demand at the door, supply over time and restraint ask for; one pull at least."""
+    memory, workers = read(state.memory), ObservedWorkers()
+    for pull in window.pulls:
+        memory = followed(memory, pull, workers, config)
+    return proposed(window, state, memory, workers, config)
+
+
+def proposed(
+    window: Window, state: PlannerState, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
+) -> Proposal:
+    """Return one change per role.
+
+    Args:
+        window: With one pull at least.
+        state: What the last decision left.
+        memory: With all pulls of the window followed.
+        workers: What they are taken to be able to do.
+        config: Targets, bounds and budget.
+    """
+    pools = window.pulls[-1].pools
+    seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
+    proposals = [_draft(role, window, memory, workers, config) for role in pools]
+    spared = {
+        each.role: supply.spared(memory.of(each.role), window.end_s, is_spare=_is_spare(each))
+        for each in proposals
+    }
+    memory = replace(memory, roles={**memory.roles, **spared})
+    proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
+    proposals = zero.applied(proposals, window, memory, config)
+    return Proposal(_within_budget(proposals, pools, config), seen, write(memory))
+
+
+def followed(memory: AdaptiveMemory, pull: Pull, workers: Workers, config: DecideConfig) -> AdaptiveMemory:
+    """Return the memory after one pull; what the pull does not know leaves its part as it was."""
+    most_s = workers.restraint.hold_down_most_s
+    roles = {
+        role: supply.followed(memory.of(role), pool, pull.at_s, hold_down_most_s=most_s)
+        for role, pool in pull.pools.items()
+    }
+    dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
+    holder = kv_role(pull.pools)
+    entry = entry_role(pull.pools)
+    made, usage, demand = memory.work, memory.kv, pull.demand
+    if demand is not None and entry in pull.pools:
+        sizes = max(len(made.late), pull.pools[entry].replicas + SIZES_ABOVE)
+        made = work.followed(
+            made, demand, workers, ready=pull.pools[entry].ready, sizes=sizes, slo_s=config.ttft_slo_s
+        )
+    load = kv.load_of(pull, holder)
+    if load is not None and holder in pull.pools and dt_s > 0:
+        tokens = 0.0 if demand is None else demand.prefilled_tokens
+        sizes = max(len(usage.full_s), pull.pools[holder].replicas + SIZES_ABOVE)
+        usage = kv.followed(usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, sizes=sizes)
+    quiet_since_s = (
+        None if config.scale_to_zero_after_s is None else zero.quiet_since_s(memory.quiet_since_s, pull)
+    )
+    is_served = all(pool.ready for pool in pull.pools.values())
+    unserved_s = memory.unserved_s if is_served else pull.at_s
+    return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles}, quiet_since_s, unserved_s)
+
+
+def _draft(
+    role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
+) -> RoleProposal:
+    pull = window.pulls[-1]
+    pool = pull.pools[role]
+    gpus = config.engine_gpus(role, pool.gpus)
+    blank = RoleProposal(role, pool, gpus, Action.HOLD, Reason.WITHIN_CAPACITY, "supply fits demand", ())
+    floor = config.floor(role, gpus)
+    if pool.replicas < floor:
+        step = Step("floor", {"replicas": pool.replicas, "floor": floor}, floor, Reason.BELOW_FLOOR.value)
+        detail = f"{pool.replicas} below the floor of {floor}"
+        amount = _at_most(floor - pool.replicas, config)
+        return replace(
+            blank.passed(step), action=Action.UP, reason=Reason.BELOW_FLOOR, detail=detail, amount=amount
+        )
+    unknown = _unknown(role, pull)
+    if unknown or pull.demand is None:
+        step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
+        return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=unknown or "demand unknown")
+    case = case_of(role, window, memory, workers, config)
+    findings = rules.lacks(case)
+    blank = replace(blank, steps=tuple(found.step for found in findings))
+    for found in findings:
+        if found.applies:
+            amount = rules.missing(case, _at_most(MOST_AT_ONCE, config))
+            return replace(blank, action=Action.UP, reason=found.reason, detail=found.detail, amount=amount)
+    return _spared(blank, case, window, memory)
+
+
+def _at_most(replicas: int, config: DecideConfig) -> int:
+    return replicas if config.max_step is None else min(replicas, config.max_step)
+
+
+def _is_spare(proposal: RoleProposal) -> bool:
+    return proposal.action is Action.DOWN or proposal.reason is Reason.HOLD_DOWN
+
+
+def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> RoleProposal:
+    """Return the proposal for one fewer if every condition allows it, else held by the first that does not."""
+    pull, pool, role = window.pulls[-1], blank.pool, blank.role
+    waiting = _waiting(role, pull)
+    findings = rules.spares(case)
+    proposal = replace(blank, steps=(*blank.steps, *(found.step for found in findings)))
+    if not all(found.applies for found in findings):
+        return proposal
+    proposal = replace(
+        proposal, reason=Reason.SPARE_CAPACITY, detail="; ".join(found.detail for found in findings)
+    )
+    gap = next((_unknown(role, each) for each in window.pulls if _unknown(role, each)), "")
+    if gap:
+        return proposal.held(
+            Reason.METRIC_UNKNOWN, gap, Step("known", {"pulls": len(window.pulls)}, None, "hold")
+        )
+    if waiting:
+        step = Step("waiting", {"requests": waiting}, 0, "hold")
+        return proposal.held(Reason.REQUESTS_WAITING, f"{waiting:.0f} requests wait", step)
+    if pool.starting:
+        step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is not what it will be")
+        detail = f"{pool.starting} of {pool.replicas} replicas not ready"
+        return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
+    spared = supply.spared(memory.of(role), window.end_s, is_spare=True)
+    left_s = supply.held_s(spared, case.horizon_s, window.end_s)
+    step = Step("hold_down", {"left_s": left_s}, 0, "hold" if left_s > 0 else "pass")
+    if left_s > 0:
+        return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down are left", step)
+    return replace(proposal.passed(step), action=Action.DOWN)
+
+
+def case_of(
+    role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
+) -> rules.Case:
+    """Return what a role's rules look at; the newest pull knows the demand."""
+    pull = window.pulls[-1]
+    at_s, demand = pull.at_s, pull.demand
+    assert demand is not None  # noqa: S101 - the caller's
+    startup_s = supply.startup_s(memory, role, at_s)
+    horizon_s = startup_s + config.metric_pulling_interval_s
+    ahead_s, far_s = (horizon_s, 2 * horizon_s + REGRET_S) if workers.follows_trend else (0.0, 0.0)
+    made = work.view(memory.work, demand, workers, horizon_s=ahead_s, far_s=far_s)
+    entry = entry_role(pull.pools)
+    due_s = supply.arrivals_s(memory.of(entry), supply.startup_s(memory, entry, at_s), at_s)
+    prefilled_per_s = rules.prefilled_per_s(
+        made, pull.pools[entry], due_s, horizon_s=horizon_s, slo_s=config.ttft_slo_s
+    )
+    return rules.Case(
+        role=role,
+        pool=pull.pools[role],
+        slo_s=config.ttft_slo_s,
+        horizon_s=horizon_s,
+        arrivals_s=supply.arrivals_s(memory.of(role), startup_s, at_s),
+        work=None if role is Role.DECODE else made,
+        kv=None
+        if role is Role.PREFILL
+        else kv.view(memory.kv, workers.decoding(memory.kv, prefilled_per_s), horizon_s),
+        gaps=None if role is Role.PREFILL else workers.gaps(prefilled_per_s),
+        oldest_wait_s=_served_wait_s(demand, memory, at_s),
+        rejected=turned_away(window.pulls, role),
+        workers=workers,
+    )
+
+
+def _served_wait_s(demand: Demand, memory: AdaptiveMemory, at_s: float) -> float | None:
+    """Return the longest wait at the door while every role had a ready replica: for the first, more would not help."""
+    wait_s = demand.oldest_wait_s
+    return wait_s if wait_s is None or memory.unserved_s is None else min(wait_s, at_s - memory.unserved_s)
+
+
+def _waiting(role: Role, pull: Pull) -> float:
+    """Return the requests that wait for the role: in the routers before prefill, in the workers otherwise."""
+    door = pull.demand.waiting if pull.demand is not None else 0.0
+    inside = pull.worker_waiting.total if pull.worker_waiting is not None else 0.0
+    return {Role.PREFILL: door, Role.DECODE: inside}.get(role, door + inside)
+
+
+def _unknown(role: Role, pull: Pull) -> str:
+    """Return what of a role a pull does not know, empty when it knows all."""
+    if pull.demand is None:
+        return "demand unknown"
+    if role is Role.PREFILL:
+        return ""
+    if pull.kv.unknown or not pull.kv.fresh:
+        return f"KV unknown ({pull.kv.why or 'no ready worker'})"
+    inside = pull.worker_waiting
+    return f"waiting requests unknown ({inside.why})" if inside is not None and inside.unknown else ""
+
+
+def _within_budget(
+    proposals: list[RoleProposal], pools: Mapping[Role, PoolCounts], config: DecideConfig
+) -> list[RoleProposal]:
+    """Shrink one role while the replicas that stay hold more GPUs than a lowered budget allows.
+
+    The role is the one with most replicas above its floor; the drain is waited for, so nothing running is lost.
+    """
+    if config.max_gpu_budget is None:
+        return proposals
+    staying = {role: replace(pool, draining=0) for role, pool in pools.items()}
+    held = existing_gpus(staying, config)
+    if held <= config.max_gpu_budget:
+        return proposals
+    spare = {d.role: d.pool.replicas - config.floor(d.role, d.engine_gpus) for d in proposals}
+    victim = max(spare, key=lambda role: spare[role])
+    if spare[victim] < 1:
+        return proposals
+    step = Step("above_budget", {"gpus_staying": held}, config.max_gpu_budget, "shrink")
+    detail = f"{held} GPUs exceed the budget of {config.max_gpu_budget}"
+    return [
+        replace(d.passed(step), action=Action.DOWN, reason=Reason.ABOVE_BUDGET, detail=detail, amount=1)
+        if d.role is victim
+        else d
+        for d in proposals
+    ]

@@ -1,0 +1,166 @@
+"""What a mode takes its workers to be able to do: as observed, or as a profile has it. The rules ask; two modes answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.api import Role
+from penstock.planner.decide.adaptive.gaps import GapsView
+from penstock.planner.decide.adaptive.kv import Decoding, LightDecoding
+from penstock.planner.decide.adaptive.memory import KvLoad, Work
+from penstock.planner.decide.adaptive.trend import Forecast
+from penstock.planner.decide.adaptive.work import tokens_per_s
+
+BUSY_MOST = 0.9
+"""Chosen: demand may fill this share of a prefill pool's throughput before it grows. Its workers share one queue in
+the router, so that three at 0.9 still answer log-normal prompts within seconds."""
+
+BUSY_AFTER = 0.75
+"""Chosen: and this share of what is left after a worker went; of 0.7, 0.75 and 0.8 the one with fewest reversals on
+the scoreboard's poisson, day and sine."""
+
+LAST_BUSY_AFTER = 0.5
+"""Chosen: the same where one prefill worker is left: a jump finds nothing beside it. At 0.75 step was 96.6, at 0.5 97.8%
+in time, for fewer GPU-hours."""
+
+MIXED_BUSY_MOST = 0.65
+MIXED_BUSY_AFTER = 0.5
+"""Chosen: the same of aggregated workers. Requests wait in each worker, not in one queue, and decoding steps come
+between prompts. At 0.9, 0.75 and 0.65 aggregated-sine was 94.6, 97.2 and 97.9% in time."""
+
+
+AHEAD_SIGMAS = 0.5
+"""Chosen: demand counts with this many of its standard errors. A replica too many costs its GPUs for a minute, one
+too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5 99.9% for 1% more GPU-hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restraint:
+    """What must hold besides before a pool shrinks by one.
+
+    Attributes:
+        sigmas: Standard errors that demand counts with.
+        peak: Share of the throughput of one fewer that the last minutes' highest few seconds may fill.
+        late: Share of arrivals that one fewer may serve late in the last minute, beyond what there is.
+        kv: Mean KV usage that one fewer may have, its slower decoding counted.
+        kv_peak: The same of the last minutes' peak.
+        hold_down_most_s: Longest time after growing in which regrets keep the pool from shrinking.
+    """
+
+    sigmas: float
+    peak: float
+    late: float
+    kv: float
+    kv_peak: float
+    hold_down_most_s: float
+
+
+OBSERVED_RESTRAINT = Restraint(
+    sigmas=1.0, peak=0.8, late=0.005, kv=0.55, kv_peak=0.6, hold_down_most_s=1800.0
+)
+"""Chosen. What was can come back, and a peak that needed four workers holds them for a minute; half of the lateness
+that grows a pool, so that growing and shrinking do not meet; KV at 0.45 and 0.6 served the tuned cases alike, and its
+peak stays below what grows the pool, so that the same peak again grows nothing; a load that makes shrinking regretted for
+longer than half an hour has changed."""
+
+
+class Workers(Protocol):
+    """The workers of one graph, as one decision knows them."""
+
+    @property
+    def has_shadows(self) -> bool:
+        """Whether shadow fleets say how late requests would be; else `busy_most` does."""
+        ...
+
+    @property
+    def follows_trend(self) -> bool:
+        """Whether demand is expected to go on along its slope; else it stays as it is."""
+        ...
+
+    @property
+    def sigmas_ahead(self) -> float:
+        """Return the standard errors that predicted demand counts with before a pool grows."""
+        ...
+
+    @property
+    def restraint(self) -> Restraint:
+        """Return what must hold besides before a pool shrinks."""
+        ...
+
+    def tokens_per_s(self, work: Work) -> float | None:
+        """Return the prompt tokens that one worker computes per second; None: not known yet."""
+        ...
+
+    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
+        """Return the requests/s expected so far ahead, given those along the trend."""
+        ...
+
+    def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
+        """Return what holds the KV of prompts that end at so many uncached tokens/s."""
+        ...
+
+    def gaps(self, tokens_per_s: float) -> GapsView | None:
+        """Return the gaps between tokens of answers to prompts that end at so many uncached tokens/s; None: no target."""
+        ...
+
+    def busy_most(self, role: Role, workers: int) -> float:
+        """Return the share of its throughput that demand may fill before a pool grows, in (0, 1]."""
+        ...
+
+    def busy_after(self, role: Role, workers: int) -> float:
+        """Return the share that it may fill of the ``workers`` that stay after one went, in (0, 1]."""
+        ...
+
+
+class ObservedWorkers:
+    """Mode ``adaptive``: what was seen, and shares that were chosen by trial."""
+
+    @property
+    def has_shadows(self) -> bool:
+        """Return that they do."""
+        return True
+
+    @property
+    def follows_trend(self) -> bool:
+        """Return that it is."""
+        return True
+
+    @property
+    def sigmas_ahead(self) -> float:
+        """Return the chosen number."""
+        return AHEAD_SIGMAS
+
+    @property
+    def restraint(self) -> Restraint:
+        """Return the chosen one."""
+        return OBSERVED_RESTRAINT
+
+    def tokens_per_s(self, work: Work) -> float | None:
+        """Return what a worker was seen to do while it computed."""
+        return tokens_per_s(work)
+
+    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
+        """Return those along the trend."""
+        del ahead_s
+        return along
+
+    def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
+        """Return workers that hold as much KV per token as they were seen to, slower the fuller they are."""
+        held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
+        return LightDecoding(held_s * tokens_per_s)
+
+    def gaps(self, tokens_per_s: float) -> GapsView | None:
+        """Return None: without a profile nobody knows what another worker would save."""
+        del tokens_per_s
+        return None
+
+    def busy_most(self, role: Role, workers: int) -> float:
+        """Return the chosen share."""
+        del workers
+        return MIXED_BUSY_MOST if role is Role.AGGREGATED else BUSY_MOST
+
+    def busy_after(self, role: Role, workers: int) -> float:
+        """Return the chosen share."""
+        most = MIXED_BUSY_AFTER if role is Role.AGGREGATED else BUSY_AFTER
+        return min(most, LAST_BUSY_AFTER) if workers == 1 else most

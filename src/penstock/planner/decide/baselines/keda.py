@@ -1,0 +1,60 @@
+"""llm-d's blueprint for prefill and decode: two KEDA triggers on Prometheus, scaled by an HPA with its defaults.
+
+Prefill: prompt tokens in flight / peak tokens/s of one replica, against the TTFT target less the time that a prompt
+takes by itself. Decode: sum of the KV usage against 0.8. A query without a result counts as 0, KEDA's default
+(``ignoreNullValues``); as external metrics, both skip the HPA's rules for missing and unready pods.
+
+Source: llm-d-autoscaling's guide for P/D, and KEDA 2.18's Prometheus scaler.
+"""
+
+from __future__ import annotations
+
+from penstock.api import Role
+from penstock.planner.decide.baselines import hpa
+from penstock.planner.decide.baselines.drafting import drafted, numbers, of_role, proposed
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Step
+from penstock.planner.decide.observation import Window
+from penstock.planner.decide.proposal import Proposal
+from penstock.planner.decide.state import PlannerState
+
+LEAST_SHARE = 0.1
+"""Chosen: where a prompt alone takes longer than the TTFT target, a tenth of the target is left for waiting."""
+
+
+def prefill_threshold_s(ttft_slo_s: float, uncached_tokens: float, tokens_per_s: float) -> float:
+    """Return the seconds of work per replica that the trigger keeps.
+
+    Example: TTFT 5 s, prompts of 8,000 tokens at 10,000 tokens/s: 4.2 s.
+    """
+    return max(ttft_slo_s - uncached_tokens / tokens_per_s, LEAST_SHARE * ttft_slo_s)
+
+
+def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what the two triggers ask for; an aggregated role has both, and the larger counts."""
+    pull = window.pulls[-1]
+    settings = config.baseline
+    demands = [each.demand for each in window.pulls if each.demand is not None]
+    arrivals = sum(demand.arrivals for demand in demands)
+    tokens = sum(demand.uncached_tokens for demand in demands)
+    proposals, memory = [], {}
+    for role, pool in pull.pools.items():
+        kept = of_role(state.memory, role)
+        prompt = tokens / arrivals if arrivals else (numbers(kept.get("prompt_tokens")) or [0.0])[0]
+        asked: dict[str, int] = {}
+        if role is not Role.DECODE:
+            demand = pull.demand
+            work = 0.0 if demand is None else demand.waiting_tokens + demand.in_flight_tokens
+            threshold_s = prefill_threshold_s(config.ttft_slo_s, prompt, settings.prefill_tokens_per_s)
+            work_s = work / settings.prefill_tokens_per_s
+            asked["prefill_work"] = hpa.external_desired(work_s, threshold_s, pool.replicas)
+        if role is not Role.PREFILL:
+            asked["kv"] = hpa.external_desired(pull.kv.total, settings.keda_kv, pool.replicas)
+        desired, recommended = hpa.recommend(
+            max(asked.values()), pool.replicas, pull.at_s, numbers(kept.get("recommended"))
+        )
+        memory[role.value] = {"recommended": recommended, "prompt_tokens": (prompt,)}
+        words = ", ".join(f"{name} asks for {number}" for name, number in asked.items())
+        step = Step("keda", {**asked, "prompt_tokens": prompt}, None, f"{words}; stabilised {desired}")
+        proposals.append(drafted(role, pull, desired, step, config))
+    return proposed(proposals, state, memory)

@@ -1,0 +1,48 @@
+"""A planner that knows the future: it follows sizes chosen with every arrival known.
+
+Floors, budget, rebalance and the most replicas per decision bind it as they bind every policy. Who chooses the sizes is
+the simulator (`penstock.simulator.oracle`); nobody else knows the future.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from penstock.core.errors import ConfigError
+from penstock.planner.decide.baselines.drafting import drafted, proposed
+from penstock.planner.decide.baselines.settings import Sizes
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Step
+from penstock.planner.decide.observation import Window
+from penstock.planner.decide.proposal import Proposal
+from penstock.planner.decide.state import PlannerState
+
+
+def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what the schedule has for the decision's time.
+
+    Raises:
+        ConfigError: no schedule is given.
+    """
+    schedule = config.baseline.schedule
+    if not schedule:
+        raise ConfigError(
+            f"mode {config.mode.value}: it knows every arrival beforehand, so only `penstock simulate` can run it;"
+            " choose another mode"
+        )
+    pull = window.pulls[-1]
+    proposals = []
+    for role in pull.pools:
+        wanted = size_at(schedule[role], window.end_s)
+        step = Step("oracle", {"scheduled": wanted}, None, f"{wanted} scheduled")
+        proposals.append(drafted(role, pull, wanted, step, config))
+    return proposed(proposals, state, {})
+
+
+def size_at(sizes: Sizes, at_s: float) -> int:
+    """Return the size that holds at a time.
+
+    Example: ((0.0, 2), (60.0, 5)) at 59.9 s: 2; at 60 s: 5.
+    """
+    place = bisect_right(sizes, at_s, key=lambda size: size[0])
+    return sizes[max(0, place - 1)][1]

@@ -1,0 +1,18 @@
+"""A fleet that nothing scales, but for its floors."""
+
+from __future__ import annotations
+
+from penstock.planner.decide.baselines.drafting import drafted, proposed
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Step
+from penstock.planner.decide.observation import Window
+from penstock.planner.decide.proposal import Proposal
+from penstock.planner.decide.state import PlannerState
+
+
+def static(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what is there."""
+    pull = window.pulls[-1]
+    step = Step("static", {}, None, "fixed")
+    proposals = [drafted(role, pull, pool.replicas, step, config) for role, pool in pull.pools.items()]
+    return proposed(proposals, state, {})

@@ -1,0 +1,126 @@
+"""The result of deciding: per role what changes, one reason, one sentence, and every step that led there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.api import Role
+
+
+class Action(StrEnum):
+    """What happens to a pool."""
+
+    UP = "up"
+    HOLD = "hold"
+    DOWN = "down"
+
+
+class Reason(StrEnum):
+    """Why; closed set, exported as a metric label."""
+
+    ABOVE_THRESHOLD = "above_threshold"
+    BELOW_THRESHOLD = "below_threshold"
+    BELOW_FLOOR = "below_floor"
+    BELOW_TOTAL_FLOOR = "below_total_floor"
+    NEVER_READY = "never_ready"
+    WITHIN_THRESHOLDS = "within_thresholds"
+    METRIC_UNKNOWN = "metric_unknown"
+    NO_READY_WORKER = "no_ready_worker"
+    REPLICA_NOT_READY = "replica_not_ready"
+    DECODE_GRACE_PERIOD = "decode_grace_period"
+    PREFILL_QUEUE_FALLING = "prefill_queue_falling"
+    WITHDRAWAL_BACKOFF = "withdrawal_backoff"
+    AT_FLOOR = "at_floor"
+    AT_TOTAL_FLOOR = "at_total_floor"
+    AT_MAX_REPLICAS = "at_max_replicas"
+    GPU_BUDGET = "gpu_budget"
+    GPU_BUDGET_YIELDED = "gpu_budget_yielded"
+    DEMAND_ABOVE_CAPACITY = "demand_above_capacity"
+    KV_ABOVE_CAPACITY = "kv_above_capacity"
+    ITL_ABOVE_TARGET = "itl_above_target"
+    BACKLOG_ABOVE_SLO = "backlog_above_slo"
+    REQUESTS_REJECTED = "requests_rejected"
+    SPARE_CAPACITY = "spare_capacity"
+    WITHIN_CAPACITY = "within_capacity"
+    ONE_FEWER_TOO_FEW = "one_fewer_too_few"
+    REQUESTS_WAITING = "requests_waiting"
+    HOLD_DOWN = "hold_down"
+    ABOVE_BUDGET = "above_budget"
+    BUDGET_SHARE = "budget_share"
+    IDLE = "idle"
+    WAKE = "wake"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rule applied.
+
+    Attributes:
+        name: The rule: signal, thresholds, floor, decode_grace, queue_trend, ...
+        inputs: The numbers it looked at, by name with unit.
+        threshold: What they were compared with; None when the rule compares nothing.
+        outcome: What it concluded, in words.
+    """
+
+    name: str
+    inputs: Mapping[str, float | int | str | None]
+    threshold: float | None
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleDecision:
+    """What happens to one role.
+
+    Attributes:
+        role: prefill, decode or aggregated.
+        current: Ready + starting replicas.
+        desired: At most ``max_step`` from current; a withdrawal asks for one less than the scale-up did.
+        action: up, hold or down.
+        reason: The one rule that settled it.
+        sentence: For people: "decode 2 -> 3: KV 0.93 > 0.90".
+        steps: Every rule in the order applied.
+    """
+
+    role: Role
+    current: int
+    desired: int
+    action: Action
+    reason: Reason
+    sentence: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One adjustment.
+
+    Attributes:
+        id: ``d000012``; unique within a ledger.
+        at_s: Simulated seconds.
+        no_operation: Recorded only; nothing is asked of the target.
+        roles: In the order in which they are carried out; empty when nothing could be observed.
+        gpus: GPUs that existing workers hold, draining ones included.
+        gpus_after: The same plus what this decision adds; a scale-down frees its GPUs only once drained.
+        max_gpu_budget: The ceiling that applied; None: none.
+    """
+
+    id: str
+    at_s: float
+    no_operation: bool
+    roles: tuple[RoleDecision, ...]
+    gpus: int
+    gpus_after: int
+    max_gpu_budget: int | None
+
+    @property
+    def is_hold(self) -> bool:
+        """Return whether no role is to change."""
+        return all(role.action is Action.HOLD for role in self.roles)
+
+    @property
+    def changes(self) -> tuple[RoleDecision, ...]:
+        """Return the roles to scale; none in no-operation mode."""
+        return () if self.no_operation else tuple(r for r in self.roles if r.action is not Action.HOLD)

@@ -1,0 +1,150 @@
+"""What mode ``sla`` learns from each pull: lengths, variability, and how far the profile is off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from penstock.api import Role
+from penstock.performance.profile import PerformanceProfile
+from penstock.planner.decide.observation import Demand, Pull, entry_role, kv_role
+from penstock.planner.decide.sla import queueing, steady
+from penstock.planner.decide.sla.memory import Correction, SlaMemory
+
+LENGTHS_TAU_S = 120.0
+"""Chosen: as in mode adaptive, lengths change more slowly than arrivals."""
+
+VARIABILITY_TAU_S = 300.0
+"""Chosen: a variance needs more samples than a mean."""
+
+VARIABILITY_LEAST, VARIABILITY_MOST = 0.25, 8.0
+"""Chosen: equal gaps never stay equal, and what varies more than this is a change of the rate."""
+
+RUNNING_TAU_S = 5.0
+"""Chosen: requests in flight over the time of an answer or so."""
+
+FORGET_S = 120.0
+"""Chosen: seconds of computing, of first tokens or of answering, after which an observation weighs a third."""
+
+FACTOR_MOST = 3.0
+"""Chosen: beyond three times as fast or as slow, a profile is of another engine."""
+
+LIGHT = 0.8
+"""Chosen: above this utilisation a modelled wait says too little to correct a TTFT by."""
+
+
+def factor(correction: Correction) -> float:
+    """Return observed over expected, within `FACTOR_MOST` either way; above 1 the engine is slower than its profile."""
+    raw = correction.observed_s / correction.expected_s
+    return min(FACTOR_MOST, max(1.0 / FACTOR_MOST, raw))
+
+
+def followed(memory: SlaMemory, pull: Pull, profile: PerformanceProfile, *, mean_rate: float) -> SlaMemory:
+    """Return the memory after one pull; what the pull does not know leaves its part as it was.
+
+    Args:
+        memory: Before.
+        pull: With its demand, if that is known.
+        profile: What the workers are compared with.
+        mean_rate: Requests/s expected to arrive, before the pull; 0: not known.
+    """
+    if pull.forecast is not None:
+        memory = replace(memory, forecast=pull.forecast)
+    demand = pull.demand
+    if demand is None:
+        return memory
+    before = memory
+    memory = _sized(memory, demand)
+    if before.uncached_isl is not None and mean_rate > 0:
+        expected = mean_rate * before.uncached_isl * demand.period_s
+        memory = _varied(memory, demand, expected, before.uncached_isl)
+    memory = _prefilled(memory, demand, profile)
+    memory = _answering(memory, pull, demand, profile)
+    return _first_tokens(memory, pull, demand, profile)
+
+
+def service_s(memory: SlaMemory, profile: PerformanceProfile) -> float | None:
+    """Return the corrected time that a worker computes at the mean prompt; None before the first."""
+    tokens = memory.uncached_isl
+    return None if tokens is None else tokens / profile.prefill.tokens_per_s(tokens) * factor(memory.prefill)
+
+
+def _sized(memory: SlaMemory, demand: Demand) -> SlaMemory:
+    kept = math.exp(-demand.period_s / LENGTHS_TAU_S)
+    return replace(
+        memory,
+        arrived=memory.arrived * kept + demand.arrivals,
+        prompt_tokens=memory.prompt_tokens * kept + demand.prompt_tokens,
+        uncached_tokens=memory.uncached_tokens * kept + demand.uncached_tokens,
+        answered=memory.answered * kept + demand.completed,
+        output_tokens=memory.output_tokens * kept + demand.output_tokens,
+        steady=steady.followed(memory.steady, demand),
+    )
+
+
+def _varied(memory: SlaMemory, demand: Demand, expected: float, size: float) -> SlaMemory:
+    """Follow the variance of the tokens that arrive, over what one mean prompt at a time would have.
+
+    The variance of the tokens of a time is its mean number of requests times size squared times (Ca2 + Cs2), where the
+    requests do not depend on each other.
+    """
+    weight = 1.0 - math.exp(-demand.period_s / VARIABILITY_TAU_S)
+    deviation = demand.uncached_tokens - expected
+    seen = deviation * deviation / (expected * size)
+    variability = memory.variability + weight * (min(seen, 10 * VARIABILITY_MOST) - memory.variability)
+    return replace(memory, variability=min(VARIABILITY_MOST, max(VARIABILITY_LEAST, variability)))
+
+
+def _prefilled(memory: SlaMemory, demand: Demand, profile: PerformanceProfile) -> SlaMemory:
+    """Compare the worker-seconds of computing with what the profile takes for the tokens that were computed."""
+    size = memory.uncached_isl
+    if size is None:
+        return memory
+    observed_s = demand.prefilling_workers * demand.period_s
+    expected_s = demand.prefilled_tokens / profile.prefill.tokens_per_s(size)
+    return replace(memory, prefill=_corrected(memory.prefill, observed_s, expected_s, observed_s))
+
+
+def _answering(memory: SlaMemory, pull: Pull, demand: Demand, profile: PerformanceProfile) -> SlaMemory:
+    """Compare the gaps between tokens with what the profile has at the requests in flight."""
+    role = kv_role(pull.pools)
+    pool = pull.pools.get(role)
+    if pool is None:
+        return memory
+    inside = pull.worker_waiting.total if pull.worker_waiting is not None else 0.0
+    running = max(0.0, demand.in_flight.get(role, 0.0) - inside)
+    weight = 1.0 - math.exp(-demand.period_s / RUNNING_TAU_S)
+    memory = replace(memory, running=memory.running + weight * (running - memory.running))
+    context = context_of(memory)
+    if not (demand.itl_count and pool.ready and context):
+        return memory
+    itl_s = profile.decode.itl_of(max(1.0, running / pool.ready), context)
+    observed_s = demand.itl_sum_s / demand.itl_count * demand.period_s / itl_s
+    return replace(memory, itl=_corrected(memory.itl, observed_s, demand.period_s, demand.period_s))
+
+
+def context_of(memory: SlaMemory) -> float | None:
+    """Return the tokens that a request holds while it is answered, on average; None before the first arrival."""
+    isl = memory.isl
+    return None if isl is None else isl + (memory.osl or 0.0) / 2.0
+
+
+def _first_tokens(memory: SlaMemory, pull: Pull, demand: Demand, profile: PerformanceProfile) -> SlaMemory:
+    """Compare TTFT with the corrected time of a prompt and the wait that the utilisation implies, where that is light."""
+    role, own_s = entry_role(pull.pools), service_s(memory, profile)
+    pool = pull.pools.get(role)
+    # Nobody counts the prompts that wait inside aggregated workers, so their TTFT says nothing of a prompt's own time.
+    if role is Role.AGGREGATED or not demand.ttft_count or own_s is None or pool is None or not pool.ready:
+        return memory
+    load = demand.prefilling_workers
+    if load > LIGHT * pool.ready or demand.waiting:
+        return memory
+    wait_s = queueing.mean_wait_s(pool.ready, load, service_s=own_s, variability=memory.variability)
+    ratio = demand.ttft_sum_s / demand.ttft_count / (own_s + wait_s)
+    period_s = demand.period_s
+    return replace(memory, ttft=_corrected(memory.ttft, ratio * period_s, period_s, period_s))
+
+
+def _corrected(correction: Correction, observed_s: float, expected_s: float, forget_s: float) -> Correction:
+    kept = math.exp(-forget_s / FORGET_S)
+    return Correction(correction.expected_s * kept + expected_s, correction.observed_s * kept + observed_s)

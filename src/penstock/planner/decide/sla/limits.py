@@ -1,0 +1,175 @@
+"""Demand beyond what budget and maxReplicas allow: who gets the GPUs, what binds, and what to expect.
+
+The GPUs are split as `share.shared` has it. A role at its share leaves what is free to the other one. A role above its
+share gives one replica up for one below it, as a `rebalance` that waits for the drain, and only if that can succeed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.api import Role
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Action, Reason, Step
+from penstock.planner.decide.proposal import RoleProposal
+from penstock.planner.decide.sla.outlook import Outlook
+from penstock.planner.decide.sla.share import RoleNeed, coverage, gpus_of, shared
+
+MOVE_GAIN = 1.1
+"""Chosen: the role that has least of what it needs must have a tenth more of it after a move, because a move costs the
+GPUs of one replica for a drain and a start-up. So the needed ratio must change by a fifth before a move is undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the roles need and may have.
+
+    Attributes:
+        needs: One per role.
+        allowed: Replicas within budget and bounds.
+        budget: GPUs of all roles; None: no ceiling.
+    """
+
+    needs: tuple[RoleNeed, ...]
+    allowed: Mapping[Role, int]
+    budget: int | None
+
+    @property
+    def gpus_needed(self) -> int:
+        """Return the GPUs that would hold the targets."""
+        return gpus_of(self.needs, {each.role: each.needed for each in self.needs})
+
+    @property
+    def is_budget_short(self) -> bool:
+        """Whether the roles want more GPUs, within their own bounds, than the budget has."""
+        wanted = gpus_of(self.needs, {each.role: each.wanted for each in self.needs})
+        return self.budget is not None and wanted > self.budget
+
+    def of(self, role: Role) -> RoleNeed:
+        """Return one role's need."""
+        return next(each for each in self.needs if each.role is role)
+
+    def binding(self, role: Role) -> str:
+        """Return what keeps a role from the replicas that it needs, by the keys to raise; empty: nothing does."""
+        need = self.of(role)
+        if self.allowed[role] >= need.needed:
+            return ""
+        found = []
+        if self.budget is not None and self.gpus_needed > self.budget:
+            found.append(f"maxGpuBudget {self.budget}")
+        if need.most is not None and need.most < need.needed:
+            found.append(f"maxReplicas {need.most} of {role.value}")
+        return " and ".join(found)
+
+
+def limited(
+    proposals: Sequence[RoleProposal],
+    outlook: Outlook,
+    config: DecideConfig,
+    *,
+    gpus: int,
+    rested: Collection[Role],
+) -> list[RoleProposal]:
+    """Return the proposals within each role's share, with what binds and what to expect where demand is beyond it.
+
+    Args:
+        proposals: Of adaptive's rules.
+        outlook: Demand at the horizon.
+        config: Bounds and budget.
+        gpus: That existing workers hold, draining ones included.
+        rested: Roles that neither grew nor shrank lately.
+    """
+    is_lowered = any(each.reason is Reason.ABOVE_BUDGET for each in proposals)
+    if is_lowered or not any(each.action is Action.UP for each in proposals):
+        return list(proposals)
+    needs = tuple(_need(each, outlook, config) for each in proposals)
+    limits = Limits(needs, shared(needs, config.max_gpu_budget), config.max_gpu_budget)
+    free = None if config.max_gpu_budget is None else config.max_gpu_budget - gpus
+    giver = _giver(proposals, limits, free, rested)
+    told = [_told(each, limits, outlook) for each in proposals]
+    return [
+        _giving(each, limits) if each.role is giver else _within_share(each, limits, free) for each in told
+    ]
+
+
+def _need(proposal: RoleProposal, outlook: Outlook, config: DecideConfig) -> RoleNeed:
+    """Return what a role needs: by the profile if it asks for more, else what it has or is left with."""
+    replicas, role = proposal.pool.replicas, proposal.role
+    asked = max(1, replicas + proposal.change)
+    needed = max(outlook.needed(role), replicas + 1) if proposal.action is Action.UP else asked
+    floor = config.floor(role, proposal.engine_gpus)
+    return RoleNeed(role, needed, floor, config.max_replicas.get(role), proposal.engine_gpus)
+
+
+def _told(proposal: RoleProposal, limits: Limits, outlook: Outlook) -> RoleProposal:
+    """Return the proposal with what binds, and what to expect at what is allowed."""
+    role = proposal.role
+    binds = limits.binding(role)
+    if not binds:
+        return proposal
+    need, allowed = limits.of(role), limits.allowed[role]
+    if role is Role.DECODE and Role.PREFILL in limits.allowed:
+        outlook = outlook.behind(limits.allowed[Role.PREFILL])
+    expected = outlook.expected(role, max(1, allowed))
+    inputs = {
+        "binds": binds,
+        "replicas_needed": need.needed,
+        "gpus_needed": limits.gpus_needed,
+        **expected.numbers,
+    }
+    words = f"{need.needed} are needed and {binds} allows {allowed}: expect {expected.words}"
+    step = Step("limit", inputs, allowed, f"{binds} binds: expect {expected.words}")
+    return replace(proposal.passed(step), detail=f"{proposal.detail}; {words}")
+
+
+def _within_share(proposal: RoleProposal, limits: Limits, free: int | None) -> RoleProposal:
+    """Return a scale-up of at most the role's share; at its share, it leaves what is free to the other role."""
+    if proposal.action is not Action.UP or not limits.is_budget_short or free is None:
+        return proposal
+    share = limits.allowed[proposal.role]
+    room = share - proposal.pool.replicas
+    inputs = {"replicas_needed": limits.of(proposal.role).needed, "replicas": proposal.pool.replicas}
+    if room >= 1:
+        amount = min(room, proposal.amount)
+        return replace(proposal.passed(Step("budget_share", inputs, share, "pass")), amount=amount)
+    if free < proposal.engine_gpus:
+        return proposal  # the budget itself holds it
+    detail = f"its share of the budget of {limits.budget} is {share}"
+    return proposal.held(Reason.GPU_BUDGET_YIELDED, detail, Step("budget_share", inputs, share, "hold"))
+
+
+def _giver(
+    proposals: Sequence[RoleProposal], limits: Limits, free: int | None, rested: Collection[Role]
+) -> Role | None:
+    """Return the role that gives a replica up for another one; None unless both halves can happen and are worth it."""
+    is_moving = any(each.pool.starting or each.pool.draining for each in proposals)
+    if free is None or not limits.is_budget_short or is_moving:
+        return None
+    now = {each.role: each.pool.replicas for each in proposals}
+    if coverage(limits.needs, limits.allowed) < MOVE_GAIN * coverage(limits.needs, now):
+        return None
+    taker = next(
+        (
+            each
+            for each in proposals
+            if each.action is Action.UP and now[each.role] < limits.allowed[each.role]
+        ),
+        None,
+    )
+    giver = next((each for each in proposals if now[each.role] > limits.allowed[each.role]), None)
+    if taker is None or giver is None or giver.reason is Reason.METRIC_UNKNOWN:
+        return None
+    given = (now[giver.role] - limits.allowed[giver.role]) * giver.engine_gpus
+    is_feasible = free < taker.engine_gpus <= free + given
+    return giver.role if is_feasible and giver.role in rested else None
+
+
+def _giving(proposal: RoleProposal, limits: Limits) -> RoleProposal:
+    share = limits.allowed[proposal.role]
+    inputs = {"replicas_needed": limits.of(proposal.role).needed, "replicas": proposal.pool.replicas}
+    step = Step("budget_share", inputs, share, "give one up")
+    detail = f"{proposal.detail}, but its share of the budget of {limits.budget} is {share}"
+    return replace(
+        proposal.passed(step), action=Action.DOWN, reason=Reason.BUDGET_SHARE, detail=detail, amount=1
+    )

@@ -1,0 +1,124 @@
+"""What mode ``sla`` remembers besides adaptive's memory; plain numbers, so that the ledger can hold it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from penstock.planner.decide.demand_forecast import DemandForecast, forecast_from
+from penstock.planner.decide.state import Memory
+
+_KEY = "sla"
+
+PRIOR_S = 20.0
+"""Chosen: the profile counts as much as so many seconds of computing or answering that agreed with it; observations
+outweigh it within a minute."""
+
+POISSON = 2.0
+"""Ca2 + Cs2 of Poisson arrivals and exponential lengths: what is assumed before anything was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What was observed against what the profile says, both decayed alike.
+
+    Attributes:
+        expected_s: Seconds by the profile, > 0.
+        observed_s: Seconds seen.
+    """
+
+    expected_s: float = PRIOR_S
+    observed_s: float = PRIOR_S
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyRate:
+    """Arrivals over the last minutes, without a slope.
+
+    Attributes:
+        requests: Decayed over time.
+        seen_s: Seconds, decayed alike.
+    """
+
+    requests: float = 0.0
+    seen_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlaMemory:
+    """Lengths, variability and corrections.
+
+    Attributes:
+        arrived: Requests, decayed over minutes.
+        prompt_tokens: Of them, cached ones included, decayed alike.
+        uncached_tokens: Of them, decayed alike.
+        answered: Requests answered in full, decayed alike.
+        output_tokens: Of them, decayed alike.
+        variability: Ca2 + Cs2 of arrivals and their tokens together.
+        running: Requests at the workers that decode, over the last seconds.
+        prefill: Seconds of computing prompts.
+        ttft: Seconds to first tokens.
+        itl: Seconds between tokens.
+        steady: Arrivals of the last minutes.
+        forecast: The newest of a fitted predictor; None before the first.
+    """
+
+    arrived: float = 0.0
+    prompt_tokens: float = 0.0
+    uncached_tokens: float = 0.0
+    answered: float = 0.0
+    output_tokens: float = 0.0
+    variability: float = POISSON
+    running: float = 0.0
+    prefill: Correction = Correction()
+    ttft: Correction = Correction()
+    itl: Correction = Correction()
+    steady: SteadyRate = SteadyRate()
+    forecast: DemandForecast | None = None
+
+    @property
+    def isl(self) -> float | None:
+        """Return the mean prompt, tokens; None before the first."""
+        return self.prompt_tokens / self.arrived if self.arrived > 0 else None
+
+    @property
+    def uncached_isl(self) -> float | None:
+        """Return the mean of a prompt that must be computed, tokens; None before the first."""
+        return self.uncached_tokens / self.arrived if self.uncached_tokens > 0 else None
+
+    @property
+    def osl(self) -> float | None:
+        """Return the mean answer, tokens; None before the first."""
+        return self.output_tokens / self.answered if self.output_tokens > 0 else None
+
+
+def resumed(memory: SlaMemory, by_s: float, now_s: float) -> SlaMemory:
+    """Return the memory on a clock that shows ``by_s`` more; nothing lies after ``now_s``."""
+    if memory.forecast is None:
+        return memory
+    made_s = min(memory.forecast.made_s + by_s, now_s)
+    return replace(memory, forecast=replace(memory.forecast, made_s=made_s))
+
+
+def read(plain: Memory) -> SlaMemory:
+    """Return what `write` wrote; of another mode's memory, and of none, a blank one.
+
+    Raises:
+        KeyError, TypeError, ValueError: the data is not such a memory.
+    """
+    data: Any = plain.get(_KEY)
+    if data is None:
+        return SlaMemory()
+    known = {each.name for each in fields(SlaMemory)}
+    values = {key: value for key, value in data.items() if key in known}
+    corrections = {key: Correction(**values[key]) for key in ("prefill", "ttft", "itl") if key in values}
+    if "steady" in values:
+        values["steady"] = SteadyRate(**values["steady"])
+    forecast = values.get("forecast")
+    made = None if forecast is None else forecast_from(forecast)
+    return SlaMemory(**{**values, **corrections, "forecast": made})
+
+
+def write(memory: SlaMemory) -> Memory:
+    """Return plain data for `PlannerState.memory`."""
+    return {_KEY: asdict(memory)}

@@ -1,0 +1,151 @@
+"""Mode ``sla`` as a policy: adaptive's rules on workers that are known from a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.api import Role
+from penstock.core.errors import ConfigError
+from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.adaptive import supply
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory
+from penstock.planner.decide.adaptive.policy import case_of, followed, proposed
+from penstock.planner.decide.adaptive.rules import arriving_per_s
+from penstock.planner.decide.adaptive.trend import forecast
+from penstock.planner.decide.adaptive.work import RATE_TAU_S
+from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Step
+from penstock.planner.decide.observation import Pull, Window, entry_role
+from penstock.planner.decide.proposal import Proposal, RoleProposal
+from penstock.planner.decide.sla import learning, memory
+from penstock.planner.decide.sla.expected_rate import judged
+from penstock.planner.decide.sla.limits import limited
+from penstock.planner.decide.sla.outlook import Outlook
+from penstock.planner.decide.sla.workers import ProfiledWorkers
+from penstock.planner.decide.state import PlannerState
+
+
+def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what the targets ask for; one pull at least.
+
+    Raises:
+        ConfigError: no profile is given.
+    """
+    profile = config.performance
+    if profile is None:
+        raise ConfigError(
+            "mode sla: it plans by a performance profile and none is given; run `penstock profile` and give --profile, or"
+            " choose mode adaptive"
+        )
+    shared, learnt = adaptive_memory.read(state.memory), memory.read(state.memory)
+    for pull in window.pulls:
+        learnt = learning.followed(
+            learnt, pull, profile, mean_rate=forecast(shared.work.rate, 0.0, RATE_TAU_S).now
+        )
+        shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
+    pull = window.pulls[-1]
+    expected, forecast_step = judged(
+        learnt.forecast,
+        config.predictor,
+        at_s=pull.at_s,
+        horizon_s=_horizon_s(shared, pull, config),
+        peak_per_s=shared.work.peak,
+    )
+    workers = ProfiledWorkers(profile, learnt, config, expected)
+    made = proposed(window, state, shared, workers, config)
+    outlook = _outlook(window, shared, workers)
+    steps = [_profile_step(workers)]
+    if forecast_step is not None:
+        steps.append(forecast_step)
+    return replace(
+        made,
+        proposals=[
+            replace(each, steps=(*steps, *_needed(each, outlook), *each.steps))
+            for each in _limited(made.proposals, window, shared, outlook)
+        ],
+        memory={**made.memory, **memory.write(learnt)},
+    )
+
+
+def _outlook(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Outlook | None:
+    """Return what the demand at the horizon needs; None as far as the demand is not known."""
+    pull = window.pulls[-1]
+    speed = workers.tokens_per_s(shared.work)
+    service_s = learning.service_s(workers.learnt, workers.profile)
+    if pull.demand is None or speed is None or service_s is None:
+        return None
+    case = case_of(entry_role(pull.pools), window, shared, workers, workers.config)
+    if case.work is None:
+        return None
+    return Outlook(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
+
+
+def _limited(
+    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, outlook: Outlook | None
+) -> Sequence[RoleProposal]:
+    """Return the proposals within what budget and bounds allow, as far as the demand is known."""
+    if outlook is None:
+        return proposals
+    pools, config = window.pulls[-1].pools, outlook.workers.config
+    rested = {role for role in pools if supply.is_rested(shared, role, window.end_s)}
+    return limited(proposals, outlook, config, gpus=existing_gpus(pools, config), rested=rested)
+
+
+def _needed(proposal: RoleProposal, outlook: Outlook | None) -> tuple[Step, ...]:
+    """Return how many replicas the targets need by the profile; nothing where that cannot be looked up yet."""
+    role = proposal.role
+    is_unanswered = role is not Role.PREFILL and outlook is not None and outlook.workers.learnt.osl is None
+    if outlook is None or is_unanswered:
+        return ()
+    inputs = {
+        "replicas": outlook.needed(role),
+        "replicas_now": proposal.pool.replicas,
+        "tokens_per_s": outlook.tokens_per_s,
+        "worker_tokens_per_s": outlook.speed,
+    }
+    return (Step("needed", inputs, None, "by profile and targets"),)
+
+
+def _horizon_s(shared: AdaptiveMemory, pull: Pull, config: DecideConfig) -> float:
+    """Return how far ahead the pool that takes longest to grow looks."""
+    startup_s = max((supply.startup_s(shared, role, pull.at_s) for role in pull.pools), default=0.0)
+    return startup_s + config.metric_pulling_interval_s
+
+
+def _profile_step(workers: ProfiledWorkers) -> Step:
+    """Return what the decision took from the profile, and where the load lies outside of it."""
+    learnt, profile, config = workers.learnt, workers.profile, workers.config
+    prompts, contexts = profile.prefill.prompt_tokens, profile.decode.contexts
+    context, prompt_s = learning.context_of(learnt), learning.service_s(learnt, profile)
+    inputs = {
+        "isl": learnt.isl,
+        "uncached_isl": learnt.uncached_isl,
+        "profile_isl_least": prompts[0],
+        "profile_isl_most": prompts[-1],
+        "osl": learnt.osl,
+        "context": context,
+        "profile_context_least": contexts[0],
+        "profile_context_most": contexts[-1],
+        "prefill_factor": learning.factor(learnt.prefill),
+        "ttft_factor": learning.factor(learnt.ttft),
+        "itl_factor": learning.factor(learnt.itl),
+        "variability": learnt.variability,
+        "running": learnt.running,
+        "prompt_s": prompt_s,
+        "may_wait_s": None if prompt_s is None else workers.may_wait_s(prompt_s),
+        "ttft_target_s": config.ttft_slo_s,
+        "itl_target_s": config.itl_slo_s,
+        "attainment": config.attainment,
+        "predictor": config.predictor.value,
+    }
+    outside = [
+        f"{name} {value:.0f} lies outside the profile's {points[0]:g} to {points[-1]:g}: its edge holds"
+        for name, value, points in (
+            ("uncached ISL", learnt.uncached_isl, prompts),
+            ("context", context, contexts),
+        )
+        if value is not None and not points[0] <= value <= points[-1]
+    ]
+    return Step("profile", inputs, None, "; ".join(outside) or "within the profile")

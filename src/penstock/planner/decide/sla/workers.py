@@ -1,0 +1,169 @@
+"""The workers of a graph by their profile, corrected by what is observed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+from penstock.api import Predictor, Role
+from penstock.performance.profile import PerformanceProfile
+from penstock.planner.decide.adaptive.gaps import GapsView
+from penstock.planner.decide.adaptive.kv import Decoding
+from penstock.planner.decide.adaptive.memory import KvLoad, Work
+from penstock.planner.decide.adaptive.trend import Forecast
+from penstock.planner.decide.adaptive.workers import ObservedWorkers, Restraint
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.sla import learning, queueing
+from penstock.planner.decide.sla.answers import ProfiledAnswers
+from penstock.planner.decide.sla.expected_rate import TREND, ExpectedRate
+from penstock.planner.decide.sla.memory import SlaMemory
+from penstock.planner.decide.sla.steady import steadied
+
+LATE_TIMES = 2.5
+"""Chosen: a pool grows once as many times the share that the targets allow would be late, because it stands there at the
+crest of demand alone; it shrinks where one fewer would keep to the share itself. At 2 and 2.5
+aggregated-sine took 2.15 and 2.09 GPU-hours for 98.7 and 97.8% in time with one seed, 1.96 for 99.5 and 99.6% with another."""
+
+AHEAD_SIGMAS = 0.0
+"""Chosen: the shares that demand may fill leave room for chance as it is."""
+
+RESTRAINT = Restraint(sigmas=0.5, peak=0.8, late=1.0, kv=0.65, kv_peak=0.6, hold_down_most_s=600.0)
+"""Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
+
+OBSERVED = ObservedWorkers()
+
+LATE_SHARE_MOST = 0.5
+"""Chosen: a target for few of the requests is no reason to let more than half of them wait too long."""
+
+BURSTY = 4.0
+"""Chosen: arrivals of more than twice the variance of Poisson's come in bursts, of which no formula knows the length: then
+shadow fleets and adaptive's shares decide, on the profile's throughput."""
+
+LEAST_ARRIVED = 100.0
+LEAST_FOLLOWED_S = 60.0
+"""Chosen: the mean and the variance of fewer prompts and of less time are chance; a formula fed with them asked for eleven
+aggregated workers in place of seven. Until then shadow fleets and adaptive's shares decide."""
+
+LEAST_SEEN_S = 6.0
+"""Chosen: arrivals of fewer seconds say nothing of their rate."""
+
+WAIT_LEAST = 0.5
+"""Chosen: share of the TTFT target that is left for waiting at least; a prompt that needs more by itself is late in
+almost any fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledWorkers:
+    """Implements `penstock.planner.decide.adaptive.workers.Workers`.
+
+    Attributes:
+        profile: Of one engine that prefills and one that decodes.
+        learnt: What was observed so far.
+        config: Targets.
+        expected: Requests/s to expect.
+    """
+
+    profile: PerformanceProfile
+    learnt: SlaMemory
+    config: DecideConfig
+    expected: ExpectedRate = TREND
+
+    @property
+    def knows_waits(self) -> bool:
+        """Whether the queueing formula says how late requests are; else shadow fleets and adaptive's shares decide."""
+        learnt = self.learnt
+        is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_FOLLOWED_S
+        return is_known and learnt.variability <= BURSTY
+
+    @property
+    def has_shadows(self) -> bool:
+        """Whether the queueing formula does not say how late requests are."""
+        return not self.knows_waits
+
+    @property
+    def follows_trend(self) -> bool:
+        """Whether demand is not taken to stay; a fitted predictor that fails leaves it to the trend."""
+        return self.config.predictor is not Predictor.CONSTANT
+
+    @property
+    def sigmas_ahead(self) -> float:
+        """Return the chosen number."""
+        return AHEAD_SIGMAS if self.knows_waits else OBSERVED.sigmas_ahead
+
+    @property
+    def restraint(self) -> Restraint:
+        """Return what the queue and the profile do not say themselves."""
+        return RESTRAINT if self.knows_waits else OBSERVED.restraint
+
+    def tokens_per_s(self, work: Work) -> float | None:
+        """Return the profile's throughput at the mean prompt, corrected; None before the first arrival."""
+        size, own_s = self.learnt.uncached_isl, learning.service_s(self.learnt, self.profile)
+        return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
+
+    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
+        """Return what a fitted predictor expects, else the trend where it tells more than the last minutes' mean."""
+        told = self.expected.per_s(ahead_s)
+        if told is not None:
+            return replace(along, ahead=told)
+        return steadied(along, self.learnt.steady)
+
+    def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
+        """Return the answers by the profile; before the first was complete, as mode adaptive has them."""
+        return self.answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
+
+    def gaps(self, tokens_per_s: float) -> GapsView | None:
+        """Return the same answers; None without a target, and before the first answer was complete."""
+        return None if self.config.itl_slo_s is None else self.answers(tokens_per_s)
+
+    def busy_most(self, role: Role, workers: int) -> float:
+        """Return the utilisation at which `LATE_TIMES` as many prompts wait too long as the targets allow."""
+        if not self.knows_waits:
+            return OBSERVED.busy_most(role, workers)
+        return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
+
+    def busy_after(self, role: Role, workers: int) -> float:
+        """Return the utilisation at which as many wait too long as the targets allow.
+
+        Even arrivals, which hardly wait, leave the room that keeps adaptive from growing.
+        """
+        if not self.knows_waits:
+            return OBSERVED.busy_after(role, workers)
+        allowed = self._busy(role, workers, 1.0 - self.config.attainment)
+        return min(allowed, OBSERVED.busy_most(role, workers))
+
+    def _busy(self, role: Role, workers: int, late: float) -> float:
+        own_s = learning.service_s(self.learnt, self.profile)
+        if own_s is None or workers < 1:
+            return 1.0
+        servers, _ = queueing.queue_of(role, workers, 0.0)
+        load = queueing.most_load(
+            servers,
+            service_s=own_s,
+            variability=self.learnt.variability,
+            may_wait_s=self.may_wait_s(own_s),
+            late=late,
+        )
+        return load / servers
+
+    def may_wait_s(self, own_s: float) -> float:
+        """Return what is left of the TTFT target after a prompt's own time."""
+        target_s = self.config.ttft_slo_s
+        return max(target_s - own_s * learning.factor(self.learnt.ttft), WAIT_LEAST * target_s)
+
+    def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
+        """Return the answers to prompts that end at so many uncached tokens/s; None before the first was complete."""
+        learnt = self.learnt
+        uncached, osl, context = learnt.uncached_isl, learnt.osl, learning.context_of(learnt)
+        if uncached is None or osl is None or context is None:
+            return None
+        target_s = self.config.itl_slo_s
+        return ProfiledAnswers(
+            tokens_per_s=tokens_per_s / uncached * osl,
+            running=learnt.running,
+            row=self.profile.decode.at_context(context),
+            factor=learning.factor(learnt.itl),
+            variability=learnt.variability,
+            sigmas=NormalDist().inv_cdf(self.config.attainment),
+            target_s=math.inf if target_s is None else target_s,
+        )

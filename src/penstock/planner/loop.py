@@ -1,0 +1,355 @@
+"""Drives the planner's core in real time: clock, backend, metrics, ledger and observers. Decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.api import Role
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import LedgerError, PenstockError
+from penstock.core.lag import LagTracker
+from penstock.core.logs import get_logger
+from penstock.planner.core import records, state
+from penstock.planner.core.following import restore
+from penstock.planner.core.messages import (
+    Append,
+    BeginLedger,
+    Checkpoint,
+    DecisionRecorded,
+    Effect,
+    Event,
+    Log,
+    LogLevel,
+    Notify,
+    ObserveAt,
+    Observed,
+    Pulled,
+    ReadMetrics,
+    RecordDecision,
+    Scale,
+    Scaled,
+    Started,
+    TargetUnavailable,
+)
+from penstock.planner.core.planner import PlannerCore
+from penstock.planner.core.recent_pulls import recent_pulls
+from penstock.planner.core.records import ANCHORS, Change, Header, History, Record
+from penstock.planner.core.state import CoreSettings
+from penstock.planner.decide.budget import existing_gpus
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Reason
+from penstock.planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
+from penstock.planner.ledger import Ledger
+from penstock.planner.observers import Observers, View
+from penstock.planner.predict.forecasts import fits_in_thread, with_forecast
+from penstock.planner.sources.base import Query, Readings, ReadingSource
+from penstock.planner.targets.base import Target, TargetState
+
+LAG_TICKS = 300
+"""Chosen: five minutes of pulls; a percentile is asked for at every tick."""
+
+HELD_MOST = 150
+"""Chosen: so many decisions in a row are only counted, five minutes of mode adaptive; a restart makes them again."""
+
+TARGET_TIMEOUT_S = 30.0
+"""Real seconds for one call of the backend. Chosen: beyond the local statefile's 5 s lock and a busy API server."""
+
+log = get_logger(__name__)
+
+
+class Time(Protocol):
+    """What the loop knows of time."""
+
+    def now_s(self) -> float:
+        """Return simulated seconds."""
+        ...
+
+    def wall_s(self) -> float:
+        """Return real seconds since 1970, for people and for what lies between two timelines."""
+        ...
+
+    def to_model_s(self, real_s: float) -> float:
+        """Return how many simulated seconds pass in ``real_s`` real ones."""
+        ...
+
+    async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
+        """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
+        ...
+
+
+class ModelTime:
+    """The host's clock times the time scale."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        self._clock = clock
+
+    def now_s(self) -> float:
+        """Return simulated seconds."""
+        return self._clock.now_s()
+
+    def wall_s(self) -> float:
+        """Return real seconds since 1970."""
+        return time.time()
+
+    def to_model_s(self, real_s: float) -> float:
+        """Return how many simulated seconds pass in ``real_s`` real ones."""
+        return self._clock.to_model_s(real_s)
+
+    async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
+        """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
+        real_s = self._clock.to_real_s(at_s - self._clock.now_s())
+        if real_s <= 0:
+            # A loop behind its schedule must not keep the event loop from its other work.
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), real_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What one planner is set to.
+
+    Attributes:
+        config: Of the decision.
+        max_age_s: Oldest fresh metric; simulated seconds.
+        adjustment_deadline_s: Longest wait for an adjustment before it is rolled back or ignored; simulated seconds.
+        timeline: Names the clock: times of another timeline cannot be compared.
+        about: For the ledger's header: namespace, environment, speed.
+        first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
+    """
+
+    config: DecideConfig
+    max_age_s: float
+    adjustment_deadline_s: float
+    timeline: str
+    about: Mapping[str, str | float | None]
+    first_sequence: int = 0
+
+
+class PlannerLoop:
+    """One planner of one graph."""
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        *,
+        target: Target,
+        source: ReadingSource,
+        ledger: Ledger,
+        time: Time,
+        observers: Observers,
+    ) -> None:
+        """Build it; nothing is read or written yet.
+
+        Args:
+            settings: Fixed.
+            target: Observed at every tick, and asked for replicas.
+            source: Of metrics.
+            ledger: Written before anything has an effect.
+            time: The clock.
+            observers: Shown every tick and decision.
+        """
+        self._settings = settings
+        self._target = target
+        self._source = source
+        self._ledger = ledger
+        self._time = time
+        self._observers = observers
+        self.lag = LagTracker(LAG_TICKS)
+        core = CoreSettings(settings.config, settings.adjustment_deadline_s, settings.timeline)
+        self._core = PlannerCore(core)
+        self._state = state.begin(core, time.now_s())
+        self._observed: TargetState | None = None
+        self._is_target_unavailable = False
+        self._readings: Readings | None = None
+        self._pulled: Pull | None = None
+        self._forecasts = fits_in_thread(settings.config)
+        # What the last decision in the ledger says, and how often writing had failed by then: pulls lost since would be
+        # missed by whoever makes a decision again.
+        self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
+        self._held = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Plan until ``stop`` is set."""
+        history = self._read_history()
+        self._resume_forecasts()
+        due_s = await self._advance(
+            Started(history, self._settings.first_sequence, gone_s=self._gone_s(history))
+        )
+        while not stop.is_set():
+            await self._time.sleep_until(due_s, stop)
+            if not stop.is_set():
+                self.lag.record(self._time.now_s() - due_s)
+                due_s = await self._advance(await self._observe())
+                self._observers.tick(self._view())
+
+    async def _advance(self, event: Event) -> float:
+        """Step until the tick ends; return when the next one is due."""
+        while True:
+            self._state, effects = self._core.step(self._state, event, self._time.now_s())
+            for effect in effects[:-1]:
+                self._carry_out(effect)
+            match effects[-1]:
+                case ObserveAt(at_s):
+                    return at_s
+                case ReadMetrics():
+                    event = Pulled(await self._pull())
+                case RecordDecision() as asked:
+                    event = DecisionRecorded(asked, self._record(asked))
+                case Scale(change):
+                    event = Scaled(await self._scale(change))
+                case _ as last:
+                    raise AssertionError(f"{last}: asks for no answer")
+
+    def _carry_out(self, effect: Effect) -> None:
+        """Carry out an effect that asks for no answer."""
+        match effect:
+            case Append(record):
+                self._ledger.try_append({**record, "wall_s": round(self._time.wall_s(), 3)})
+            case Notify(decision):
+                self._observers.decided(decision, self._view())
+            case BeginLedger(header):
+                self._ledger.begin(self._header(header))
+            case Checkpoint(header):
+                if self._ledger.is_long:
+                    self._ledger.rotate(self._header(header))
+                    self._written = None
+            case Log(text, keys, level):
+                (log.warning if level is LogLevel.WARNING else log.info)(text, **keys)
+            case _:
+                raise AssertionError(f"{effect}: asks for an answer")
+
+    # -- ledger ---------------------------------------------------------------------------------------
+
+    def _read_history(self) -> History | None:
+        try:
+            return restore(self._ledger.tail(ANCHORS), self._settings.config)
+        except (LedgerError, KeyError, TypeError, ValueError) as exc:
+            aside = self._ledger.set_aside()
+            log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message says it all
+            return None
+
+    def _gone_s(self, history: History | None) -> float:
+        """Return the simulated seconds since the newest record; 0 if it does not say, or the wall clock was set back."""
+        if history is None or history.wall_s is None:
+            return 0.0
+        return max(0.0, self._time.to_model_s(self._time.wall_s() - history.wall_s))
+
+    def _resume_forecasts(self) -> None:
+        """Give the predictor the pulls that the process before has recorded; without them it gathers its own."""
+        forecasts, timeline = self._forecasts, self._settings.timeline
+        if forecasts is None:
+            return
+        try:
+            recorded = self._ledger.backward()
+            forecasts.resume(recent_pulls(recorded, timeline=timeline, span_s=forecasts.span_s))
+        except (LedgerError, KeyError, TypeError, ValueError) as exc:
+            log.warning("recorded demand cannot be read: the predictor begins anew", error=str(exc))
+
+    def _header(self, header: Header) -> Record:
+        settings = self._settings
+        return records.header_record(
+            header, wall_s=self._time.wall_s(), config=settings.config, about=settings.about
+        )
+
+    def _record(self, asked: RecordDecision) -> bool:
+        """Write a decision to the disk, or count it if the ledger's pulls say it already; return whether it is there."""
+        decision = asked.deciding.decision
+        says = [(role.role, role.desired, role.reason) for role in decision.roles]
+        written = self._written
+        if decision.is_hold and self._held < HELD_MOST and written == (says, self._ledger.errors):
+            self._held += 1
+            return True
+        record = records.decision_record(asked.deciding, asked.place, wall_s=self._time.wall_s())
+        try:
+            self._ledger.append({**record, "held": self._held}, durable=True)
+        except LedgerError as exc:
+            log.error("decision not recorded, so not taken", decision_id=decision.id, error=str(exc))  # noqa: TRY400 - no bug of ours
+            return False
+        self._written, self._held = (says, self._ledger.errors), 0
+        return True
+
+    # -- backend and metrics --------------------------------------------------------------------------
+
+    async def _observe(self) -> Observed | TargetUnavailable:
+        self._readings = self._observed = self._pulled = None
+        try:
+            async with asyncio.timeout(TARGET_TIMEOUT_S):
+                found = await self._target.observe()
+        except (PenstockError, TimeoutError) as exc:
+            if not self._is_target_unavailable:
+                log.warning("backend cannot be read: nothing is decided", error=str(exc) or "timed out")
+            self._is_target_unavailable = True
+            return TargetUnavailable()
+        self._is_target_unavailable = False
+        pools = dict(found.pools)
+        pools.pop(Role.ROUTER, None)
+        self._observed = replace(found, pools=pools)
+        failures = {role: pool.failed[-1] for role, pool in pools.items() if pool.failed}
+        return Observed(self._counts(), found.adjusting, found.edited, failures)
+
+    def _counts(self) -> dict[Role, PoolCounts]:
+        """Return the pools as decisions see them."""
+        observed = self._observed
+        return {
+            role: PoolCounts(pool.ready, pool.starting, pool.draining, pool.gpus_per_replica)
+            for role, pool in (observed.pools.items() if observed is not None else ())
+        }
+
+    async def _pull(self) -> Pull:
+        endpoints = self._observed.endpoints if self._observed is not None else ()
+        self._readings = readings = await self._source.read(Query(endpoints, self._settings.max_age_s))
+        pools = self._counts()
+        has_kv = kv_role(pools) in pools
+        pull = summarise(
+            Observation(
+                self._time.now_s(),
+                pools,
+                readings.kv if has_kv else {},
+                readings.queue if Role.PREFILL in pools else None,
+                demand=readings.demand,
+                worker_waiting=readings.worker_waiting if has_kv else None,
+            )
+        )
+        self._pulled = with_forecast(pull, self._forecasts)
+        return self._pulled
+
+    async def _scale(self, change: Change) -> str | None:
+        """Ask the backend for a change; return why it refused, None if it took it."""
+        try:
+            async with asyncio.timeout(TARGET_TIMEOUT_S):
+                await self._target.scale(change.role, change.desired, decision_id=change.decision_id)
+        except (PenstockError, TimeoutError) as exc:
+            return str(exc) or f"no answer in {TARGET_TIMEOUT_S:g} s"
+        return None
+
+    # -- observers ------------------------------------------------------------------------------------
+
+    def _view(self) -> View:
+        current, config = self._state, self._settings.config
+        schedule, counts = current.schedule, self._counts()
+        return View(
+            at_s=self._time.now_s(),
+            origin_s=current.origin_s,
+            wall_s=self._time.wall_s(),
+            phase=current.phase,
+            pools=self._observed.pools if self._observed is not None else {},
+            desired={role: current.desired.get(role, pool.replicas) for role, pool in counts.items()},
+            gpus=existing_gpus(counts, config),
+            max_gpu_budget=config.max_gpu_budget,
+            pull=self._pulled,
+            latency=self._readings.latency if self._readings is not None else {},
+            next_decision_s=None if schedule.blocked_s is not None else schedule.end_s,
+            lag_p99_s=self.lag.p99_s(),
+            ledger_errors=self._ledger.errors,
+            overdue=current.is_overdue,
+            startup_s=dict(current.startup_s),
+        )

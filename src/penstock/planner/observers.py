@@ -1,0 +1,97 @@
+"""What the loop shows at its ticks and decisions: to the dashboard, the metrics endpoint, the state file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.api import Role
+from penstock.core.logs import get_logger
+from penstock.planner.core.state import PlannerPhase
+from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.observation import Pull
+from penstock.planner.sources.base import Buckets
+from penstock.planner.targets.base import PoolState
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The planner at one tick. Times in simulated seconds.
+
+    Attributes:
+        at_s: Now.
+        origin_s: When the planner first started.
+        wall_s: Real seconds since 1970.
+        phase: observing; adjusting (pulls and decisions blocked); target_unavailable (the backend cannot be read).
+        pools: By role.
+        desired: Replicas desired by the last decision, by role.
+        gpus: GPUs that existing workers hold, draining ones included.
+        max_gpu_budget: None: no ceiling.
+        pull: Of this tick, the one that a decision was taken on included; None where nothing was pulled.
+        latency: The source's histograms, if it has any.
+        next_decision_s: When the interval ends; None while adjusting.
+        lag_p99_s: How late ticks start; None before the first.
+        ledger_errors: Records that could not be written.
+        overdue: An adjustment that never ended is being ignored.
+        startup_s: How long the newest replica of each role took from its decision to ready, by role.
+    """
+
+    at_s: float
+    origin_s: float
+    wall_s: float
+    phase: PlannerPhase
+    pools: Mapping[Role, PoolState]
+    desired: Mapping[Role, int]
+    gpus: int
+    max_gpu_budget: int | None
+    pull: Pull | None
+    latency: Mapping[str, Buckets]
+    next_decision_s: float | None
+    lag_p99_s: float | None
+    ledger_errors: int
+    overdue: bool
+    startup_s: Mapping[Role, float]
+
+
+class Observer(Protocol):
+    """One that is shown what the planner does. Neither method may block."""
+
+    def tick(self, view: View) -> None:
+        """Take note of a tick."""
+        ...
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Take note of a recorded decision, before it is carried out."""
+        ...
+
+
+class Observers:
+    """All observers; one that fails is logged once and never stops the planner."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._failed: set[int] = set()
+
+    def tick(self, view: View) -> None:
+        """Notify all of a tick."""
+        for observer in self._observers:
+            try:
+                observer.tick(view)
+            except Exception as exc:  # noqa: BLE001 - whatever an observer does wrong must not stop decisions
+                self._note(observer, exc)
+
+    def decided(self, decision: Decision, view: View) -> None:
+        """Notify all of a decision."""
+        for observer in self._observers:
+            try:
+                observer.decided(decision, view)
+            except Exception as exc:  # noqa: BLE001 - as above
+                self._note(observer, exc)
+
+    def _note(self, observer: Observer, exc: Exception) -> None:
+        if id(observer) not in self._failed:
+            self._failed.add(id(observer))
+            log.warning("observer failed", observer=type(observer).__name__, error=repr(exc))

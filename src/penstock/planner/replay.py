@@ -1,0 +1,217 @@
+"""Makes a ledger's decisions again: bit for bit to check it, with other settings to ask what would differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from penstock.api import Role
+from penstock.core.errors import ConfigError, LedgerError
+from penstock.performance.profile import PerformanceProfile
+from penstock.planner.core.records import DecisionKind, Outcome, Record, recorded_changes, without_asked
+from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.memories import MEMORIES
+from penstock.planner.decide.pipeline import decide, roll_back
+from penstock.planner.decide.state import PlannerState
+from penstock.planner.ledger import LedgerFile
+from penstock.planner.options import SETTINGS, PlannerOptions
+
+SETTABLE: Mapping[str, str] = {
+    name.replace("_", "-"): setting.decides
+    for name, setting in SETTINGS.items()
+    if setting.is_what_if and setting.decides
+}
+"""Options that a what-if may change, and their field in the decision's configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayDifference:
+    """One decision that comes out otherwise.
+
+    Attributes:
+        line: 1-based line in the ledger.
+        id: The decision's id.
+        what: ``decision``, ``state`` or ``chain`` (the state before is not the one the last record left).
+        recorded: As in the ledger.
+        recomputed: As made now.
+    """
+
+    line: int
+    id: str
+    what: str
+    recorded: Any
+    recomputed: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What replay found.
+
+    Attributes:
+        decisions: How many were made again, withdrawals included.
+        differences: In file order; empty when the ledger is true.
+        notes: Of the reader.
+    """
+
+    decisions: int
+    differences: tuple[ReplayDifference, ...]
+    notes: tuple[str, ...]
+
+
+def replay(ledger: LedgerFile) -> ReplayResult:
+    """Return how the recorded decisions compare with those made again from their recorded inputs.
+
+    Raises:
+        LedgerError: a decision record lacks its inputs; the message names the line.
+    """
+    differences: list[ReplayDifference] = []
+    decisions = 0
+    chain, configs = _Chain(), Configs()
+    for line, record in zip(ledger.lines, ledger.records, strict=True):
+        try:
+            broken = chain.follow(record)
+            configs.follow(record)
+            if record["type"] != "decision":
+                continue
+            decisions += 1
+            decision, after = remake(record, configs.of(record))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise LedgerError(
+                f"line {line}: incomplete {record['type']} record ({exc!r}); it cannot be replayed"
+            ) from exc
+        name = record["decision"]["id"]
+        pairs = [
+            ("decision", record["decision"], to_plain(decision)),
+            # A ledger of an older version lacks the keys that came since; they have their defaults.
+            ("state", to_plain(_completed(state_from(record["state"]))), to_plain(after)),
+            *([("chain", to_plain(state_from(record["before"])), broken)] if broken is not None else []),
+        ]
+        differences += [
+            ReplayDifference(line, name, what, recorded, made)
+            for what, recorded, made in pairs
+            if _bits(recorded) != _bits(made)
+        ]
+    return ReplayResult(decisions, tuple(differences), ledger.notes)
+
+
+def _completed(state: PlannerState) -> PlannerState:
+    """Return a state whose memories have every key that this version writes."""
+    memory = dict(state.memory)
+    for key, mode in MEMORIES.items():
+        if key in memory:
+            memory |= mode.write(mode.read(memory))
+    return replace(state, memory=memory)
+
+
+def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[tuple[Record, Decision]]]:
+    """Return how many adjustments there are, and those that would differ with other settings.
+
+    Each is made from its recorded window and state, so this answers "what would it have decided then", not
+    how the load would have gone on after a different decision.
+
+    Args:
+        ledger: As read.
+        changes: Fields of `DecideConfig`.
+    """
+    different: list[tuple[Record, Decision]] = []
+    total = 0
+    configs = Configs()
+    for record in ledger.records:
+        configs.follow(record)
+        if record["type"] != "decision" or record["kind"] != DecisionKind.ADJUSTMENT:
+            continue
+        total += 1
+        decision, _ = remake(record, replace(configs.of(record), **changes))
+        before = [(r["role"], r["action"], r["reason"]) for r in record["decision"]["roles"]]
+        after = [(r.role.value, r.action.value, r.reason.value) for r in decision.roles]
+        if sorted(before) != sorted(after):
+            different.append((record, decision))
+    return total, different
+
+
+def settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return fields of the decision's configuration from ``key=value`` texts.
+
+    Raises:
+        ConfigError: not ``key=value``, an unknown key, or a value out of bounds.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or key not in SETTABLE:
+            raise ConfigError(f"--set {pair}: expected KEY=VALUE with KEY one of {', '.join(SETTABLE)}")
+        try:
+            options = PlannerOptions.model_validate({key: value})
+        except ValidationError as exc:
+            raise ConfigError(f"--set {pair}: {exc.errors()[0]['msg'].lower()}; correct the value") from exc
+        found[SETTABLE[key]] = getattr(options, key.replace("-", "_"))
+    return found
+
+
+def remake(record: Record, config: DecideConfig) -> tuple[Decision, PlannerState]:
+    """Return what a decision record's inputs give under ``config``.
+
+    Raises:
+        KeyError, TypeError, ValueError: inputs are missing.
+    """
+    before = state_from(record["before"])
+    if record["kind"] == DecisionKind.ROLL_BACK:
+        pull = pull_from(record["pull"])
+        return roll_back(Role(record["role"]), record["why"], pull=pull, state=before, config=config)
+    return decide(window_from(record["window"]), before, config)
+
+
+class Configs:
+    """Configurations of a ledger's decisions: each has its own, the header before it the performance profile."""
+
+    def __init__(self) -> None:
+        self._performance: PerformanceProfile | None = None
+
+    def follow(self, record: Record) -> None:
+        """Take one record in, in file order.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is a header without a configuration.
+        """
+        if record["type"] == "header":
+            self._performance = config_from(record["config"]).performance
+
+    def of(self, record: Record) -> DecideConfig:
+        """Return the configuration of a decision's record.
+
+        Raises:
+            KeyError, TypeError, ValueError: it has none.
+        """
+        return replace(config_from(record["config"]), performance=self._performance)
+
+
+class _Chain:
+    """Follows the state through the records."""
+
+    def __init__(self) -> None:
+        self._state: PlannerState | None = None
+        self._waiting: set[tuple[str, Role]] = set()
+
+    def follow(self, record: Record) -> Any:
+        """Take one record in; return the expected state before a decision, None for other records."""
+        expected = to_plain(self._state) if record["type"] == "decision" and self._state is not None else None
+        if record["type"] == "actuation":
+            change = (record["id"], Role(record["role"]))
+            if record["outcome"] != Outcome.APPLIED and change in self._waiting and self._state is not None:
+                self._state = without_asked(self._state, change[1])
+            self._waiting.discard(change)
+        elif "state" in record:
+            self._state = state_from(record["state"])
+            if record["type"] == "decision":
+                self._waiting = {(c.decision_id, c.role) for c in recorded_changes(record["decision"])}
+        return expected
+
+
+def _bits(plain: Any) -> bytes:
+    return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)

@@ -1,0 +1,192 @@
+"""One planner process: builds sources, ledger, dashboard and metrics endpoint around the loop and runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from penstock.api import GraphDeployment, MetricsSource
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError, unwritable
+from penstock.core.logs import get_logger
+from penstock.performance.profile import PerformanceProfile
+from penstock.planner.dashboard import Dashboard, folder_of
+from penstock.planner.ledger import FILE_NAME, Ledger
+from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
+from penstock.planner.metrics import PlannerMetrics, serve
+from penstock.planner.observers import Observer, Observers
+from penstock.planner.options import PlannerOptions
+from penstock.planner.snapshot import SnapshotWriter
+from penstock.planner.sources.base import ReadingSource
+from penstock.planner.sources.chain import SourceChain
+from penstock.planner.sources.door import door_source
+from penstock.planner.sources.pages import MetricsPages
+from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
+from penstock.planner.sources.router import at
+from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.targets.base import Target
+from penstock.core.http.client import ConnectionPool
+
+MIN_MAX_AGE_S = 1.0
+"""Real seconds below which no metric counts as stale: the router looks at a worker every 0.1 s or more, so
+at a high speed a young value is many simulated seconds old."""
+
+MIN_DEADLINE_S = 30.0
+"""Real seconds below which no new replica is withdrawn: a process takes seconds to start at any speed."""
+
+LEDGER_BYTES = 32 << 20
+"""Chosen: half a day of mode adaptive at speed 1; as much again is kept in the file before."""
+
+CLOSE_GRACE_S = 1.0
+"""Real seconds for the last scrape of the planner's own metrics."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerService:
+    """What one process is told.
+
+    Attributes:
+        options: Joined and checked.
+        graph: For bounds and rules beyond the options; None without ``--graph``.
+        speed: Simulated seconds per real second.
+        host: Address of the planner's own metrics.
+        metrics_port: Its port; 0: off.
+        graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
+        performance: What mode sla plans by; None in every other mode.
+    """
+
+    options: PlannerOptions
+    graph: GraphDeployment | None
+    speed: float
+    host: str
+    metrics_port: int
+    graph_file: Path | None = None
+    performance: PerformanceProfile | None = None
+
+    def settings(self) -> LoopSettings:
+        """Return the loop's settings."""
+        clock = SimulatedClock(self.speed)
+        options = self.options
+        return LoopSettings(
+            config=options.decide_config(self.graph, self.performance),
+            max_age_s=max(options.metrics_max_age, clock.to_model_s(MIN_MAX_AGE_S)),
+            adjustment_deadline_s=max(options.adjustment_deadline, clock.to_model_s(MIN_DEADLINE_S)),
+            timeline=f"{boot_id()}@{self.speed:g}",
+            about={
+                "namespace": options.namespace,
+                "environment": options.environment.value,
+                "served_model_name": options.served_model_name,
+                "speed": self.speed,
+                "graph_file": None if self.graph_file is None else str(self.graph_file.absolute()),
+            },
+        )
+
+
+async def run_until_stopped(
+    service: PlannerService, target: Target, router_url: str | None, stop: asyncio.Event
+) -> None:
+    """Plan until ``stop`` is set.
+
+    Raises:
+        ConfigError: the log folder cannot be made, another planner holds its ledger, or the metrics port
+            is taken.
+    """
+    options = service.options
+    folder = made_folder(options.log_folder())
+    settings = service.settings()
+    clock = SimulatedClock(service.speed)
+    pool = ConnectionPool()
+    metrics = PlannerMetrics()
+    is_chosen = options.log_dir is not None
+    charts = folder_of(folder, settings.config, is_chosen=is_chosen, now=datetime.now().astimezone())
+    dashboard = Dashboard(charts, settings.config) if charts is not None else None
+    graph = service.graph.name if service.graph is not None else options.namespace
+    shown = metrics.of(options.namespace, graph)
+    shown.begin(settings.config)
+    listeners: list[Observer] = [
+        shown,
+        SnapshotWriter(folder, now_s=time.monotonic),
+    ]
+    if dashboard is not None:
+        listeners.append(dashboard)
+        log.info("dashboard", folder=str(charts))
+    else:
+        log.info("no --log-dir: no dashboard", ledger=str(folder / FILE_NAME))
+    ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
+    server = None
+    log.info("planner options", **options.model_dump(mode="json"))
+    try:
+        if service.metrics_port:
+            server = await serve(metrics, service.host, service.metrics_port)
+        loop = PlannerLoop(
+            settings,
+            target=target,
+            source=_sources(service, pool, router_url, clock),
+            ledger=ledger,
+            time=ModelTime(clock),
+            observers=Observers(listeners),
+        )
+        await loop.run(stop)
+        log.info("planner stopped")
+    finally:
+        ledger.close()
+        if dashboard is not None:
+            await asyncio.to_thread(dashboard.close)
+        if server is not None:
+            await server.close(grace_s=CLOSE_GRACE_S)
+        await pool.close()
+
+
+def _sources(
+    service: PlannerService, pool: ConnectionPool, router_url: str | None, clock: SimulatedClock
+) -> SourceChain:
+    """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
+    options = service.options
+    pages = MetricsPages(pool, real_now_s=time.monotonic)
+    known: dict[MetricsSource, ReadingSource] = {}
+    scrape = ScrapeSource(pages)
+    if router_url is not None:
+        known[MetricsSource.ROUTER] = door_source(
+            service.graph, pages, at(router_url), workers=scrape, clock=clock
+        )
+    known[MetricsSource.SCRAPE] = scrape
+    if options.prometheus_url is not None:
+        graph = service.graph.name if service.graph is not None else None
+        known[MetricsSource.PROMETHEUS] = PrometheusSource(
+            connect(options.prometheus_url),
+            GraphLabels(options.served_model_name, graph),
+            clock=clock,
+            routers=at(router_url) if router_url is not None else None,
+        )
+    if options.metrics_source not in known:
+        raise ConfigError(
+            "--router-url: not given and not in the statefile, yet --metrics-source is router; give http://host:port"
+        )
+    first = known.pop(options.metrics_source)
+    return SourceChain([first, *known.values()], now_s=clock.now_s, real_now_s=time.monotonic)
+
+
+def made_folder(folder: Path) -> Path:
+    """Return the folder, made if it was not there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--log-dir {folder}", exc)) from exc
+    return folder
+
+
+def boot_id() -> str:
+    """Return what names this boot of the host: its monotonic clock starts anew with it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+    except OSError:
+        return "boot"

@@ -1,0 +1,115 @@
+"""What every source gives: one reading per decode worker and one for the prefill queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from penstock.api import Role
+from penstock.core.errors import PenstockError
+from penstock.planner.decide.observation import Demand
+from penstock.planner.decide.reading import Reading
+from penstock.planner.targets.base import Endpoint
+
+Urls = Callable[[], Sequence[str]]
+"""Base URLs of the graph's ready routers now, without a trailing slash."""
+
+Buckets = tuple[tuple[float, float], ...]
+"""Cumulative histogram: (upper bound in simulated seconds, count), bounds rising, the last infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to read.
+
+    Attributes:
+        endpoints: Ready workers.
+        max_age_s: Oldest fresh age in simulated seconds.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    max_age_s: float
+
+    @property
+    def kv_workers(self) -> tuple[Endpoint, ...]:
+        """Return the workers whose KV usage counts: aggregated and decode ones."""
+        return tuple(e for e in self.endpoints if e.role in (Role.DECODE, Role.AGGREGATED))
+
+    @property
+    def prefill_workers(self) -> tuple[Endpoint, ...]:
+        """Return the prefill workers."""
+        return tuple(e for e in self.endpoints if e.role is Role.PREFILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What one source said.
+
+    Attributes:
+        kv: KV usage fraction by worker name; exactly the query's KV workers.
+        queue: Requests waiting for prefill.
+        queue_is_whole: The queue includes what a router holds back; a source that asks only the workers
+            cannot know.
+        demand: At the routers' doors since the last pull; None where it is unknown or the source cannot know.
+        worker_waiting: Requests that wait inside each KV worker, by its name; None if the source does not say.
+        latency: Histograms since the source's start: ``ttft`` and ``itl``; for the dashboard only.
+    """
+
+    kv: Mapping[str, Reading]
+    queue: Reading
+    queue_is_whole: bool = True
+    demand: Demand | None = None
+    worker_waiting: Mapping[str, Reading] | None = None
+    latency: Mapping[str, Buckets] = field(default_factory=dict)
+
+
+class ReadingSource(Protocol):
+    """One place to read metrics from.
+
+    Attributes:
+        counts_demand: Whether it can know the demand.
+    """
+
+    counts_demand: bool
+
+    @property
+    def name(self) -> str:
+        """Return the word that readings carry."""
+        ...
+
+    async def read(self, query: Query) -> Readings:
+        """Return one reading for everything asked.
+
+        Raises:
+            ObservationError: the source as a whole gave nothing.
+        """
+        ...
+
+
+def total_of(readings: Sequence[Reading]) -> Reading:
+    """Return the sum of readings, as old as the oldest of them.
+
+    Args:
+        readings: At least one.
+
+    Returns:
+        The first reading without a value, if there is one: the sum of a part would be too small.
+    """
+    unknown = next((reading for reading in readings if reading.value is None), None)
+    if unknown is not None:
+        return unknown
+    oldest = max(readings, key=lambda reading: reading.age_s or 0.0)
+    return replace(oldest, value=sum(reading.value or 0.0 for reading in readings))
+
+
+def address(url: str) -> str:
+    """Return ``host:port`` of a URL, Prometheus' ``instance``."""
+    return urlsplit(url).netloc
+
+
+def in_short(exc: PenstockError) -> str:
+    """Return an error's first line, bounded, for a reading's ``why``."""
+    lines = str(exc).splitlines()
+    return lines[0][:160] if lines else type(exc).__name__

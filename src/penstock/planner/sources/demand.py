@@ -1,0 +1,170 @@
+"""What the routers' counters say of the time between two pulls. Pure: time is an argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.api import Role
+from penstock.core import metric_names as names
+from penstock.core.exposition import Sample
+from penstock.planner.decide.observation import Demand
+
+_COUNTERS: Final = {
+    "arrivals": names.ROUTER_ARRIVALS + names.COUNTER_SUFFIX,
+    "prompt_tokens": names.ROUTER_ARRIVED_TOKENS + names.COUNTER_SUFFIX,
+    "routed_tokens": names.ROUTER_ROUTED_TOKENS + names.COUNTER_SUFFIX,
+    "routed_uncached": names.ROUTER_ROUTED_UNCACHED_TOKENS + names.COUNTER_SUFFIX,
+    "refused": names.ROUTER_REFUSED + names.COUNTER_SUFFIX,
+    "timed_out": names.ROUTER_QUEUE_TIMEOUTS + names.COUNTER_SUFFIX,
+    "completed": names.ROUTER_COMPLETED + names.COUNTER_SUFFIX,
+    "output_tokens": names.ROUTER_COMPLETED_TOKENS + names.COUNTER_SUFFIX,
+    "prefilled_tokens": names.ROUTER_COMPUTED_TOKENS + names.COUNTER_SUFFIX,
+    "ttft_sum_s": f"{names.ROUTER_TTFT}_sum",
+    "ttft_count": f"{names.ROUTER_TTFT}_count",
+    "itl_sum_s": f"{names.ROUTER_ITL}_sum",
+    "itl_count": f"{names.ROUTER_ITL}_count",
+}
+_GAUGES: Final = {
+    "waiting": names.ROUTER_QUEUE_REQUESTS,
+    "waiting_tokens": names.ROUTER_QUEUE_UNCACHED_TOKENS,
+    "oldest_wait_s": names.ROUTER_QUEUE_OLDEST,
+}
+_ROLES: Final = frozenset(Role)
+_TURNED_AWAY: Final = names.ROUTER_TURNED_AWAY + names.COUNTER_SUFFIX
+_BY_ROLE: Final = (names.ROUTER_WORKER_INFLIGHT_REQUESTS, _TURNED_AWAY)
+DOOR_NAMES: Final = frozenset(
+    {
+        *_COUNTERS.values(),
+        *_GAUGES.values(),
+        *_BY_ROLE,
+        names.ROUTER_WORKER_PENDING_TOKENS,
+        names.PROCESS_START,
+    }
+)
+"""Sample names that `read_door` looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One router's counts at one moment.
+
+    Attributes:
+        counters: Since its start, by field.
+        gauges: Now, by field.
+        in_flight: Requests assigned to workers now, by role.
+        turned_away: Requests that a role had no worker for, since its start.
+        pending: Prompt tokens given to each first-stage worker and not computed yet, by worker.
+        started_s: When the process started, Unix time; None if its page does not say.
+    """
+
+    counters: Mapping[str, float]
+    gauges: Mapping[str, float]
+    in_flight: Mapping[Role, float]
+    pending: Mapping[str, float]
+    started_s: float | None
+    turned_away: Mapping[Role, float] = field(default_factory=dict)
+
+    def follows(self, before: Door) -> bool:
+        """Return whether the same process counted on."""
+        return self.started_s == before.started_s and all(
+            count >= before.counters[name] for name, count in self.counters.items()
+        )
+
+
+def read_door(samples: Sequence[Sample]) -> Door | None:
+    """Return a router's counts; None if its page lacks one (an older router) or one is no number."""
+    totals: dict[str, float] = {}
+    by_role: dict[str, dict[Role, float]] = {name: {} for name in _BY_ROLE}
+    pending: dict[str, float] = {}
+    for sample in samples:
+        if sample.name in by_role:
+            role, counts = sample.labels.get("role", ""), by_role[sample.name]
+            if role in _ROLES:
+                counts[Role(role)] = counts.get(Role(role), 0.0) + sample.value
+        elif sample.name == names.ROUTER_WORKER_PENDING_TOKENS:
+            pending[sample.labels.get("worker", "")] = sample.value
+        elif sample.name in DOOR_NAMES:
+            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    is_whole = totals.keys() >= {*_COUNTERS.values(), *_GAUGES.values()}
+    if not is_whole or not all(map(math.isfinite, totals.values())):
+        return None
+    return Door(
+        {field: totals[name] for field, name in _COUNTERS.items()},
+        {field: totals[name] for field, name in _GAUGES.items()},
+        by_role[names.ROUTER_WORKER_INFLIGHT_REQUESTS],
+        pending,
+        totals.get(names.PROCESS_START),
+        by_role[_TURNED_AWAY],
+    )
+
+
+class DemandMeter:
+    """Differences of the routers' counters between two pulls at which all of them could be read."""
+
+    def __init__(self) -> None:
+        self._before: Mapping[str, Door] = {}
+        self._before_s = 0.0
+
+    def add(self, doors: Mapping[str, Door], routers: Collection[str], now_s: float) -> Demand | None:
+        """Return what arrived since the last pull that was complete.
+
+        Args:
+            doors: Of the routers that could be read, by URL.
+            routers: URLs of all routers.
+            now_s: Simulated seconds.
+
+        Returns:
+            None at the first pull, and at one at which a router is missing, has joined or left, or has
+            restarted. What a missing router counts meanwhile is in the next difference, over a longer period.
+        """
+        if not doors.keys() >= set(routers) or not routers:
+            return None
+        before, before_s = self._before, self._before_s
+        if now_s <= before_s and before:
+            return None
+        self._before, self._before_s = {url: doors[url] for url in routers}, now_s
+        if before.keys() != self._before.keys():
+            return None
+        if not all(door.follows(before[url]) for url, door in self._before.items()):
+            return None
+        gained = {
+            field: sum(door.counters[field] - before[url].counters[field] for url, door in doors.items())
+            for field in _COUNTERS
+        }
+        turned_away: dict[Role, float] = {}
+        for url, door in doors.items():
+            for role, count in door.turned_away.items():
+                gain = count - before[url].turned_away.get(role, 0.0)
+                turned_away[role] = turned_away.get(role, 0.0) + gain
+        return _demand(gained, list(doors.values()), turned_away, now_s - before_s)
+
+
+def _demand(
+    gained: dict[str, float], doors: Sequence[Door], turned_away: Mapping[Role, float], period_s: float
+) -> Demand:
+    """Return the demand of a period; requests that were never routed are as uncached as the routed ones."""
+    routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")
+    unrouted = max(0.0, gained["prompt_tokens"] - routed)
+    in_flight: dict[Role, float] = {}
+    for door in doors:
+        for role, count in door.in_flight.items():
+            in_flight[role] = in_flight.get(role, 0.0) + count
+    now = {field: sum(door.gauges[field] for door in doors) for field in _GAUGES}
+    oldest_s = max(door.gauges["oldest_wait_s"] for door in doors)
+    return Demand(
+        period_s=period_s,
+        turned_away=turned_away,
+        uncached_tokens=uncached + unrouted * (uncached / routed if routed else 1.0),
+        waiting=now["waiting"],
+        waiting_tokens=now["waiting_tokens"],
+        oldest_wait_s=oldest_s if now["waiting"] else None,
+        in_flight=in_flight,
+        in_flight_tokens=sum(sum(door.pending.values()) for door in doors),
+        prefilling_workers=len(
+            {name for door in doors for name, tokens in door.pending.items() if tokens > 0}
+        ),
+        **gained,
+    )

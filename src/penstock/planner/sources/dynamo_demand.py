@@ -1,0 +1,230 @@
+"""What the counters of Dynamo's frontends say of the time between two pulls. Pure: time is an argument.
+
+A frontend does not say how long the oldest request has waited. It counts a request when it comes, and the tokens of its prompt when its first token leaves. So the tokens of
+what has come and is not answered yet are estimated: each request has as many as the newest answered ones had on
+average, and before any was, as those have that wait for prefill now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.api import Role
+from penstock.core import metric_names as names
+from penstock.core.exposition import Sample
+from penstock.planner.decide.observation import Demand
+
+_HISTOGRAMS: Final = {
+    "input": names.DYNAMO_INPUT_TOKENS,
+    "cached": names.DYNAMO_CACHED_TOKENS,
+    "output": names.DYNAMO_OUTPUT_TOKENS,
+    "ttft": names.DYNAMO_TTFT,
+    "itl": names.DYNAMO_ITL,
+}
+_COUNTERS: Final = {
+    "started": names.DYNAMO_STARTED,
+    "finished": names.DYNAMO_FINISHED,
+    "rejected": names.DYNAMO_REJECTED,
+    **{f"{key}_sum": f"{name}_sum" for key, name in _HISTOGRAMS.items()},
+    **{f"{key}_count": f"{name}_count" for key, name in _HISTOGRAMS.items()},
+}
+_GAUGES: Final = {
+    "inflight": names.DYNAMO_INFLIGHT,
+    "unanswered": names.DYNAMO_UNANSWERED,
+    "queued": names.DYNAMO_QUEUE_REQUESTS,
+    "queued_tokens": names.DYNAMO_QUEUE_TOKENS,
+}
+FRONTEND_NAMES: Final = frozenset(
+    {
+        *_COUNTERS.values(),
+        *_GAUGES.values(),
+        names.DYNAMO_STAGE_REQUESTS,
+        names.DYNAMO_PENDING_TOKENS,
+        names.DYNAMO_BATCH_TOKENS,
+        names.PROCESS_START,
+    }
+)
+"""Sample names that `read_frontend` looks at."""
+
+_SUCCESS: Final = "success"
+_PREFILL: Final = "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """One frontend's counts at one moment; a metric that nothing has been counted by yet is not on its page.
+
+    Attributes:
+        counters: Since its start, by field.
+        gauges: Now, by field.
+        prefilling: Requests that prefill workers have and have not answered; None in an aggregated graph.
+        pending: Prompt tokens assigned to each first-stage worker and not computed, by Dynamo's number of it; None
+            where the frontend's mode does not count them.
+        batch_tokens: Most prompt tokens that a worker computes in one step; None where no worker has said.
+    """
+
+    counters: Mapping[str, float]
+    gauges: Mapping[str, float]
+    prefilling: float | None = None
+    pending: Mapping[str, float] | None = None
+    batch_tokens: float | None = None
+
+    def follows(self, before: Frontend) -> bool:
+        """Return whether the same process counted on."""
+        return all(count >= before.counters[name] for name, count in self.counters.items())
+
+    @property
+    def waiting(self) -> float:
+        """Requests that wait for prefill: queued here, or assigned beyond what their workers compute in one step.
+
+        A mocker's prefill worker reports no queue of its own.
+        """
+        tokens = sum((self.pending or {}).values())
+        if not tokens or self.batch_tokens is None or not self.prefilling:
+            return self.gauges["queued"]
+        beyond = sum(max(0.0, each - self.batch_tokens) for each in (self.pending or {}).values())
+        return self.gauges["queued"] + self.prefilling * beyond / tokens
+
+
+def read_frontend(samples: Sequence[Sample]) -> Frontend | None:
+    """Return a frontend's counts; None if the page is none of a frontend's, or holds what is no number."""
+    totals: dict[str, float] = {}
+    pending: dict[str, dict[str, float]] = {}
+    prefilling: float | None = None
+    for sample in samples:
+        if not math.isfinite(sample.value):
+            return None
+        if sample.name == names.DYNAMO_FINISHED and sample.labels.get("status") != _SUCCESS:
+            continue
+        if sample.name == names.DYNAMO_STAGE_REQUESTS:
+            if sample.labels.get("phase") == _PREFILL:
+                prefilling = (prefilling or 0.0) + sample.value
+        elif sample.name == names.DYNAMO_PENDING_TOKENS:
+            of_type = pending.setdefault(sample.labels.get("worker_type", ""), {})
+            worker = sample.labels.get("worker_id", "")
+            of_type[worker] = of_type.get(worker, 0.0) + sample.value  # one series per data-parallel rank
+        else:
+            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    if names.DYNAMO_INFLIGHT not in totals:
+        return None
+    return Frontend(
+        {key: totals.get(name, 0.0) for key, name in _COUNTERS.items()},
+        {key: totals.get(name, 0.0) for key, name in _GAUGES.items()},
+        prefilling,
+        pending.get(_PREFILL) or next(iter(pending.values()), None),
+        totals.get(names.DYNAMO_BATCH_TOKENS),
+    )
+
+
+@dataclass(slots=True)
+class FrontendMeter:
+    """Differences of the frontends' counters between two pulls at which all of them could be read.
+
+    Attributes:
+        speed: Simulated seconds per real second; frontends measure latencies in real ones.
+    """
+
+    speed: float = 1.0
+    _before: Mapping[str, Frontend] = field(default_factory=dict)
+    _before_s: float = 0.0
+    _input_mean: float | None = None
+    _uncached_share: float = 1.0
+
+    def add(
+        self, frontends: Mapping[str, Frontend], urls: Collection[str], now_s: float, *, first: Role
+    ) -> Demand | None:
+        """Return what arrived since the last pull that was complete.
+
+        Args:
+            frontends: Those that could be read, by URL.
+            urls: Of all frontends.
+            now_s: Simulated seconds.
+            first: Role of the workers that prefill.
+
+        Returns:
+            None at the first pull, at one at which a frontend is missing, has joined or left, or has restarted, and
+            as long as requests have come and nothing tells the size of their prompts.
+        """
+        if not frontends.keys() >= set(urls) or not urls:
+            return None
+        before, before_s = self._before, self._before_s
+        if now_s <= before_s and before:
+            return None
+        self._before, self._before_s = {url: frontends[url] for url in urls}, now_s
+        if self._input_mean is None:
+            self._input_mean = _first_mean(list(self._before.values()))
+        if before.keys() != self._before.keys():
+            return None
+        if not all(each.follows(before[url]) for url, each in self._before.items()):
+            return None
+        gained = {
+            key: sum(each.counters[key] - before[url].counters[key] for url, each in self._before.items())
+            for key in _COUNTERS
+        }
+        self._learn(gained)
+        now = {key: sum(each.gauges[key] for each in self._before.values()) for key in _GAUGES}
+        if self._input_mean is None and (gained["started"] or now["inflight"]):
+            return None
+        return self._demand(gained, now, now_s - before_s, first)
+
+    def _learn(self, gained: Mapping[str, float]) -> None:
+        if gained["input_count"]:
+            self._input_mean = gained["input_sum"] / gained["input_count"]
+        if gained["input_sum"] and gained["cached_count"]:
+            self._uncached_share = min(1.0, max(0.0, 1.0 - gained["cached_sum"] / gained["input_sum"]))
+
+    def _demand(
+        self, gained: Mapping[str, float], now: Mapping[str, float], period_s: float, first: Role
+    ) -> Demand:
+        mean = self._input_mean or 0.0
+        share = self._uncached_share
+        frontends = list(self._before.values())
+        pending = [each.pending for each in frontends if each.pending is not None]
+        in_prefill = sum(
+            max(0.0, each.gauges["unanswered"] - each.gauges["queued"])
+            if each.prefilling is None
+            else each.prefilling
+            for each in frontends
+        )
+        busy = {worker for each in pending for worker, tokens in each.items() if tokens > 0}
+        return Demand(
+            period_s=period_s,
+            arrivals=gained["started"],
+            prompt_tokens=gained["started"] * mean,
+            uncached_tokens=gained["started"] * mean * share,
+            refused=gained["rejected"],
+            completed=gained["finished"],
+            output_tokens=gained["output_sum"],
+            prefilled_tokens=gained["input_sum"] * share,
+            ttft_sum_s=gained["ttft_sum"] * self.speed,
+            ttft_count=gained["ttft_count"],
+            itl_sum_s=gained["itl_sum"] * self.speed,
+            itl_count=gained["itl_count"],
+            waiting=now["queued"],
+            waiting_tokens=now["queued_tokens"] * share,
+            in_flight=_in_flight(now, in_prefill, first),
+            in_flight_tokens=sum(sum(each.values()) for each in pending)
+            if pending
+            else in_prefill * mean * share,
+            prefilling_workers=len(busy) if pending else float(in_prefill > 0),
+        )
+
+
+def _first_mean(frontends: Sequence[Frontend]) -> float | None:
+    """Return the tokens of a prompt since the frontends' start, else of those in prefill now."""
+    answered = sum(each.counters["input_count"] for each in frontends)
+    if answered:
+        return sum(each.counters["input_sum"] for each in frontends) / answered
+    counting = [each for each in frontends if each.pending is not None and each.prefilling]
+    prefilling = sum(each.prefilling or 0.0 for each in counting)
+    return sum(sum((each.pending or {}).values()) for each in counting) / prefilling if prefilling else None
+
+
+def _in_flight(now: Mapping[str, float], in_prefill: float, first: Role) -> Mapping[Role, float]:
+    assigned = max(0.0, now["inflight"] - now["queued"])
+    if first is Role.AGGREGATED:
+        return {first: assigned}
+    return {first: in_prefill, Role.DECODE: max(0.0, assigned - in_prefill)}

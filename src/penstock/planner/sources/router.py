@@ -1,0 +1,167 @@
+"""Reads the routers' /metrics: their prefill queues, and each worker's KV usage with its age."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.core import metric_names as names
+from penstock.core.errors import ObservationError
+from penstock.core.exposition import Sample, parse_samples
+from penstock.planner.decide.reading import Quality, Reading, judge, missing
+from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_short, total_of
+from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
+from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
+from penstock.planner.sources.pages import MetricsPages
+
+_LATENCIES = {TTFT: names.ROUTER_TTFT, ITL: names.ROUTER_ITL}
+_WANTED = frozenset(
+    {
+        *DOOR_NAMES,
+        names.ROUTER_WORKER_WAITING,
+        names.ROUTER_WORKER_KV_USAGE,
+        names.ROUTER_WORKER_METRICS_AGE,
+        *(f"{name}_bucket" for name in _LATENCIES.values()),
+    }
+)
+_RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What one router says.
+
+    Attributes:
+        kv: KV usage fraction by worker.
+        waiting: Requests that wait in each worker.
+        ages: Age of the same in simulated seconds.
+        queue: Requests that wait for prefill in this router; None if it does not say.
+        latency: Histograms since its start.
+        door: Its counts; None if it does not say.
+    """
+
+    kv: Mapping[str, float]
+    waiting: Mapping[str, float]
+    ages: Mapping[str, float]
+    queue: float | None
+    latency: Mapping[str, Buckets]
+    door: Door | None
+
+
+class RouterSource:
+    """All routers of one graph; replicas come and go."""
+
+    name = "router"
+    counts_demand = True
+
+    def __init__(self, pages: MetricsPages, urls: Urls, *, now_s: Callable[[], float]) -> None:
+        """Build the source.
+
+        Args:
+            pages: Of routers.
+            urls: Asked at each read.
+            now_s: Simulated seconds, for the periods of the demand.
+        """
+        self._pages = pages
+        self._urls = urls
+        self._now_s = now_s
+        self._latency = LatencyTotals()
+        self._demand = DemandMeter()
+
+    async def read(self, query: Query) -> Readings:
+        """Return the routers' view; a worker that none of them reaches is missing, an old value stale.
+
+        A worker's KV usage is the freshest that any router knows. The queue is the sum of all routers' and
+        unknown if one of them cannot be read.
+
+        Raises:
+            ObservationError: there is no router, or none gives a readable answer.
+        """
+        urls = tuple(self._urls())
+        if not urls:
+            raise ObservationError("no ready router")
+        now_s = self._now_s()
+        answers = dict(zip(urls, await asyncio.gather(*map(self._page, urls)), strict=True))
+        pages = {url: answer for url, answer in answers.items() if isinstance(answer, _Page)}
+        flaws = [answer for answer in answers.values() if isinstance(answer, ObservationError)]
+        if not pages:
+            raise flaws[0]
+        found, max_age_s = list(pages.values()), query.max_age_s
+        doors = {url: page.door for url, page in pages.items() if page.door is not None}
+        workers = [worker.name for worker in query.kv_workers]
+        waiting = {
+            name: self._freshest([(p.waiting.get(name), p.ages.get(name)) for p in found], max_age_s)
+            for name in workers
+        }
+        return Readings(
+            kv={
+                name: self._freshest(
+                    [(p.kv.get(name), p.ages.get(name)) for p in found], max_age_s, upper=1.0
+                )
+                for name in workers
+            },
+            queue=self._queue(pages, flaws, max_age_s),
+            demand=self._demand.add(doors, urls, now_s),
+            worker_waiting=waiting if any(page.waiting for page in found) else None,
+            latency=self._latency.add({url: page.latency for url, page in pages.items()}, urls),
+        )
+
+    async def _page(self, url: str) -> _Page | ObservationError:
+        try:
+            samples = parse_samples(await self._pages.fetch(url), _WANTED)
+        except ObservationError as exc:
+            return exc
+        by_name: dict[str, list[Sample]] = {}
+        for sample in samples:
+            by_name.setdefault(sample.name, []).append(sample)
+        queues = by_name.get(names.ROUTER_QUEUE_REQUESTS)
+        return _Page(
+            kv=_by_worker(by_name, names.ROUTER_WORKER_KV_USAGE),
+            waiting=_by_worker(by_name, names.ROUTER_WORKER_WAITING),
+            ages=_by_worker(by_name, names.ROUTER_WORKER_METRICS_AGE),
+            queue=sum(sample.value for sample in queues) if queues else None,
+            latency={key: buckets_of(by_name.get(f"{name}_bucket", ())) for key, name in _LATENCIES.items()},
+            door=read_door([s for name, found in by_name.items() if name in DOOR_NAMES for s in found]),
+        )
+
+    def _freshest(
+        self,
+        values: Sequence[tuple[float | None, float | None]],
+        max_age_s: float,
+        *,
+        upper: float | None = None,
+    ) -> Reading:
+        """Return the best of what the routers say of one worker: (value, age) of each, None where it says nothing."""
+        readings = [
+            judge(
+                value,
+                age_s=math.nan if age_s is None else age_s,
+                max_age_s=max_age_s,
+                source=self.name,
+                upper=upper,
+            )
+            for value, age_s in values
+        ]
+        return max(readings, key=lambda r: (_RANK[r.quality], -(r.age_s or 0.0)))
+
+    def _queue(
+        self, pages: Mapping[str, _Page], flaws: Sequence[ObservationError], max_age_s: float
+    ) -> Reading:
+        if flaws:
+            why = f"{len(flaws)} of {len(flaws) + len(pages)} routers cannot be read: {in_short(flaws[0])}"
+            return missing(why, source=self.name)
+        return total_of(
+            [judge(p.queue, age_s=0.0, max_age_s=max_age_s, source=self.name) for p in pages.values()]
+        )
+
+
+def at(url: str) -> Urls:
+    """Return the URLs of a single router that stays."""
+    fixed = (url.rstrip("/"),)
+    return lambda: fixed
+
+
+def _by_worker(by_name: Mapping[str, Sequence[Sample]], name: str) -> dict[str, float]:
+    return {sample.labels.get("worker", ""): sample.value for sample in by_name.get(name, ())}

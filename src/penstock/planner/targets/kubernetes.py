@@ -1,0 +1,328 @@
+"""The planner's way to a cluster: pools from watched pods, wishes through ScalingAdapters' /scale.
+
+It creates and deletes nothing: the operator makes a wish true, drains what leaves and keeps the GPU budget.
+Reads come from the informers' copies; only a change is a call to the API server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from penstock.api import GraphDeployment, Role
+from penstock.core.errors import ClusterError, ConflictError, NotFoundError
+from penstock.core.logs import get_logger
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage
+from penstock.kube.kinds import SCALING_ADAPTER
+from penstock.kube.objects.names import DECISION_ANNOTATION, OPERATOR, PLANNER, child_name
+from penstock.planner.targets.base import TargetState
+from penstock.planner.targets.pods import PodFacts, count
+
+UNSCHEDULABLE_S: Final = 15.0
+"""Seconds after which an unschedulable pod is given up. A cluster that adds nodes needs longer: an option."""
+
+STUCK_S: Final = 60.0
+"""Seconds for containers that cannot start. Chosen: a registry's hiccup and two crashes fit in."""
+
+GATED_S: Final = 60.0
+"""Seconds that a pod waits for the GPU budget while nothing leaves. Chosen: the operator acts within seconds."""
+
+ATTEMPTS: Final = 4
+"""Tries of one write while others change other fields of the same adapter. Chosen: its status has few writers."""
+
+OWN_MANAGERS: Final = frozenset({PLANNER, OPERATOR, f"{OPERATOR}-init", ""})
+"""Field managers whose number of replicas is no edit by somebody else."""
+
+Object = Mapping[str, Any]
+
+log = get_logger(__name__)
+
+
+class GraphView(Protocol):
+    """What a target sees of its graph: the newest state of the informers, shared and not to be changed."""
+
+    def problem(self) -> str | None:
+        """Return why the view may be old; None while all watches work."""
+        ...
+
+    def adapter(self, service: str) -> Object | None:
+        """Return a service's ScalingAdapter.
+
+        Beside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
+        creates no further pod of the service; empty if it refuses none.
+        """
+        ...
+
+    def pods(self) -> Mapping[str, PodFacts]:
+        """Return the graph's pods by name, routers included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledService:
+    """One worker service, as far as it is scaled.
+
+    Attributes:
+        name: Service's name; its adapter's name follows.
+        gpus: GPUs of one replica.
+        replicas: Fixed number, or the first one.
+        bounds: Fewest and most replicas.
+        is_scalable: Whether it has a ScalingAdapter.
+    """
+
+    name: str
+    gpus: int
+    replicas: int
+    bounds: tuple[int, int]
+    is_scalable: bool
+
+    def clamp(self, replicas: int) -> int:
+        """Return the number within the bounds, as the operator takes it."""
+        low, high = self.bounds
+        return max(low, min(high, replicas))
+
+
+def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
+    """Return the worker services by role."""
+    return {
+        spec.role: ScaledService(
+            name, spec.gpus, spec.replicas, spec.replica_bounds, spec.scaling is not None
+        )
+        for name, spec in graph.spec.workers.items()
+    }
+
+
+class KubernetesTarget:
+    """Implements `penstock.planner.targets.base.Target` on one GraphDeployment."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        graph: GraphDeployment,
+        view: GraphView,
+        *,
+        emit: Callable[[EventMessage], None] = lambda _message: None,
+        unschedulable_s: float = UNSCHEDULABLE_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Build the target of one graph.
+
+        Args:
+            client: Writes.
+            graph: With its namespace.
+            view: Reads.
+            emit: Called when somebody else has set a number of replicas, and when a change failed.
+            unschedulable_s: Seconds after which an unschedulable pod is given up.
+            now_s: Monotonic seconds.
+        """
+        self._client = client
+        self._graph = graph.name
+        self._namespace = graph.metadata.namespace
+        self._services = services_of(graph)
+        self._view = view
+        self._emit = emit
+        self._patience_s = {"unschedulable": unschedulable_s, "stuck": STUCK_S, "gated": GATED_S}
+        self._now_s = now_s
+        self._written: dict[str, Object] = {}
+        self._wishes: dict[Role, int] = {}
+        self._served: set[str] = set()
+        self._trouble: dict[str, tuple[str, float]] = {}
+        self._refused_since_s: dict[Role, float] = {}
+
+    async def observe(self) -> TargetState:
+        """Return the pools as the informers see them.
+
+        Raises:
+            ClusterError: the informers' copies may be old.
+        """
+        if (problem := self._view.problem()) is not None:
+            raise ClusterError(f"the cluster cannot be watched: {problem}")
+        pods = list(self._view.pods().values())
+        self._served = {pod.uid for pod in pods if pod.ready or pod.uid in self._served}
+        failing, refused = self._failing(pods), self._refused()
+        edited, pools = set(), {}
+        for role, service in self._services.items():
+            wish, is_edited = self._wish(role, service)
+            if is_edited:
+                edited.add(role)
+            pools[role] = count(
+                role,
+                [pod for pod in pods if pod.role is role],
+                wish=wish,
+                gpus=service.gpus,
+                served=self._served,
+                failing=failing,
+                refused=refused.get(role, ""),
+            )
+        return TargetState(
+            pools={role: pool.state for role, pool in pools.items()},
+            adjusting=any(pool.adjusting for pool in pools.values()),
+            endpoints=tuple(each for pool in pools.values() for each in pool.endpoints),
+            edited=frozenset(edited),
+        )
+
+    async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
+        """Write the wish for ``replicas`` of ``role`` into its ScalingAdapter.
+
+        The number is kept within the service's bounds. A change of anything else in the adapter is no
+        conflict; a number of replicas other than the last one observed is.
+
+        Args:
+            role: A role that `observe` listed.
+            replicas: Wanted ready + starting replicas, >= 0.
+            decision_id: Written beside the number.
+
+        Raises:
+            ConflictError: somebody else has set the number since the last look.
+            ClusterError: no such pool, it has a fixed number, or the API server refused or failed.
+        """
+        service = self._services.get(role)
+        if service is None:
+            raise ClusterError(f"{self._graph}: has no {role} service to scale")
+        try:
+            await self._scale(role, service, service.clamp(replicas), decision_id)
+        except ClusterError as exc:
+            self._emit(
+                EventMessage(
+                    "ScalingFailed", f"{role.value} to {replicas} ({decision_id}): {exc}", is_warning=True
+                )
+            )
+            raise
+
+    async def _scale(self, role: Role, service: ScaledService, wanted: int, decision_id: str) -> None:
+        adapter = self._adapter(service)
+        if adapter is None:
+            if wanted == service.replicas and not service.is_scalable:
+                return
+            raise NotFoundError(
+                f"{child_name(self._graph, service.name)}: no such ScalingAdapter; it comes with "
+                f"spec.services.{service.name}.scaling and a running operator"
+            )
+        if adapter["spec"]["replicas"] != wanted:
+            adapter = await self._set(service, adapter, wanted)
+            log.info("pool scaled", role=role.value, replicas=wanted, decision_id=decision_id)
+        self._wishes[role] = wanted
+        await self._annotate(service, adapter, decision_id)
+
+    async def _set(self, service: ScaledService, adapter: Object, wanted: int) -> Object:
+        """Write the number, provided that nobody else has."""
+        known = adapter["spec"]["replicas"]
+        name = adapter["metadata"]["name"]
+        for attempt in range(1, ATTEMPTS + 1):
+            version = adapter["metadata"]["resourceVersion"]
+            patch = {"metadata": {"resourceVersion": version}, "spec": {"replicas": wanted}}
+            try:
+                scale = await self._client.patch(
+                    SCALING_ADAPTER,
+                    name,
+                    patch,
+                    namespace=self._namespace,
+                    subresource="scale",
+                    field_manager=PLANNER,
+                )
+            except ConflictError:
+                adapter = await self._client.get(SCALING_ADAPTER, name, namespace=self._namespace)
+                now = adapter["spec"]["replicas"]
+                if now == wanted:
+                    return self._remember(service, adapter)
+                if now != known or attempt == ATTEMPTS:
+                    raise ConflictError(
+                        f"{name}: replicas are {now}, were {known}; observed and decided anew"
+                    ) from None
+                continue
+            metadata = {
+                **adapter["metadata"],
+                "resourceVersion": scale["metadata"]["resourceVersion"],
+                "generation": adapter["metadata"].get("generation", 0) + 1,
+            }
+            written = {**adapter, "metadata": metadata, "spec": {**adapter["spec"], "replicas": wanted}}
+            return self._remember(service, written)
+        raise AssertionError("the loop returns or raises")
+
+    async def _annotate(self, service: ScaledService, adapter: Object, decision_id: str) -> None:
+        """Note the decision on the adapter; the number stands whether or not that succeeds."""
+        metadata = adapter["metadata"]
+        if (metadata.get("annotations") or {}).get(DECISION_ANNOTATION) == decision_id:
+            return
+        patch = {"metadata": {"annotations": {DECISION_ANNOTATION: decision_id}}}
+        try:
+            answer = await self._client.patch(
+                SCALING_ADAPTER, metadata["name"], patch, namespace=self._namespace, field_manager=PLANNER
+            )
+        except ClusterError as exc:
+            log.warning("decision not noted on its adapter", decision_id=decision_id, error=str(exc))
+            return
+        self._remember(service, answer)
+
+    def _remember(self, service: ScaledService, adapter: Object) -> Object:
+        self._written[service.name] = adapter
+        return adapter
+
+    def _adapter(self, service: ScaledService) -> Object | None:
+        """Return the adapter as the informer or, while that lags behind, as this target has written it."""
+        seen, written = self._view.adapter(service.name), self._written.get(service.name)
+        if seen is None:
+            self._written.pop(service.name, None)
+            return None
+        if written is None or seen["metadata"].get("uid") != written["metadata"].get("uid"):
+            return seen
+        if seen["metadata"].get("generation", 0) >= written["metadata"].get("generation", 0):
+            del self._written[service.name]
+            return seen
+        return written
+
+    def _wish(self, role: Role, service: ScaledService) -> tuple[int, bool]:
+        """Return the replicas wished for, and whether somebody else has set them since the last look."""
+        adapter = self._adapter(service)
+        if adapter is None:
+            self._wishes.pop(role, None)
+            return service.clamp(service.replicas), False
+        wish = adapter["spec"]["replicas"]
+        before, self._wishes[role] = self._wishes.get(role), wish
+        if before is None:
+            return service.clamp(wish), adapter.get("owner", "") not in OWN_MANAGERS
+        if before == wish:
+            return service.clamp(wish), False
+        by = adapter.get("owner") or "somebody else"
+        log.info("replicas set by somebody else", role=role.value, before=before, after=wish, by=by)
+        text = f"{role.value} {before} -> {wish}: set by {by}; kept for one adjustment interval, then planned from"
+        self._emit(EventMessage("ReplicasEdited", text))
+        return service.clamp(wish), True
+
+    def _refused(self) -> dict[Role, str]:
+        """Return the roles whose missing pods the API server has refused for long enough, and why."""
+        now_s = self._now_s()
+        found = {}
+        for role, service in self._services.items():
+            adapter = self._view.adapter(service.name)
+            if adapter is not None and (why := adapter.get("refused")):
+                found[role] = str(why)
+        self._refused_since_s = {role: self._refused_since_s.get(role, now_s) for role in found}
+        patience_s = self._patience_s["unschedulable"]
+        return {role: why for role, why in found.items() if now_s - self._refused_since_s[role] > patience_s}
+
+    def _failing(self, pods: list[PodFacts]) -> dict[str, str]:
+        """Return the pods that were given enough time, and why they are given up.
+
+        Times are this process's own, from when it first saw the trouble: no clocks are compared.
+        """
+        now_s = self._now_s()
+        is_leaving = any(pod.leaving and not pod.finished for pod in pods)
+        trouble: dict[str, tuple[str, float]] = {}
+        failing = {}
+        for pod in pods:
+            if not pod.trouble or pod.ready or pod.leaving or pod.finished:
+                continue
+            if pod.served or pod.uid in self._served:
+                continue
+            kind, since_s = self._trouble.get(pod.uid, ("", now_s))
+            if kind != pod.trouble or (kind == "gated" and is_leaving):
+                since_s = now_s
+            trouble[pod.uid] = (pod.trouble, since_s)
+            if now_s - since_s > self._patience_s[pod.trouble]:
+                failing[pod.uid] = f"pod {pod.name}: {pod.message}"
+        self._trouble = trouble
+        return failing

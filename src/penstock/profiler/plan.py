@@ -1,0 +1,188 @@
+"""What a profile will do, from what the user asked for: which engines, under which conditions; touches no network."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.api import GraphDeployment, Role, Runtime
+from penstock.core.errors import ConfigError
+from penstock.engine import profiles
+from penstock.performance.recommend import Targets
+from penstock.profiler.candidates import (
+    DEFAULT_MAX_CONCURRENCY,
+    Candidate,
+    WorkerSetup,
+    candidates,
+    measured_services,
+)
+from penstock.profiler.phase import Phase
+from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileConfig:
+    """Everything a user can choose about a profile.
+
+    Attributes:
+        targets: What the engines are chosen for.
+        output_dir: Where everything goes.
+        graph: Whose workers are started; exactly one of this and ``endpoint``.
+        endpoint: Address of a server that runs, without a path.
+        sizes: Tensor-parallel sizes; None: all that fit. One for an endpoint.
+        gpus: GPUs of this machine; None: detected, and for a simulated graph its budget.
+        max_gpus: Most GPUs of one engine; None: all.
+        speed: Time scale of simulated workers while they decode, or the endpoint's; None: chosen.
+        model: Name to ask an endpoint for; None asks the server.
+        api_key: Bearer token of an endpoint; never written to a file.
+        kv_tokens: KV cache of the engine, tokens; None: the engine says it.
+        max_context: Longest prompt plus output to measure; None: 16,384 or what the target needs.
+        max_concurrency: Most requests in flight; None: the graph's, or 256.
+        timeout_s: Longest request, simulated seconds, > 0.
+    """
+
+    targets: Targets
+    output_dir: Path
+    graph: GraphDeployment | None = None
+    endpoint: str | None = None
+    sizes: tuple[int, ...] | None = None
+    gpus: int | None = None
+    max_gpus: int | None = None
+    speed: float | None = None
+    model: str | None = None
+    api_key: str | None = None
+    kv_tokens: int | None = None
+    max_context: int | None = None
+    max_concurrency: int | None = None
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEngine:
+    """One engine size to measure.
+
+    Attributes:
+        gpus: Its GPUs.
+        name: What it is, for people.
+        conditions: What its points depend on.
+        candidate: How it is started; None: it runs.
+    """
+
+    gpus: int
+    name: str
+    conditions: dict[str, str]
+    candidate: Candidate | None = None
+
+    def servers(self) -> list[tuple[WorkerSetup | None, tuple[Phase, ...]]]:
+        """Return what is started in turn, and what is measured of it."""
+        if self.candidate is None:
+            return [(None, (Phase.PREFILL, Phase.DECODE))]
+        prefill, decode = self.candidate.prefill, self.candidate.decode
+        if prefill.is_same_as(decode):
+            return [(decode, (Phase.PREFILL, Phase.DECODE))]
+        return [(prefill, (Phase.PREFILL,)), (decode, (Phase.DECODE,))]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    """What will be measured.
+
+    Attributes:
+        config: As asked.
+        engines: By GPUs.
+        model: Name of the model that the profile is of; None: the server says it.
+        notes: What was chosen for the user, and why.
+    """
+
+    config: ProfileConfig
+    engines: tuple[PlannedEngine, ...]
+    model: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def is_aggregated(self) -> bool:
+        """Whether one service of the graph does both phases."""
+        graph = self.config.graph
+        return graph is not None and not graph.spec.is_disaggregated
+
+    def limits(self, kv_tokens: float) -> Limits:
+        """Return what is measured of an engine at most.
+
+        Args:
+            kv_tokens: Its cache.
+        """
+        config, graph = self.config, self.config.graph
+        targets = config.targets
+        longest = config.max_context or max(DEFAULT_MAX_CONTEXT, 2 * (targets.isl + targets.osl))
+        if graph is not None and graph.spec.model.context_tokens is not None:
+            longest = min(longest, graph.spec.model.context_tokens)
+        running = graph.spec.engine.max_running_requests if graph is not None else None
+        most = config.max_concurrency or running or DEFAULT_MAX_CONCURRENCY
+        return Limits(int(kv_tokens), most, longest)
+
+
+def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> ProfilePlan:
+    """Return what will be measured.
+
+    Args:
+        config: As asked.
+        detect: Returns the number of GPUs of this machine; None: it cannot be told.
+
+    Raises:
+        ConfigError: what is asked for contradicts itself, or cannot be measured here.
+    """
+    if (config.graph is None) == (config.endpoint is None):
+        raise ConfigError(
+            "give one of --config GRAPH, whose workers are started, and --endpoint URL, a server that runs"
+        )
+    if config.endpoint is not None:
+        return _endpoint_plan(config, config.endpoint)
+    assert config.graph is not None  # noqa: S101 - checked above
+    graph = config.graph
+    for flag, value in (("--model", config.model), ("--api-key-file, PENSTOCK_API_KEY", config.api_key)):
+        if value is not None:
+            raise ConfigError(f"{flag}: belongs to --endpoint; leave it out with --config")
+    gpus, note = _gpus(config, graph, detect)
+    chosen = candidates(graph, python=sys.executable, gpus=gpus, sizes=config.sizes, speed=config.speed)
+    engines = tuple(PlannedEngine(each.gpus, each.name, each.conditions(), each) for each in chosen)
+    notes = (note, *_simulated_notes(graph, chosen))
+    return ProfilePlan(config, engines, graph.spec.model.name, notes)
+
+
+def _endpoint_plan(config: ProfileConfig, url: str) -> ProfilePlan:
+    if config.sizes is None or len(config.sizes) != 1:
+        raise ConfigError("--tp: say with how many GPUs the engine at --endpoint runs, as one number")
+    for flag, value in (("--gpus", config.gpus), ("--max-gpus", config.max_gpus)):
+        if value is not None:
+            raise ConfigError(f"{flag}: belongs to --config; the engine at --endpoint runs already")
+    conditions = {"endpoint": url, "model": config.model or "", "speed": f"{config.speed or 1:g}"}
+    engine = PlannedEngine(config.sizes[0], f"TP{config.sizes[0]} at {url}", conditions)
+    return ProfilePlan(config, (engine,), config.model, ())
+
+
+def _gpus(config: ProfileConfig, graph: GraphDeployment, detect: Callable[[], int | None]) -> tuple[int, str]:
+    found, origin = config.gpus, "--gpus"
+    if found is None and graph.spec.runtime is Runtime.SIMULATED:
+        found, origin = graph.spec.planner.max_gpu_budget, "the graph's maxGpuBudget"
+    if found is None:
+        found, origin = detect(), "found on this machine"
+    if found is None:
+        raise ConfigError(
+            "--gpus: neither pynvml nor nvidia-smi finds a GPU here; give their number, or profile a server that runs"
+            " elsewhere with --endpoint URL --tp N"
+        )
+    if config.max_gpus is not None and config.max_gpus < found:
+        return config.max_gpus, f"engines of at most {config.max_gpus} GPUs (--max-gpus)"
+    return found, f"engines of at most {found} GPUs ({origin})"
+
+
+def _simulated_notes(graph: GraphDeployment, chosen: tuple[Candidate, ...]) -> tuple[str, ...]:
+    if graph.spec.runtime is not Runtime.SIMULATED:
+        return ()
+    names = ", ".join(each.name for each in chosen)
+    _, service = measured_services(graph)[Role.DECODE]
+    own = profiles.load(service.profile or graph.spec.engine.profile)
+    note = f"sizes from the latency profiles of {own.model} on {own.gpu}, {own.precision}: {names}"
+    return (note,)

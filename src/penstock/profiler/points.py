@@ -1,0 +1,134 @@
+"""Chooses what to measure: prompt lengths, contexts and numbers of requests in flight. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.core.errors import ConfigError
+from penstock.performance.recommend import Targets
+from penstock.performance.sweep import DecodePoint
+
+PREFILL_POINTS = 12
+"""Prompt lengths. Chosen: neighbours are then less than twice apart up to 64,000 tokens."""
+CONTEXTS = 5
+"""Contexts. Chosen: neighbours are then about two and a half times apart up to 16,000 tokens."""
+BATCHES = 6
+"""Numbers of requests in flight per context, before the target's is refined; Dynamo's own granularity."""
+LEAST_PROMPT = 128
+LEAST_CONTEXT = 512
+"""Chosen: shorter ones are all overhead, and planning holds the nearest."""
+DEFAULT_MAX_CONTEXT = 16_384
+"""Dynamo's default, for the longest prompt and context that is measured."""
+OUTPUT_TOKENS = 64
+"""Tokens that each request decodes while ITL is measured. Chosen: enough for a mean, few beside the context."""
+_BLOCK_TOKENS = 16
+"""A request's last block is rarely full; vLLM's default size."""
+_REFINED = 0.08
+"""Refining stops where two numbers of requests are this close, relatively. Chosen: below the noise of real engines."""
+MAX_REFINEMENTS = 6
+"""Most refinements. Chosen: halving the widest step between two batches so often reaches `_REFINED`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine can hold.
+
+    Attributes:
+        kv_tokens: Its KV cache, tokens, >= 1.
+        max_concurrency: Most requests that it runs at once, >= 1.
+        max_context: Longest prompt plus output to measure, tokens.
+    """
+
+    kv_tokens: int
+    max_concurrency: int
+    max_context: int
+
+
+def prompt_lengths(targets: Targets, limits: Limits) -> list[int]:
+    """Return the prompt lengths whose TTFT is measured, the target's among them.
+
+    Raises:
+        ConfigError: a request of the target's lengths does not fit.
+    """
+    return spaced(LEAST_PROMPT, _longest(targets, limits) - 1, targets.isl, PREFILL_POINTS)
+
+
+def contexts(targets: Targets, limits: Limits) -> list[int]:
+    """Return the contexts whose ITL is measured, the target's among them.
+
+    Raises:
+        ConfigError: a request of the target's lengths does not fit.
+    """
+    highest = max(1, _longest(targets, limits) - OUTPUT_TOKENS)
+    return spaced(LEAST_CONTEXT, highest, target_context(targets, limits), CONTEXTS)
+
+
+def target_context(targets: Targets, limits: Limits) -> int:
+    """Return the context of the target's requests, in whole tokens that fit."""
+    return min(round(targets.context), max(1, _longest(targets, limits) - OUTPUT_TOKENS))
+
+
+def _longest(targets: Targets, limits: Limits) -> int:
+    longest = min(limits.max_context, limits.kv_tokens)
+    if targets.isl + targets.osl > longest:
+        held = f"the cache holds {limits.kv_tokens:,} tokens and at most {limits.max_context:,} are measured"
+        raise ConfigError(
+            f"--isl {targets.isl} and --osl {targets.osl}: {targets.isl + targets.osl:,} tokens, but {held}; ask for"
+            " less, or raise --max-context"
+        )
+    return longest
+
+
+def spaced(low: int, high: int, wanted: int, count: int) -> list[int]:
+    """Return about ``count`` integers from ``low`` to ``high``, evenly spaced by ratio, with ``wanted`` among them.
+
+    Where ``wanted`` or ``high`` is below ``low``, they begin there.
+    """
+    low = max(1, min(low, wanted, high))
+    if low == high:
+        return [low]
+    ratio = (high / low) ** (1 / (count - 1))
+    grid = [round(low * ratio**place) for place in range(count)]
+    nearest = min(range(count), key=lambda place: abs(math.log(grid[place] / wanted)))
+    if 0 < nearest < count - 1:
+        grid[nearest] = wanted
+    else:
+        grid.append(wanted)
+    return sorted({*grid, low, high})
+
+
+def most_in_flight(context: int, limits: Limits) -> int:
+    """Return how many requests of that context the engine holds at once, 1 at least."""
+    per_request = context + OUTPUT_TOKENS // 2 + _BLOCK_TOKENS
+    return max(1, min(limits.max_concurrency, limits.kv_tokens // per_request))
+
+
+def batch_sizes(most: int, count: int = BATCHES) -> list[int]:
+    """Return numbers of requests in flight from 1 to ``most``, evenly spaced."""
+    if most <= count:
+        return list(range(1, most + 1))
+    return sorted({round(1 + (most - 1) * place / (count - 1)) for place in range(count)})
+
+
+def refinement(row: Sequence[DecodePoint], itl_s: float) -> int | None:
+    """Return the next number of requests to measure at the target's context, so that the target is closely met.
+
+    It halves the step between the most requests within the target and the next more.
+
+    Args:
+        row: Points of one context, by requests in flight.
+        itl_s: The target, seconds.
+
+    Returns:
+        The number; None: it is close enough, or nothing lies on both sides of the target.
+    """
+    within = [point.concurrency for point in row if point.itl_s <= itl_s]
+    if not within:
+        return None
+    low = max(within)
+    beyond = [point.concurrency for point in row if point.concurrency > low]
+    if not beyond or min(beyond) - low <= max(1.0, _REFINED * low):
+        return None
+    return round((low + min(beyond)) / 2)

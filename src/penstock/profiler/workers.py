@@ -1,0 +1,151 @@
+"""Starts the worker that is measured, waits until it serves, and stops it whatever happens; one at a time.
+
+Each worker leads a process group. Its identity is on disk while it runs, so that the next `penstock profile` of the same
+folder ends what a killed one left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from penstock.core.errors import ConfigError, PenstockError, SaturatedError, UpstreamError
+from penstock.core.logs import get_logger
+from penstock.local.commands import GPU_VARIABLE, visible_devices
+from penstock.local.liveness import ProcessId, end, identify
+from penstock.local.ports import choose_port
+from penstock.profiler.candidates import WorkerSetup
+from penstock.runtimes import PORT, ProcessSpec, filled_argv, filled_env
+from penstock.core.http.client import ConnectionPool, Timeouts
+
+_PROBE = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
+"""Real seconds. Chosen: a worker that is not healthy within them is asked again."""
+_PERIOD_S = 0.1
+_GRACE_S = 10.0
+"""Real seconds from SIGTERM to SIGKILL. Chosen: a worker without requests ends within one."""
+_LOG_TAIL = 12
+RECORD: Final = "worker.json"
+LOG: Final = "worker.log"
+
+log = get_logger(__name__)
+
+
+@asynccontextmanager
+async def running(
+    setup: WorkerSetup, gpus: int, directory: Path, environ: Mapping[str, str]
+) -> AsyncIterator[str]:
+    """Start a worker, yield its address once it is healthy, and stop it with its whole group at the end.
+
+    Args:
+        setup: What is started.
+        gpus: How many GPUs it gets, from the first on.
+        directory: Where its log and its identity go.
+        environ: The caller's environment.
+
+    Raises:
+        ConfigError: its program is not there.
+        PenstockError: it ends, or does not become healthy in time; the message has the end of its log.
+    """
+    await end_leftover(directory)
+    spec = setup.process
+    ports = _ports(spec)
+    log_path = directory / LOG
+    with log_path.open("ab") as stream:
+        process = await _spawn(spec, ports, gpus, environ, stream.fileno())
+    found = identify(process.pid)
+    try:
+        if found is not None:
+            record = {"pid": found.pid, "started": found.started}
+            (directory / RECORD).write_text(json.dumps(record), encoding="utf-8")
+        url = f"http://127.0.0.1:{ports[PORT]}"
+        await _healthy(process, f"{url}{spec.health_path}", spec.startup_s, log_path)
+        yield url
+    finally:
+        await asyncio.shield(_stop(process, found, directory))
+
+
+async def end_leftover(directory: Path) -> None:
+    """End the worker that an earlier run of the same folder left, if it still runs."""
+    record = directory / RECORD
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        plain = json.loads(record.read_text(encoding="utf-8"))
+        left = ProcessId(int(plain["pid"]), str(plain["started"]))
+        if resisting := await asyncio.to_thread(end, [left], grace_s=_GRACE_S):
+            log.warning("a worker of an earlier run does not end", pids=[each.pid for each in resisting])
+    record.unlink(missing_ok=True)
+
+
+def _ports(spec: ProcessSpec) -> dict[str, int]:
+    ports: dict[str, int] = {}
+    for placeholder in spec.ports:
+        ports[placeholder] = choose_port(ports.values())
+    return ports
+
+
+async def _spawn(
+    spec: ProcessSpec, ports: Mapping[str, int], gpus: int, environ: Mapping[str, str], output: int
+) -> asyncio.subprocess.Process:
+    argv = filled_argv(spec, ports)
+    devices = visible_devices(tuple(range(gpus)), environ.get(GPU_VARIABLE))
+    environment = {**environ, **filled_env(spec, ports), GPU_VARIABLE: devices}
+    path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    try:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**environment, "PATH": path},
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise ConfigError(f"cannot start {argv[0]!r}: {exc.strerror}; check that it is installed") from exc
+
+
+async def _healthy(process: asyncio.subprocess.Process, url: str, startup_s: float, log_path: Path) -> None:
+    pool = ConnectionPool()
+    try:
+        async with asyncio.timeout(startup_s):
+            while not await _answers(pool, url):
+                if process.returncode is not None:
+                    raise PenstockError(
+                        f"the worker ended with status {process.returncode} before it served; {log_path} ends:\n"
+                        f"{_tail(log_path)}"
+                    )
+                await asyncio.sleep(_PERIOD_S)
+    except TimeoutError:
+        raise PenstockError(
+            f"the worker is not healthy after {startup_s:g} s (startupTimeoutSeconds); {log_path} ends:\n"
+            f"{_tail(log_path)}"
+        ) from None
+    finally:
+        await pool.close()
+
+
+async def _answers(pool: ConnectionPool, url: str) -> bool:
+    try:
+        return (await pool.request("GET", url, timeouts=_PROBE)).status == 200
+    except (UpstreamError, SaturatedError):
+        return False
+
+
+async def _stop(process: asyncio.subprocess.Process, found: ProcessId | None, directory: Path) -> None:
+    if found is not None:
+        await asyncio.to_thread(end, [found], grace_s=_GRACE_S)
+    await process.wait()
+    (directory / RECORD).unlink(missing_ok=True)
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "(it cannot be read)"
+    return "\n".join(f"  {line}" for line in lines[-_LOG_TAIL:])

@@ -1,0 +1,172 @@
+"""What other fleets would have cost and kept in time on the traffic just served: the figures and their words.
+
+Pure. `penstock.simulator.counterfactual` fills it; terminal, page and picture show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from penstock.report.analysis import GpuUse
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.statistics import describe
+
+_COVERED = 0.99
+"""Chosen: the share of a run that a ledger must cover for its GPU-hours to stand for the run's."""
+
+
+class FleetKind(StrEnum):
+    """Who sets the number of replicas."""
+
+    PLANNER = "planner"
+    FIXED = "fixed"
+    AUTOSCALER = "autoscaler"
+    ORACLE = "oracle"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOutcome:
+    """One fleet on the recorded traffic.
+
+    Attributes:
+        name: Such as ``3P+1D`` or ``hpa``.
+        kind: See `FleetKind`.
+        is_measured: What happened; else it was simulated.
+        in_time: Share of all requests with TTFT below the SLO, 0-1; lost ones are late.
+        lost: Failed and rejected requests.
+        ttft_p50_s, ttft_p90_s, ttft_p99_s: Of the served ones; None when none was.
+        gpu_hours: Held from the first request to the last answer; None when unknown.
+        remark: Why it is shown; empty where the name says it.
+    """
+
+    name: str
+    kind: FleetKind
+    is_measured: bool
+    in_time: float
+    lost: int
+    ttft_p50_s: float | None
+    ttft_p90_s: float | None
+    ttft_p99_s: float | None
+    gpu_hours: float | None
+    remark: str = ""
+
+    @property
+    def source(self) -> str:
+        """``measured`` or ``simulated``."""
+        return "measured" if self.is_measured else "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """The comparison.
+
+    Attributes:
+        slo_s: TTFT that counts as in time, simulated seconds.
+        outcomes: What is shown, the measured one first.
+        fixed: Every fixed fleet that was tried, the smallest first.
+        notes: How it was made, and what it lacks.
+    """
+
+    slo_s: float
+    outcomes: tuple[FleetOutcome, ...]
+    fixed: tuple[FleetOutcome, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def served(self) -> FleetOutcome:
+        """What happened."""
+        return self.outcomes[0]
+
+
+def served_outcome(
+    results: Sequence[RequestResult], use: GpuUse | None, *, name: str, slo_s: float, duration_s: float
+) -> FleetOutcome:
+    """Return the run itself as an outcome.
+
+    Args:
+        results: Of all requests that ended, at least one.
+        use: GPU-hours by the ledger; None: unknown.
+        name: Of what scaled.
+        slo_s: TTFT that counts as in time, seconds.
+        duration_s: Of the run; a ledger that covers less of it leaves the GPU-hours unknown.
+    """
+    ttft = [result.ttft_s for result in results if result.ttft_s is not None and _is_ok(result)]
+    is_covered = use is not None and use.end_s - use.start_s >= _COVERED * duration_s
+    return outcome(
+        np.array(ttft, dtype=np.float64),
+        name=name,
+        kind=FleetKind.PLANNER,
+        requests=len(results),
+        slo_s=slo_s,
+        gpu_hours=use.used_hours if use is not None and is_covered else None,
+        is_measured=True,
+    )
+
+
+def outcome(
+    ttft_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    *,
+    name: str,
+    kind: FleetKind,
+    requests: int,
+    slo_s: float,
+    gpu_hours: float | None,
+    is_measured: bool = False,
+) -> FleetOutcome:
+    """Return a fleet's figures.
+
+    Args:
+        ttft_s: Of the served requests, shape (served,), seconds.
+        name: See `FleetOutcome`.
+        kind: See `FleetOutcome`.
+        requests: Sent in all, >= served, >= 1; what was not served is lost.
+        slo_s: TTFT that counts as in time, seconds.
+        gpu_hours: See `FleetOutcome`.
+        is_measured: See `FleetOutcome`.
+    """
+    ranks = describe(ttft_s)
+    return FleetOutcome(
+        name=name,
+        kind=kind,
+        is_measured=is_measured,
+        in_time=round(float((ttft_s < slo_s).sum()) / requests, 6),
+        lost=requests - int(ttft_s.size),
+        ttft_p50_s=ranks["p50"],
+        ttft_p90_s=ranks["p90"],
+        ttft_p99_s=ranks["p99"],
+        gpu_hours=None if gpu_hours is None else round(gpu_hours, 6),
+    )
+
+
+def sentences(found: Counterfactual) -> list[str]:
+    """Return what each other fleet would have done, in words; then how far to believe it."""
+    lines = []
+    served = found.served
+    for each in found.outcomes[1:]:
+        if each.kind is FleetKind.PLANNER:
+            lines.append(
+                f"{each.name} itself, simulated: {_did(each, served)}; what differs from the measured row is the"
+                " simulation's error, the client's lag included"
+            )
+        else:
+            article = "a fixed" if each.kind is FleetKind.FIXED else "the"
+            remark = f" ({each.remark})" if each.remark else ""
+            lines.append(f"{article} {each.name} would have {_did(each, served)}{remark}")
+    return lines
+
+
+def _did(each: FleetOutcome, served: FleetOutcome) -> str:
+    cost = "cost an unknown number of GPU-hours"
+    if each.gpu_hours is not None:
+        cost = f"cost {each.gpu_hours:.3f} GPU-hours"
+        if served.gpu_hours:
+            cost += f" ({each.gpu_hours / served.gpu_hours - 1:+.0%})"
+    return f"{cost} and kept {each.in_time:.1%} in time ({(each.in_time - served.in_time) * 100:+.1f} points)"
+
+
+def _is_ok(result: RequestResult) -> bool:
+    return result.status is RequestStatus.OK

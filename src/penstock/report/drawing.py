@@ -1,0 +1,78 @@
+"""Drawing parts that every picture shares: colours, legends, axes in seconds; the report and the simulator use them.
+
+Colours are Okabe and Ito's, which stay apart for the colour-blind; roles keep theirs in every picture.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from penstock.api import Role
+from penstock.report.series import Floats
+
+BLACK: Final = "#000000"
+GREY: Final = "#7F7F7F"
+SKY: Final = "#56B4E9"
+PURPLE: Final = "#CC79A7"
+YELLOW: Final = "#E69F00"
+BLUE: Final = "#0072B2"
+VERMILION: Final = "#D55E00"
+GREEN: Final = "#009E73"
+WINE: Final = "#882255"
+ROLE_COLOURS: Final = {Role.PREFILL: BLUE, Role.DECODE: VERMILION, Role.AGGREGATED: GREEN}
+LINE_COLOURS: Final = (BLUE, VERMILION, GREEN, PURPLE, YELLOW, SKY, BLACK, GREY, WINE)
+"""For lines that stand for nothing with a colour of its own, in this order."""
+SIZE_INCHES: Final = (10.0, 5.6)
+DPI: Final = 120
+
+
+def blank_figure(title: str, *, colour: str = BLACK) -> Figure:
+    """Return a figure of the house's size with a title."""
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    figure.suptitle(title, fontsize=12, color=colour)
+    return figure
+
+
+def legend_beside(axes: Axes) -> None:
+    """Put the legend to the right of the axes, where there is one."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+
+
+def legend_above(axes: Axes) -> None:
+    """Put the legend above the axes, where there is one."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles,
+            labels,
+            loc="lower left",
+            bbox_to_anchor=(-0.01, 1.0),
+            ncols=5,
+            fontsize=8,
+            frameon=False,
+            columnspacing=1.2,
+            handlelength=1.6,
+        )
+
+
+def seconds_axis(axes: Axes, which: Literal["x", "y"], values: Floats) -> None:
+    """Scale an axis logarithmically, with ticks that read as seconds and do not touch."""
+    if not values.size or values.min() <= 0:
+        return
+    decades = float(np.log10(values.max() / values.min()))
+    steps = (1.0, 2.0, 5.0) if decades < 1.3 else (1.0, 3.0) if decades < 3 else (1.0,)
+    if which == "x":
+        axes.set_xscale("log")
+    else:
+        axes.set_yscale("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

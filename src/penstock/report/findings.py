@@ -1,0 +1,119 @@
+"""Reads a load run and a planner's ledger and holds what they show; page, pictures and text are made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.api import GraphDeployment, Role
+from penstock.core.errors import ConfigError
+from penstock.engine import profiles
+from penstock.engine.core.latency import PrefillModel
+from penstock.report.analysis import GpuUse, Violations, gpu_use, violations
+from penstock.report.counterfactual import Counterfactual
+from penstock.report.demand import DemandSummary, demand_summary
+from penstock.report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
+from penstock.report.service_time import ServiceTimes, service_times
+from penstock.report.targets import TargetsSummary, targets_summary
+from penstock.workload.results import LoadRun, read_run
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Everything that the page, the pictures and the text are made from.
+
+    Attributes:
+        load: The load run.
+        planner: None without a ledger.
+        use: None without a ledger, or where it saw nothing of the load run.
+        violations: Against the targets given.
+        demand: At the routers, by the ledger; None without one, or where it knew none.
+        targets: How a planner of mode sla kept them; None in another mode.
+        service: What of the TTFT was service time; None without a graph, or where nothing was served.
+        counterfactual: What other fleets would have done; None where they were not simulated.
+        remarks: What else a reader should know.
+    """
+
+    load: LoadRun
+    planner: PlannerRun | None
+    use: GpuUse | None
+    violations: Violations
+    demand: DemandSummary | None = None
+    targets: TargetsSummary | None = None
+    service: ServiceTimes | None = None
+    counterfactual: Counterfactual | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know beside the load's notes, which are in its summary."""
+        if self.planner is None:
+            return self.remarks
+        return (*self.planner.notes, *self._coverage(), *self.remarks)
+
+    def _coverage(self) -> tuple[str, ...]:
+        if self.use is None:
+            return ("the ledger holds nothing from the time of the load run",)
+        duration_s = self.load.summary["throughput"]["duration_s"]
+        covered_s = self.use.end_s - self.use.start_s
+        if covered_s < 0.99 * duration_s:
+            return (f"the ledger covers {covered_s:.0f} s of the load run's {duration_s:.0f} s",)
+        return ()
+
+
+def analyse(
+    run: Path,
+    *,
+    ledger: Path | None = None,
+    ttft_target_s: float | None = None,
+    itl_target_s: float | None = None,
+) -> RunReport:
+    """Read a load run and, if given, the planner's ledger.
+
+    Args:
+        run: Output directory of `penstock load`.
+        ledger: A ledger file or the planner's log directory.
+        ttft_target_s: Simulated seconds, > 0; None: the target of a planner in mode sla, else none.
+        itl_target_s: Likewise.
+
+    Raises:
+        ConfigError: the run's files cannot be read, or a target is not above 0.
+        LedgerError: the ledger cannot be read.
+    """
+    for flag, target in (("--ttft-target-s", ttft_target_s), ("--itl-target-s", itl_target_s)):
+        if target is not None and not target > 0:
+            raise ConfigError(f"{flag}: {target!r} must be above 0 simulated seconds")
+    load = read_run(run)
+    summary = load.summary
+    duration_s = summary["throughput"]["duration_s"]
+    planner = use = demand = targets = None
+    if ledger is not None:
+        started = summary["started"]
+        origin = LoadOrigin(
+            started["model_s"], started["unix_s"], speed=summary["settings"]["speed"], duration_s=duration_s
+        )
+        planner = load_planner_run(ledger, origin=origin)
+        use = gpu_use(planner, start_s=0.0, end_s=duration_s)
+        demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
+        targets = targets_summary(planner, load.results, start_s=0.0, end_s=duration_s)
+    if targets is not None:
+        ttft_target_s = targets.ttft_target_s if ttft_target_s is None else ttft_target_s
+        itl_target_s = targets.itl_target_s if itl_target_s is None else itl_target_s
+    missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
+    return RunReport(load, planner, use, missed, demand, targets)
+
+
+def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
+    """Return a report with what the graph that served tells: service times, and its SLO where no target was given."""
+    slo_s = graph.spec.router.ttft_slo_seconds
+    given = report.violations
+    if given.ttft_target_s is None:
+        given = violations(report.load.results, ttft_target_s=slo_s, itl_target_s=given.itl_target_s)
+    service = service_times(report.load.results, _prefill_model(graph), slo_s=slo_s)
+    return replace(report, violations=given, service=service)
+
+
+def _prefill_model(graph: GraphDeployment) -> PrefillModel:
+    """Return the latency of the workers that compute prompts."""
+    entry = next(each for each in graph.spec.workers.values() if each.role is not Role.DECODE)
+    return profiles.load(entry.profile or graph.spec.engine.profile).latency().prefill

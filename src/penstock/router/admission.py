@@ -1,0 +1,276 @@
+"""Drives the router's state machine on the event loop: a future for each waiting request, and the clock.
+
+`penstock.router.core` decides; this module only ties its effects to futures, and its worker events to the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias
+
+from penstock.api import Role, Tier
+from penstock.core.errors import NoEndpointsError, PenstockError, SaturatedError
+from penstock.core.logs import get_logger
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.busy_workers import ALL_BUSY
+from penstock.router.core.effects import Dispatch, Effects, RefusalReason, Refuse
+from penstock.router.core.router import RouterCore
+from penstock.router.core.worker import Worker, WorkerChange, WorkerEvent
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.busy import BusyThresholds
+
+log = get_logger(__name__)
+
+Waiter: TypeAlias = "asyncio.Future[LiveAssignment]"
+"""What the core queues: it gets the assignment, or the refusal."""
+LiveAssignment: TypeAlias = Assignment[Waiter]
+LiveCore: TypeAlias = RouterCore[Waiter]
+
+
+class RetryLater(NoEndpointsError):  # noqa: N818 - named like what the client is told
+    """A refusal that may say when to come back.
+
+    Attributes:
+        retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class QueueTimeout(RetryLater):
+    """A request waited for a worker as long as it may."""
+
+
+class NoWorker(RetryLater):
+    """No worker serves, and none will in time."""
+
+
+class QueueFull(SaturatedError):  # noqa: N818 - named like the fact it reports
+    """Too many requests wait.
+
+    Attributes:
+        retry_after_s: When workers that are being started are expected to serve, simulated seconds; None: unknown.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class AllBusy(RetryLater):
+    """Every worker that could take the request is busy."""
+
+
+class Shed(RetryLater):
+    """A request's tier is shed so that higher tiers keep their SLO."""
+
+
+_REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
+    RefusalReason.QUEUE_FULL: QueueFull,
+    RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
+    RefusalReason.NO_WORKER: NoWorker,
+    RefusalReason.ALL_BUSY: AllBusy,
+    RefusalReason.SHED: Shed,
+}
+_WARNINGS: Final = frozenset({WorkerChange.EJECTED, WorkerChange.KEPT})
+
+
+def log_worker_event(event: WorkerEvent) -> None:
+    """Write a worker's change into the log."""
+    write = log.warning if event.change in _WARNINGS else log.info
+    write(event.change.value, worker=event.worker, **event.facts)
+
+
+class Admission:
+    """The way to a worker; one thread, one event loop.
+
+    Attributes:
+        core: Decides.
+    """
+
+    def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
+        """Tie the core to a clock, which tells simulated seconds."""
+        self.core = core
+        self._now_s = now_s
+        self._listeners: list[Callable[[], None]] = []
+
+    def acquire(self, role: Role, arrival: Arrival, *, again: bool = False) -> Stay:
+        """Return what waits for a worker and holds the assignment for a block; it is released however that is left.
+
+        Args:
+            role: A stage's.
+            arrival: The request.
+            again: It was admitted before: it meets no length bound, and waits before all others.
+
+        Raises:
+            QueueFull: the queue is full.
+            QueueTimeout: it waited as long as it may.
+            Shed: its tier is shed.
+            AllBusy: every worker is busy.
+            NoWorker: no worker serves, and none will in time.
+        """
+        return Stay(self, role, arrival, again=again)
+
+    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
+        """Wait for a worker; see `acquire`. The caller releases the assignment."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        try:
+            self._apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
+            return waiter.result() if waiter.done() else await waiter
+        except BaseException:
+            self.core.withdraw(waiter, role, self._now_s())
+            # The worker may have been assigned in the very round in which the client left.
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.release(waiter.result())
+            raise
+
+    def release(self, assignment: LiveAssignment) -> None:
+        """End a request's stay at its worker, which makes room for another."""
+        self._apply(self.core.release(assignment, self._now_s()))
+
+    def prefilled(
+        self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
+    ) -> None:
+        """Note that a prompt was computed; see `RouterCore.prefilled`."""
+        effects = self.core.prefilled(
+            assignment, self._now_s(), cached_tokens=cached_tokens, measured=measured
+        )
+        self._apply(effects)
+
+    # ------------------------------------------------------------------ workers and time
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call back after every change of the workers."""
+        self._listeners.append(listener)
+
+    def set_workers(self, specs: Iterable[WorkerSpec]) -> None:
+        """Take over what discovery reports."""
+        self._apply(self.core.set_workers(specs, self._now_s()))
+        self._notify()
+
+    def workers_changed(self) -> None:
+        """Take note of a change in a worker's health."""
+        self._apply(self.core.workers_changed(self._now_s()))
+        self._notify()
+
+    def set_drained(self, name: str, *, drained: bool) -> None:
+        """Stop, or start again, sending new requests to a worker.
+
+        Raises:
+            NotFoundError: no worker has that name.
+        """
+        self.core.pool.set_drained(name, drained=drained)
+        self.workers_changed()
+
+    def tick(self) -> None:
+        """Refuse what has waited too long, and do what time alone asks for; called each 0.1 s."""
+        now_s = self._now_s()
+        self._apply(self.core.expire(now_s))
+        self._apply(self.core.tick(now_s))
+
+    def load_read(self, worker: Worker) -> None:
+        """Take note that a worker's metrics were read again."""
+        self._apply(self.core.load_read(worker, self._now_s()))
+
+    def set_peer_tokens(self, tokens: Mapping[str, int], *, asked_s: float) -> None:
+        """Set the tokens that other routers had in flight at each worker when they were asked, simulated seconds.
+
+        A worker that is left out has none.
+        """
+        core = self.core
+        workers = [each.name for each in core.pool if each.spec.role is core.entry]
+        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s(), asked_s=asked_s)
+
+    def set_deciders(self, count: int, *, is_scattered: bool) -> None:
+        """Set how many routers dispatch to the same workers; see `DispatchQueue.set_deciders`."""
+        self.core.entry_queue.set_deciders(count, is_scattered=is_scattered)
+
+    def refused_at_capacity(self, worker: Worker) -> None:
+        """Take note that a worker has no room for another request."""
+        self.core.refused_at_capacity(worker, self._now_s())
+
+    def set_thresholds(self, thresholds: BusyThresholds) -> None:
+        """Take new thresholds above which workers are busy; they hold for the next request."""
+        self.core.set_thresholds(thresholds, self._now_s())
+
+    def check_capacity(self, role: Role) -> None:
+        """Let a new request pass that asks for no worker of the first stage.
+
+        Raises:
+            AllBusy: no worker of the role takes new requests.
+        """
+        full = self.core.full_stage(role, self._now_s())
+        if full is not None:
+            raise self.all_busy(full)
+
+    def check_tier(self, tier: Tier) -> None:
+        """Count such a request to its tier, and let it pass unless the tier is shed.
+
+        Raises:
+            Shed: it is.
+        """
+        tiers = self.core.tiers
+        shed = None if tiers is None else tiers.arrived(tier)
+        if shed is not None and tiers is not None:
+            self.core.turned_away[self.core.entry].add(self._now_s())
+            raise Shed(shed, tiers.monitor.settings.recover_s)
+
+    def all_busy(self, role: Role) -> AllBusy:
+        """Return the refusal of a request that no worker of a role has room for."""
+        self.core.turned_away[role].add(self._now_s())
+        return AllBusy(ALL_BUSY, self.core.busy[role].free_in_s())
+
+    def problems(self) -> list[str]:
+        """Return why a request would not be served now; empty when it would."""
+        return self.core.problems(self._now_s())
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _apply(self, effects: Effects[Waiter]) -> None:
+        """Wake the waiters; an assignment whose client has left is released, which may make room for another."""
+        pending = deque(effects)
+        while pending:
+            effect = pending.popleft()
+            if isinstance(effect, Dispatch):
+                assignment = effect.assignment
+                if assignment.item.done():
+                    pending.extend(self.core.release(assignment, self._now_s()))
+                else:
+                    assignment.item.set_result(assignment)
+            elif not effect.item.done():
+                effect.item.set_exception(_refusal(effect))
+
+
+class Stay:
+    """A request's stay at a worker, as an async context manager; a generator's would cost ten times as much."""
+
+    __slots__ = ("_admission", "_again", "_arrival", "_assignment", "_role")
+
+    def __init__(self, admission: Admission, role: Role, arrival: Arrival, *, again: bool) -> None:
+        """Take what `Admission.wait` takes."""
+        self._admission = admission
+        self._role = role
+        self._arrival = arrival
+        self._again = again
+        self._assignment: LiveAssignment | None = None
+
+    async def __aenter__(self) -> LiveAssignment:
+        """Wait for a worker."""
+        self._assignment = await self._admission.wait(self._role, self._arrival, again=self._again)
+        return self._assignment
+
+    async def __aexit__(self, *_exception: object) -> None:
+        """Release it."""
+        if self._assignment is not None:
+            self._admission.release(self._assignment)
+
+
+def _refusal(effect: Refuse[Waiter]) -> PenstockError:
+    return _REFUSALS[effect.reason](effect.message, effect.retry_after_s)

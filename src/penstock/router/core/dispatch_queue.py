@@ -1,0 +1,476 @@
+"""The queue in front of one role's workers: one body for the live router and the simulator.
+
+Under a policy that assigns on arrival every worker has a queue of its own, under one that assigns when a worker is
+free all requests wait in one central queue. The caller owns time and acts: it says which workers may be chosen, what
+arrives, what was prefilled or lost, and takes what is dispatched now. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from math import inf
+from typing import TypeVar
+
+from penstock.api import QueueOrder, Tier
+from penstock.router.core.queue_state import QueueState
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.rebalance import Aim, decode_delay_s, plan_moves
+from penstock.router.policy.routing_policy import (
+    Arrival,
+    AssignTime,
+    RoutingDecision,
+    eligible,
+)
+from penstock.router.policy.worker_queue import WorkerQueue
+
+T = TypeVar("T")
+
+_CACHE_SLACK = 0.02
+"""Chosen: a cache's size in keys follows the prompts' mean length, which moves a little with each."""
+
+
+class DispatchQueue(QueueState[T]):
+    """Waiting requests of one role under one policy. ``T`` is hashable and unique per request."""
+
+    # ------------------------------------------------------------------ workers
+
+    def set_workers(
+        self, loads: Iterable[WorkerLoad], now_s: float, *, quarantined: Collection[str] = ()
+    ) -> None:
+        """Set the workers that may be chosen; what waits for others is assigned again, what runs there goes on.
+
+        When a worker joins, everything that waits is assigned again: a backlog would not reach it otherwise. What a
+        policy that raises leaves unassigned waits in the central queue until the workers change again.
+
+        Args:
+            loads: Those workers, in the order in which policies see them.
+            now_s: Simulated seconds.
+            quarantined: Names of those that may not be chosen now and will come back as they were: what is known of
+                them is kept.
+        """
+        wanted = {each.name: each for each in loads}
+        displaced: list[QueuedRequest[T]] = []
+        for name in [name for name in self._workers if name not in wanted]:
+            displaced += self._deactivate(name)
+        joining = [name for name in wanted if name not in self._workers]
+        if joining:
+            for worker in self._workers.values():
+                displaced += self._unassign(worker)
+        for name in joining:
+            known = self._inactive.pop(name, None)
+            self._workers[name] = known or self._new_worker(wanted[name], now_s)
+            self.policy.worker_joined(name)
+        self._workers = {name: self._workers[name] for name in wanted}
+        for name, load in wanted.items():
+            self._workers[name].load = load
+        for name in [n for n, each in self._inactive.items() if not each.running and n not in quarantined]:
+            del self._inactive[name]
+        for queued in displaced:
+            self._put_central(queued)
+        if self._workers and self.policy.assigns is AssignTime.ON_ARRIVAL:
+            for queued in sorted(self._central, key=lambda queued: queued.since_s):
+                self._relieve(self._assign(queued, now_s), now_s)
+
+    def worker_restarted(self, name: str) -> None:
+        """Forget a worker's cache: its process is a new one."""
+        worker = self._workers.get(name) or self._inactive.get(name)
+        if worker is not None:
+            worker.index.clear()
+
+    def set_peer_tokens(self, name: str, tokens: int) -> None:
+        """Set the uncached tokens that other routers have in flight at a worker."""
+        if name in self._workers:
+            self._workers[name].peer_tokens = tokens
+            if tokens:
+                self._shared.add(name)
+            else:
+                self._shared.discard(name)
+
+    def fit_cache(self, name: str) -> None:
+        """Remember of a worker what its KV cache holds, by its metrics; as configured while they do not say."""
+        worker = self._workers.get(name)
+        capacity = None if worker is None else worker.load.kv_capacity_tokens
+        if worker is None or not capacity:
+            return
+        keys = self._density.keys(capacity)
+        if abs(keys - worker.index.capacity) > worker.index.capacity * _CACHE_SLACK:
+            worker.index.resize(keys)
+
+    def set_deciders(self, count: int, *, is_scattered: bool) -> None:
+        """Set how many routers, this one included, dispatch to the same workers.
+
+        Args:
+            count: >= 1; each keeps to its part of the slots, so that all together give a worker no more, or one request each.
+            is_scattered: They send requests of the same prefixes there, unheard by each other.
+        """
+        self._estimates.is_scattered = is_scattered
+        self._deciders = count
+
+    # ------------------------------------------------------------------ routers side by side
+
+    def choose(self, arrival: Arrival, now_s: float) -> str:
+        """Return the worker that the policy takes for a request, and queue nothing.
+
+        Returns:
+            Its name; empty where there is none, or where none is taken before it is free.
+        """
+        if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
+            return ""
+        self._estimates.now_s = now_s
+        return self.policy.route(arrival, self._workers, self._estimates).worker
+
+    def learn(self, name: str, arrival: Arrival) -> int:
+        """Take note that another router queues a request for a worker; return its uncached tokens there, 0 of none."""
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        uncached = worker.uncached(arrival)
+        worker.index.use(arrival.prefix)
+        if self._learner is not None:
+            self._learner.prompt_queued(arrival, name, self._workers)
+        return uncached
+
+    # ------------------------------------------------------------------ a request's way
+
+    def submit(self, item: T, arrival: Arrival, now_s: float, *, again: bool = False) -> bool:
+        """Queue a request; False, and nothing done, when too many wait already.
+
+        Args:
+            item: The request.
+            arrival: What the policy may know.
+            now_s: Simulated seconds.
+            again: It was admitted before: it meets no bound, and waits before all others.
+        """
+        if not again and not self.room.has_room(arrival, self.settings):
+            return False
+        queued = QueuedRequest(item, arrival, now_s, uncached=arrival.tokens)
+        decision = self._assign(queued, now_s, is_first=again)
+        queued.weight = max(1, queued.uncached)
+        self.waiting += 1
+        self.room.enter(arrival)
+        self.tokens += arrival.tokens
+        self._density.learn(len(arrival.chain), arrival.tokens)
+        self.prompt_tokens.waiting += queued.weight
+        if not again:
+            self.prompt_tokens.admit(queued.tokens, queued.weight)
+        self._relieve(decision, now_s)
+        return True
+
+    def dispatch(
+        self, now_s: float, is_open: Callable[[str], bool] | None = None
+    ) -> Iterator[QueuedRequest[T]]:
+        """Iterate over what goes to its worker now, and count it as running; the caller counts each in before the next.
+
+        Args:
+            now_s: Simulated seconds.
+            is_open: Whether a worker may be sent one more request at this moment; None: all may.
+        """
+        if self.policy.assigns is AssignTime.WHEN_FREE:
+            return self._dispatch_central(now_s, is_open)
+        return self._dispatch_assigned(now_s, is_open)
+
+    def prefilled(
+        self, item: T, now_s: float, *, cached_tokens: int | None = None, measured: bool = True
+    ) -> None:
+        """Note that a request's prompt was prefilled.
+
+        Where requests are assigned on arrival, its worker has room again; else it weighs until it is released.
+
+        Args:
+            item: The request.
+            now_s: Simulated seconds.
+            cached_tokens: What the worker says it need not compute; None: it does not say.
+            measured: Whether it was noticed at once; else the time since says nothing about the throughput.
+        """
+        if self.policy.assigns is AssignTime.WHEN_FREE:
+            self._count_prefilled(item)
+            return
+        ended = self._end(item, now_s)
+        if ended is None:
+            return
+        worker, queued, took_s = ended
+        self._decoding[item] = (worker, queued.tokens)
+        worker.decoding_tokens += queued.tokens
+        worker.progress_s = now_s
+        self.prompt_tokens.computed += queued.weight
+        if not measured:
+            return
+        uncached = queued.uncached if cached_tokens is None else max(1, queued.tokens - cached_tokens)
+        worker.throughput.learn(uncached, took_s)
+        self._estimates.throughput.learn(uncached, took_s)
+        # Beside other routers' prompts a worker looks slow to this one, and which does is chance.
+        is_beside_others = self._deciders > 1 and bool(self._shared)
+        worker.relative_slowdown = 1.0 if is_beside_others else self._estimates.measured_slowdown(worker)
+
+    def assume_prefilled(self, now_s: float) -> None:
+        """Assume that a non-streaming request's prefill has finished once its estimated time has passed."""
+        for item in [item for item, due_s in self._non_streaming.items() if due_s <= now_s]:
+            self.prefilled(item, now_s, measured=False)
+
+    def release(self, item: T, now_s: float) -> None:
+        """Note that a request left its worker, prefilled or not."""
+        decoding = self._decoding.pop(item, None)
+        if decoding is not None:
+            decoding[0].decoding_tokens -= decoding[1]
+            self._dirty[decoding[0].name] = None
+            return
+        ended = self._end(item, now_s)
+        if ended is not None:
+            worker, queued, _ = ended
+            worker.forget(queued)
+
+    def withdraw(self, item: T) -> None:
+        """Take out a request whose client has left; does nothing when it does not wait."""
+        queued = self._unassigned.get(item)
+        if queued is not None:
+            self._take_central(queued)
+            self._stop_waiting(queued)
+            return
+        queued = self._assigned.get(item)
+        if queued is not None and queued.started_s is None:
+            worker = self._workers[queued.worker]
+            worker.pull(queued)
+            worker.forget(queued)
+            del self._assigned[item]
+            self._stop_waiting(queued)
+
+    def take_expired(
+        self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
+    ) -> list[QueuedRequest[T]]:
+        """Take out and return the requests that have waited as long as they, or those of their tier, may.
+
+        Args:
+            now_s: Simulated seconds.
+            served_s: As in `QueueSettings.deadline_s`.
+            hold_s: As there.
+        """
+        settings = self.settings
+        is_bounded = min(settings.longest_wait_s(tier) for tier in Tier) < inf
+        waiting = self.waiting_requests() if is_bounded else []
+        expired = [
+            each
+            for each in waiting
+            if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s, hold_s=hold_s) <= now_s
+        ]
+        for queued in expired:
+            self.withdraw(queued.item)
+        return expired
+
+    def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> int:
+        """Move requests to the other worker of their pair where that is sooner; return how many moved.
+
+        Args:
+            now_s: Simulated seconds.
+            names: Workers to relieve; absent: those that are decode-bound.
+        """
+        settings = self.settings
+        if names is None:
+            names = [
+                each.name
+                for each in self._workers.values()
+                if each.queue and decode_delay_s(each, self._estimates, now_s, settings.bottleneck_s)
+            ]
+        aim = Aim(settings.slo_s, settings.bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST)
+        count = 0
+        for name in names:
+            source, reason = self._workers[name], f"sooner than at {name}: moved"
+            for move in plan_moves(source, self._workers, self._estimates, aim):
+                self._move(move.queued, source, self._workers[move.to])
+                move.queued.reason = reason
+                count += 1
+        self.moved += count
+        return count
+
+    # ------------------------------------------------------------------ within
+
+    def _take_central(self, queued: QueuedRequest[T]) -> None:
+        del self._unassigned[queued.item]
+        self._central.pull(queued)
+
+    def _put_central(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
+        self._unassigned[queued.item] = queued
+        self._central.put(queued, is_first=is_first)
+
+    def _assign(
+        self, queued: QueuedRequest[T], now_s: float, *, is_first: bool = False
+    ) -> RoutingDecision | None:
+        """Put a request into the queue of the worker that the policy chooses, or into the central one.
+
+        A policy that raises leaves it where it was.
+
+        Returns:
+            The policy's decision; None: it waits in the central queue.
+        """
+        if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
+            self._put_central(queued, is_first=is_first)
+            return None
+        self._estimates.now_s = now_s
+        decision = self._decide(queued)
+        other_uncached = 0
+        if decision.other:
+            known = decision.other_uncached
+            other = self._workers[decision.other]
+            other_uncached = other.uncached(queued.arrival) if known is None else known
+        worker = self._workers[decision.worker]
+        if queued.item in self._unassigned:
+            self._take_central(queued)
+        queued.reason, queued.other, queued.other_uncached = decision.reason, decision.other, other_uncached
+        self._assigned[queued.item] = queued
+        worker.put(queued, decision.uncached, is_first=is_first)
+        self._dirty[decision.worker] = None
+        return decision
+
+    def _relieve(self, decision: RoutingDecision | None, now_s: float) -> None:
+        if decision is not None and decision.is_hot:
+            self.rebalance(now_s, (decision.worker, decision.other))
+
+    def _decide(self, queued: QueuedRequest[T]) -> RoutingDecision:
+        arrival = queued.arrival
+        # A request that is assigned again goes by what is true now.
+        is_chosen = not queued.worker and arrival.worker not in arrival.avoid
+        if is_chosen and arrival.worker in self._workers:
+            if self._learner is not None:
+                self._learner.prompt_queued(arrival, arrival.worker, self._workers)
+            return RoutingDecision(arrival.worker, "chosen where it came in")
+        return self.policy.route(arrival, self._workers, self._estimates)
+
+    def _free_workers(
+        self, avoid: Collection[str], is_open: Callable[[str], bool] | None
+    ) -> Mapping[str, WorkerQueue[T]]:
+        """Return the workers that may take a request that some have failed."""
+        if not avoid and is_open is None and not self.settings.has_slots:
+            return self._workers
+        return {
+            each.name: each
+            for each in eligible(self._workers, avoid)
+            if self._has_room(each) and (is_open is None or is_open(each.name))
+        }
+
+    def _dispatch_central(
+        self, now_s: float, is_open: Callable[[str], bool] | None
+    ) -> Iterator[QueuedRequest[T]]:
+        while (queued := self._central.next_up(now_s)) is not None:
+            free = self._free_workers(queued.arrival.avoid, is_open)
+            if not free:
+                return
+            self._estimates.now_s = now_s
+            decision = self.policy.route(queued.arrival, free, self._estimates)
+            self._take_central(queued)
+            self._central.charge(queued)
+            worker = self._workers[decision.worker]
+            queued.reason = decision.reason
+            self._assigned[queued.item] = queued
+            worker.put(queued, queued.uncached)
+            self._start(worker, queued, now_s)
+            yield queued
+
+    def _dispatch_assigned(
+        self, now_s: float, is_open: Callable[[str], bool] | None
+    ) -> Iterator[QueuedRequest[T]]:
+        dirty, self._dirty = self._dirty, {}
+        for name in dirty:
+            worker = self._workers.get(name)
+            while worker is not None and worker.has_waiting and self._has_room(worker):
+                if is_open is not None and not is_open(name):
+                    self._dirty[name] = None
+                    break
+                queued = self._next_up(worker, now_s)
+                assert queued is not None  # noqa: S101 - the queue is not empty
+                self._start(worker, queued, now_s)
+                yield queued
+
+    def _start(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
+        worker.start(queued, now_s)
+        self._stop_waiting(queued)
+        self.prompt_tokens.give(worker.name, queued.weight)
+        if queued.arrival.is_non_streaming:
+            due_s = self._estimates.seconds(worker, worker.running_tokens)
+            self._non_streaming[queued.item] = now_s + (due_s or 0.0)
+
+    def _move(self, queued: QueuedRequest[T], source: WorkerQueue[T], target: WorkerQueue[T]) -> None:
+        source.pull(queued)
+        source.forget(queued)
+        queued.other, queued.other_uncached = source.name, queued.uncached
+        # Not what it was at arrival: others of its prefix may have moved there before it.
+        target.put(queued)
+        self._dirty[target.name] = None
+
+    def _deactivate(self, name: str) -> list[QueuedRequest[T]]:
+        """Give nothing more to a worker; return what waited for it."""
+        worker = self._workers.pop(name)
+        self._inactive[name] = worker
+        self._shared.discard(name)
+        worker.peer_tokens = 0
+        self.policy.worker_left(name)
+        return self._unassign(worker)
+
+    def _unassign(self, worker: WorkerQueue[T]) -> list[QueuedRequest[T]]:
+        """Take out and return all that waits for a worker."""
+        displaced = list(worker.line)
+        for queued in displaced:
+            worker.pull(queued)
+            worker.forget(queued)
+            del self._assigned[queued.item]
+        return displaced
+
+    def _next_up(self, worker: WorkerQueue[T], now_s: float) -> QueuedRequest[T] | None:
+        order = self.settings.order
+        token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
+        if token_s is None:
+            return worker.line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
+        self._estimates.now_s = now_s
+        ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
+
+        def is_late(queued: QueuedRequest[T]) -> bool:
+            slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
+            return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
+
+        return worker.line.next_up(now_s, is_late=is_late)
+
+    def _has_room(self, worker: WorkerQueue[T]) -> bool:
+        settings = self.settings
+        running, tokens = len(worker.running), worker.running_tokens
+        bound = settings.worker_requests
+        if bound is not None and worker.load.inflight_requests >= bound:
+            return False
+        most = settings.slot_requests
+        if most is not None and running >= min(most, max(1, most // self._deciders)):
+            return False
+        is_central = self.policy.assigns is AssignTime.WHEN_FREE
+        if is_central:
+            # The answer still runs where its prompt has been computed.
+            tokens = self.prompt_tokens.pending.get(worker.name, 0)
+        if tokens == 0 or settings.slot_tokens is None:
+            return True
+        # In the central queue what others have there is known, and theirs may be more than their part.
+        others = worker.peer_tokens if is_central else 0
+        return max(tokens * self._deciders, tokens + others) < settings.slot_tokens
+
+    def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
+        """Take a request from where it runs; None when it runs nowhere."""
+        queued = self._assigned.get(item)
+        if queued is None or queued.started_s is None:
+            return None
+        del self._assigned[item]
+        if not queued.is_prefilled:
+            self.prompt_tokens.take_back(queued.worker, queued.weight)
+        self._non_streaming.pop(item, None)
+        worker = self._workers.get(queued.worker)
+        if worker is None or item not in worker.running:
+            worker = self._inactive[queued.worker]
+        self._dirty[queued.worker] = None
+        return worker, queued, worker.end(queued, now_s)
+
+    def _count_prefilled(self, item: T) -> None:
+        queued = self._assigned.get(item)
+        if queued is not None and queued.started_s is not None and not queued.is_prefilled:
+            queued.is_prefilled = True
+            self.prompt_tokens.take_back(queued.worker, queued.weight)
+            self.prompt_tokens.computed += queued.weight
+
+    def _stop_waiting(self, queued: QueuedRequest[T]) -> None:
+        self.waiting -= 1
+        self.room.leave(queued.arrival)
+        self.prompt_tokens.waiting -= queued.weight
+        self.tokens -= queued.tokens

@@ -1,0 +1,166 @@
+"""What a dispatch queue holds, and what can be read of it; `dispatch_queue` moves the requests. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from penstock.router.core.queue_room import QueueRoom
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.key_density import KeyDensity
+from penstock.router.policy.lane import Lane, WaitingLine
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.prompt_tokens import PromptTokenCounts
+from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.routing_policy import AssignTime, Estimates, LearnsPrompts, RoutingPolicy
+from penstock.router.policy.tier_queue import TierQueue
+from penstock.router.policy.tiers import TierSettings
+from penstock.router.policy.worker_queue import WorkerQueue
+
+T = TypeVar("T")
+
+
+class QueueState(Generic[T]):
+    """Waiting and running requests of one role, and the workers that they wait for. ``T`` is as in `DispatchQueue`.
+
+    Attributes:
+        policy: Chooses the workers.
+        settings: Bounds and order.
+        moved: Requests that rebalancing has moved so far.
+        waiting: Requests that wait.
+        tokens: Their prompt tokens.
+        room: Counts them by tier.
+        prompt_tokens: On their way through this queue.
+    """
+
+    def __init__(self, policy: RoutingPolicy, settings: QueueSettings) -> None:
+        self.policy = policy
+        self._learner = policy if isinstance(policy, LearnsPrompts) else None
+        self.settings = settings
+        self._estimates = Estimates(settings.tokens_per_s)
+        self._workers: dict[str, WorkerQueue[T]] = {}
+        # Workers that take nothing now, and are known because they may come back or still compute something.
+        self._inactive: dict[str, WorkerQueue[T]] = {}
+        # In the central queue, or, under a policy that assigns on arrival, what arrived while there was no worker.
+        self._unassigned: dict[T, QueuedRequest[T]] = {}
+        self._central: WaitingLine[T] = self._new_line()
+        self.room = QueueRoom()
+        self._assigned: dict[T, QueuedRequest[T]] = {}
+        # Running non-streaming requests, with the time at which their prompts should be prefilled.
+        self._non_streaming: dict[T, float] = {}
+        # Prefilled and not ended: the worker, and the number of prompt tokens.
+        self._decoding: dict[T, tuple[WorkerQueue[T], int]] = {}
+        # Names whose queue or room has changed since `dispatch` last saw them.
+        self._dirty: dict[str, None] = {}
+        # Workers at which other routers have something in flight, as last heard.
+        self._shared: set[str] = set()
+        self._density = KeyDensity()
+        self._deciders = 1
+        self.moved = 0
+        self.waiting = 0
+        self.tokens = 0
+        self.prompt_tokens = PromptTokenCounts()
+
+    def __len__(self) -> int:
+        return self.waiting
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new request is refused."""
+        bound = self.settings.max_requests
+        return bound is not None and self.waiting >= bound
+
+    def index_of(self, name: str) -> PrefixIndex | None:
+        """Return what is known of a worker's cache, to be corrected by its own events; None: it takes nothing."""
+        worker = self._workers.get(name)
+        return None if worker is None else worker.index
+
+    def oldest_s(self, now_s: float) -> float:
+        """Return how long the longest wait has lasted, simulated seconds; 0 when nothing waits."""
+        return max((now_s - queued.since_s for queued in self.waiting_requests()), default=0.0)
+
+    def uncached_tokens(self, item: T) -> int | None:
+        """Return the prompt tokens expected to be computed of a request that waits or runs; None: of no other."""
+        queued = self._assigned.get(item) or self._unassigned.get(item)
+        return None if queued is None else queued.uncached
+
+    def queued_tokens(self, name: str) -> int:
+        """Return the uncached tokens that wait for one worker."""
+        worker = self._workers.get(name)
+        return 0 if worker is None else worker.queued_tokens
+
+    def worker_of(self, item: T) -> str:
+        """Return the worker that a request waits for or runs at; empty while none was chosen."""
+        queued = self._assigned.get(item)
+        return "" if queued is None else queued.worker
+
+    def prefill_tokens(self, name: str) -> int:
+        """Return the uncached prompt tokens that wait for one worker or were given to it, tokens >= 0.
+
+        Where requests are assigned on arrival, those that other routers have there are among them.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        peers = worker.peer_tokens if self.policy.assigns is AssignTime.ON_ARRIVAL else 0
+        return worker.queued_tokens + self.prompt_tokens.pending.get(name, 0) + peers
+
+    def prompts_at(self, name: str) -> list[int]:
+        """Return the uncached tokens of each prompt that a worker was given or that waits for it, the oldest first."""
+        worker = self._workers.get(name)
+        if worker is None:
+            return []
+        running = [each.weight for each in worker.running.values() if not each.is_prefilled]
+        return running + [each.uncached for each in worker.line]
+
+    def peer_tokens(self, name: str) -> int:
+        """Return the tokens that other routers have in flight at a worker, as last heard."""
+        worker = self._workers.get(name)
+        return 0 if worker is None else worker.peer_tokens
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Prompt tokens to be computed by all workers together; 0 while no request waits in a central queue."""
+        if self.policy.assigns is AssignTime.ON_ARRIVAL or not self._unassigned:
+            return 0
+        return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
+
+    def pending_tokens(self, name: str, now_s: float) -> int:
+        """Return what other routers should count here, tokens >= 0.
+
+        Where requests are assigned on arrival: uncached tokens that wait, late ones included, because those let only
+        this router's others go first, and those dispatched that should not be computed yet. Else the tokens in flight.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return 0
+        if self.policy.assigns is AssignTime.WHEN_FREE:
+            return worker.load.inflight_tokens
+        self._estimates.now_s = now_s
+        return self._estimates.pending_tokens(worker) - worker.peer_tokens + worker.line.late_tokens
+
+    def inflight_tokens(self) -> dict[str, int]:
+        """Return the tokens in flight at each worker, those of other routers included."""
+        return {name: each.inflight_tokens for name, each in self._workers.items()}
+
+    def waiting_requests(self) -> list[QueuedRequest[T]]:
+        """Return the requests that wait, in no order."""
+        assigned = (each for each in self._assigned.values() if each.started_s is None)
+        return [*self._unassigned.values(), *assigned]
+
+    def set_tiers(self, tiers: TierSettings) -> None:
+        """Share by other settings from now on, where tiers were on before."""
+        self.settings = replace(self.settings, tiers=tiers)
+        known = (*self._workers.values(), *self._inactive.values())
+        for line in (self._central, *(each.line for each in known)):
+            if isinstance(line, TierQueue):
+                line.settings = tiers
+
+    def _new_line(self) -> WaitingLine[T]:
+        return Lane() if self.settings.tiers is None else TierQueue(self.settings.tiers)
+
+    def _new_worker(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
+        # Under a policy that assigns when a worker is free the central queue has shared already.
+        line = self._new_line() if self.policy.assigns is AssignTime.ON_ARRIVAL else None
+        return WorkerQueue(load, cache_blocks=self.settings.cache_blocks, now_s=now_s, line=line)

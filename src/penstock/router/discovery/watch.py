@@ -1,0 +1,155 @@
+"""Keeps the workers' states true: polls discovery, checks every worker's health and reads its metrics.
+
+One task per worker, all owned by `WorkerWatch`; a worker that hangs delays no other's check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from penstock.api import HealthConfig
+from penstock.core.clock import SimulatedClock
+from penstock.core.engine_progress import stall_problem
+from penstock.core.errors import ObservationError, PenstockError, UpstreamConnectError, UpstreamTimeout
+from penstock.core.logs import get_logger
+from penstock.router.admission import Admission
+from penstock.router.core.worker import Worker
+from penstock.router.discovery.base import Discovery
+from penstock.router.discovery.page import read_page
+from penstock.router.periodic import FLOOR_REAL_S, period_real_s
+from penstock.core.http.client import ConnectionPool, Timeouts
+
+log = get_logger(__name__)
+
+
+class WorkerWatch:
+    """Health checks and metric scrapes of every worker."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        pool: ConnectionPool,
+        config: HealthConfig,
+        clock: SimulatedClock,
+        *,
+        requests: ConnectionPool,
+    ) -> None:
+        """Tie the parts; nothing is checked yet.
+
+        Args:
+            admission: Holds the workers.
+            pool: Connections for checks and scrapes.
+            config: How often, and what counts as unhealthy.
+            clock: Simulated time.
+            requests: Connections of the requests under way, which are broken at a worker that stalled.
+        """
+        self._admission = admission
+        self._pool = pool
+        self._requests = requests
+        self._config = config
+        self._clock = clock
+        self._tasks: dict[Worker, asyncio.Task[None]] = {}
+        self._period_real_s = period_real_s(clock, config.interval_seconds)
+        self._timeouts = Timeouts.each(config.timeout_real_seconds)
+
+    def follow(self, discovery: Discovery) -> None:
+        """Take over what discovery has found since the last call."""
+        specs = discovery.poll()
+        if specs is not None:
+            self._admission.set_workers(specs)
+            self.sync()
+
+    def sync(self) -> None:
+        """Start a task for every new worker and end those of workers that left."""
+        current = set(self._admission.core.pool)
+        for worker in [worker for worker in self._tasks if worker not in current]:
+            self._tasks.pop(worker).cancel()
+        for worker in current - self._tasks.keys():
+            self._tasks[worker] = asyncio.create_task(self._watch(worker), name=f"watch {worker.name}")
+
+    async def close(self) -> None:
+        """End all tasks."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _watch(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            try:
+                await self.check(worker)
+            except Exception:  # root of the worker's task: without checks it would stay as it was last seen
+                log.exception("health check failed unexpectedly", worker=worker.name)
+            due_s = max(due_s + self._period_real_s, loop.time() + FLOOR_REAL_S / 2)
+            await asyncio.sleep(due_s - loop.time())
+
+    async def check(self, worker: Worker) -> None:
+        """Check one worker once and take note of what it says."""
+        problem = await self._health_problem(worker)
+        was = worker.health_problem
+        if problem is None:
+            worker.failed_checks = 0
+            await self._scrape(worker)
+            worker.health_problem = self._stall_problem(worker)
+        else:
+            worker.failed_checks += 1
+            if worker.failed_checks >= self._config.unhealthy_after:
+                worker.health_problem = problem
+        if (was is None) is not (worker.health_problem is None):
+            log.info("worker health changed", worker=worker.name, problem=worker.health_problem)
+            self._admission.workers_changed()
+
+    async def _health_problem(self, worker: Worker) -> str | None:
+        url = worker.spec.url + "/health"
+        try:
+            response = await self._pool.request("GET", url, timeouts=self._timeouts)
+        except PenstockError as exc:
+            log.debug("health check failed", worker=worker.name, problem=str(exc))
+            return f"health check failed: {_in_short(exc)}"
+        return None if response.status == 200 else f"health check answered {response.status}"
+
+    def _stall_problem(self, worker: Worker) -> str | None:
+        """Return what is wrong with a worker whose engine hangs; its requests end as if it had died."""
+        if not worker.progress.is_stalled:
+            return None
+        problem = stall_problem(self._config.stall_real_seconds)
+        if worker.inflight_requests:
+            self._requests.cut(worker.spec.url, problem)
+        return problem
+
+    async def _scrape(self, worker: Worker) -> None:
+        try:
+            page = await read_page(self._pool, worker.spec.url, self._timeouts)
+        except (PenstockError, ObservationError) as exc:
+            # The last reading stays, and its age tells what it is worth.
+            log.debug("metrics not readable", worker=worker.name, problem=str(exc))
+            return
+        worker.progress = worker.progress.after(
+            page.engine,
+            asyncio.get_running_loop().time(),
+            inflight_requests=worker.inflight_requests,
+            limit_s=self._config.stall_real_seconds,
+        )
+        worker.metrics_at_s = self._clock.now_s()
+        worker.kv_usage_fraction = page.kv_usage_fraction
+        worker.waiting_requests = page.waiting_requests
+        worker.expired_leases = page.expired_leases
+        worker.scraped_tokens = self._admission.core.inflight_tokens(worker)
+        worker.kv_ranks = page.kv_ranks
+        worker.kv_total_blocks, worker.kv_capacity_tokens = page.kv_total_blocks, page.kv_capacity_tokens
+        self._admission.load_read(worker)
+
+
+def _in_short(error: PenstockError) -> str:
+    """Return why a check failed without the worker's address, because /ready and /workers show it to all."""
+    if isinstance(error, UpstreamConnectError):
+        return "no connection"
+    if isinstance(error, UpstreamTimeout):
+        return f"no answer in time ({error.phase})"
+    return "its answer broke off"

@@ -1,0 +1,199 @@
+"""One worker's KV events in their order: those that it publishes, and those that it replays for who missed them.
+
+A router that joins asks for all that the worker's buffer still holds, one that notices a gap for what it missed.
+What cannot be had again is forgotten with everything before it (`KvEvents.numbered`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.core.logs import get_logger
+from penstock.router.kv_replay import NUMBER_BYTES, replayed
+from penstock.router.policy.kv_events import KvEvents
+from penstock.router.policy.prefix_index import PrefixIndex
+
+log = get_logger(__name__)
+
+CATCH_UP_S: Final = 10.0
+"""Chosen: meanwhile new events wait in the socket; after it the gap is taken for lost."""
+_FRAMES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KvAddress:
+    """Where a worker tells of its KV cache.
+
+    Attributes:
+        events: It publishes there.
+        replay: It answers there what it published before; None: nowhere.
+    """
+
+    events: str
+    replay: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KvSink:
+    """What becomes of one worker's events.
+
+    Attributes:
+        index: Returns the worker's prefix index; None while it takes no requests.
+        begin: Returns the events of an index, none applied yet.
+        apply: Applies one message of three frames.
+        lost: Is told that the connection broke.
+        turns: Bounds how many workers are asked at once.
+    """
+
+    index: Callable[[], PrefixIndex | None]
+    begin: Callable[[PrefixIndex], KvEvents]
+    apply: Callable[[KvEvents, Sequence[bytes]], None]
+    lost: Callable[[], None]
+    turns: asyncio.Semaphore
+
+
+class KvSubscription:
+    """The events of one worker's process."""
+
+    def __init__(self, zmq: Any, context: Any, address: KvAddress, sink: KvSink) -> None:
+        """Prepare; `follow` connects.
+
+        Args:
+            zmq: The library.
+            context: Of asynchronous sockets.
+            address: The worker's.
+            sink: Takes what it tells.
+        """
+        self._zmq = zmq
+        self._context = context
+        self._address = address
+        self._sink = sink
+        self._index: PrefixIndex | None = None
+        self._events: KvEvents | None = None
+        # Published batches below this number were replayed before they were read.
+        self._replayed_until = 0
+        # A replay and the batch that found the gap come before any batch read later.
+        self._order = asyncio.Lock()
+        self._may_begin = asyncio.Event()
+        self._is_connected = False
+
+    def worker_changed(self) -> None:
+        """Take note that the worker may take requests from now on."""
+        if self._is_connected and self._sink.index() is not self._index:
+            self._may_begin.set()
+
+    async def follow(self) -> None:
+        """Apply the worker's events until cancelled."""
+        zmq = self._zmq
+        socket = self._context.socket(zmq.SUB)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        try:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.connect(self._address.events)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(socket))
+                group.create_task(self._watch(monitor))
+                group.create_task(self._join())
+        finally:
+            socket.disable_monitor()
+            socket.close(linger=0)
+
+    async def _read(self, socket: Any) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            async with self._order:
+                await self._take(frames)
+
+    async def _watch(self, monitor: Any) -> None:
+        """Forget a worker's cache with its connection, and learn it anew with the next.
+
+        Numbers alone would not tell: a process that starts anew may reach the expected one before it is heard.
+        """
+        from zmq.utils.monitor import parse_monitor_message  # noqa: PLC0415 - an extra
+
+        while True:
+            message = parse_monitor_message(await monitor.recv_multipart())
+            self._is_connected = message["event"] == self._zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self._is_connected:
+                self._may_begin.set()
+                continue
+            self._events = self._index = None
+            index = self._sink.index()
+            if index is not None:
+                index.clear()
+                self._sink.lost()
+
+    async def _join(self) -> None:
+        """Learn what was published before, as soon as there is a connection and an index to fill."""
+        while True:
+            await self._may_begin.wait()
+            self._may_begin.clear()
+            async with self._order:
+                await self._begin()
+
+    async def _begin(self) -> KvEvents | None:
+        """Return the events of the worker's index, which are caught up with where it is a new one."""
+        index = self._sink.index()
+        if index is None:
+            self._events = self._index = None
+        elif self._events is None or index is not self._index:
+            # Whoever joins anew begins with an empty index, and so does what is known of its blocks.
+            self._index, self._events, self._replayed_until = index, self._sink.begin(index), 0
+            await self._catch_up(self._events)
+        return self._events
+
+    async def _take(self, frames: Sequence[bytes]) -> None:
+        """Apply one published message, after those that were missed before it."""
+        events = await self._begin()
+        if events is None:
+            return
+        number = _number(frames)
+        if number is not None and events.expected is not None and number > events.expected:
+            await self._catch_up(events)
+        if number is not None and number < self._replayed_until:
+            return
+        if self._events is events:
+            self._replayed_until = 0
+            self._sink.apply(events, frames)
+
+    async def _catch_up(self, events: KvEvents) -> None:
+        """Apply what the worker replays from the expected batch on; what cannot be had shows with the next number."""
+        if self._address.replay is None:
+            return
+        async with self._sink.turns:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CATCH_UP_S):
+                    while await self._ask(events, self._address.replay):
+                        log.debug("kv events asked for again", address=self._address.replay)
+
+    async def _ask(self, events: KvEvents, address: str) -> bool:
+        """Apply one answer in its order; return whether to ask again, since it had a hole after it had begun."""
+        has_begun = False
+        async with contextlib.aclosing(
+            replayed(self._zmq, self._context, address, events.expected or 0)
+        ) as answer:
+            async for number, payload in answer:
+                if self._events is not events:
+                    return False
+                if has_begun and number != events.expected:
+                    return True
+                has_begun = True
+                self._sink.apply(events, (b"", number.to_bytes(NUMBER_BYTES, "big"), payload))
+                if events.expected != number + 1:
+                    return False
+                self._replayed_until = number + 1
+                # What has already arrived is read without waiting; requests go on in between.
+                await asyncio.sleep(0)
+        return False
+
+
+def _number(frames: Sequence[bytes]) -> int | None:
+    """Return a published batch's number; None: it has none."""
+    if len(frames) != _FRAMES or len(frames[1]) != NUMBER_BYTES:
+        return None
+    return int.from_bytes(frames[1], "big")

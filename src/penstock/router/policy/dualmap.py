@@ -1,0 +1,158 @@
+"""DualMap: two candidates per prefix from two hash rings; cache affinity until the SLO is at risk, then load.
+
+Source: the DualMap paper, sections 3.2 to 3.4 and A.7. Departures are listed in docs/routing.md. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from penstock.router.policy.hotness import WINDOW, HotnessTree
+from penstock.router.policy.prefix_cost import prefix_cost
+from penstock.router.policy.rings import DualRing
+from penstock.router.policy.routing_policy import (
+    Arrival,
+    AssignTime,
+    Estimates,
+    RoutingDecision,
+    WorkerQueues,
+    eligible,
+)
+from penstock.router.policy.worker_queue import WorkerQueue
+
+
+class PairChoice(StrEnum):
+    """How one of the two candidates is chosen.
+
+    The middle three are the paper's ablation; the last is not the paper's, see `prefix_cost`.
+    """
+
+    SLO_AWARE = "slo-aware"
+    CACHE_AFFINITY = "cache-affinity"
+    LEAST_LOADED = "least-loaded"
+    MIN_TTFT = "min-ttft"
+    PREFIX_COST = "prefix-cost"
+
+
+@dataclass(frozen=True, slots=True)
+class DualMapSettings:
+    """What can be set.
+
+    Attributes:
+        slo_s: TTFT aimed for, simulated seconds, > 0.
+        choice: How one of the pair is chosen.
+        rebalance: Move queued requests within their pair when both are overloaded.
+        adaptive_prefix: Let the hotness tree choose the key's length; else always ``start_depth`` blocks.
+        hot_window: Requests over which hotness is counted.
+        hot_share: Share of them above which a prefix is hot, 0-1; None: 2/n of n workers.
+        cold_share: Share below which it is cold again; None: 1/n.
+        start_depth: Blocks of a key while nothing is hot.
+        bottleneck_s: T, seconds without a computed prompt after which a worker counts as decode-bound.
+    """
+
+    slo_s: float = 5.0
+    choice: PairChoice = PairChoice.SLO_AWARE
+    rebalance: bool = True
+    adaptive_prefix: bool = True
+    hot_window: int = WINDOW
+    hot_share: float | None = None
+    cold_share: float | None = None
+    start_depth: int = 1
+    bottleneck_s: float = 3.0
+
+
+PAIR_COST_DEPTH = 2
+"""Chosen: of all Conversation prompts the first block is the same, and a key of it alone has one pair for all."""
+
+
+def pair_cost(settings: DualMapSettings) -> DualMap:
+    """Return the policy that takes the cheaper of a prefix's two candidates by prefix cost."""
+    depth = max(PAIR_COST_DEPTH, settings.start_depth)
+    return DualMap(replace(settings, choice=PairChoice.PREFIX_COST, start_depth=depth))
+
+
+class DualMap:
+    """The policy."""
+
+    __slots__ = ("_hotness", "_rings", "_settings")
+    assigns = AssignTime.ON_ARRIVAL
+
+    def __init__(self, settings: DualMapSettings | None = None) -> None:
+        self._settings = settings or DualMapSettings()
+        self._rings = DualRing()
+        self._hotness = HotnessTree(
+            window=self._settings.hot_window,
+            start_depth=self._settings.start_depth,
+            hot_share=self._settings.hot_share,
+            cold_share=self._settings.cold_share,
+        )
+
+    def worker_joined(self, name: str) -> None:
+        """Put a worker on both rings."""
+        self._rings.add(name)
+
+    def worker_left(self, name: str) -> None:
+        """Take a worker off both rings."""
+        self._rings.remove(name)
+
+    def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
+        """Return the better of the two candidates, with the other as its alternative."""
+        names = self._rings.pair(self._key(arrival, len(workers)))
+        if arrival.avoid:
+            usable = [name for name in names if name not in arrival.avoid]
+            if len(usable) < len(names) < len(workers) and not usable:
+                # Its pair has failed it: anybody else is better than the same worker again.
+                pool = eligible(workers, arrival.avoid)
+                return RoutingDecision(
+                    min(pool, key=lambda each: estimates.pending_tokens(each, arrival)).name,
+                    "its pair has failed it",
+                )
+            names = tuple(usable) or names
+        if len(names) == 1:
+            return RoutingDecision(names[0], "only candidate")
+        return self._choose(arrival, workers[names[0]], workers[names[1]], estimates)
+
+    def _key(self, arrival: Arrival, count: int) -> int:
+        if self._settings.adaptive_prefix:
+            return self._hotness.key(arrival.chain, count)
+        return arrival.chain[: self._settings.start_depth][-1] if arrival.chain else 0
+
+    def _choose(
+        self, arrival: Arrival, first: WorkerQueue[Any], second: WorkerQueue[Any], estimates: Estimates
+    ) -> RoutingDecision:
+        settings = self._settings
+        own_first, own_second = first.uncached(arrival), second.uncached(arrival)
+        work_first = estimates.pending_tokens(first, arrival)
+        work_second = estimates.pending_tokens(second, arrival)
+        late_first = _is_late(estimates.seconds(first, work_first + own_first), settings.slo_s)
+        late_second = _is_late(estimates.seconds(second, work_second + own_second), settings.slo_s)
+        is_first_nearer = own_first <= own_second
+        match settings.choice:
+            case PairChoice.LEAST_LOADED:
+                takes_first, reason = work_first <= work_second, "less loaded of its pair"
+            case PairChoice.MIN_TTFT:
+                takes_first = work_first + own_first <= work_second + own_second
+                reason = "sooner of its pair"
+            case PairChoice.PREFIX_COST:
+                cost_first = prefix_cost(first, arrival, own_first, estimates)
+                takes_first = cost_first <= prefix_cost(second, arrival, own_second, estimates)
+                reason = "lowest prefix cost of its pair"
+            case _ if own_first == own_second:
+                takes_first, reason = work_first <= work_second, "equal hits: less loaded of its pair"
+            case PairChoice.SLO_AWARE if late_first if is_first_nearer else late_second:
+                takes_first, reason = (
+                    work_first <= work_second,
+                    "hit would miss the SLO: less loaded of its pair",
+                )
+            case _:
+                takes_first, reason = is_first_nearer, "larger hit of its pair"
+        is_hot = settings.rebalance and late_first and late_second
+        if takes_first:
+            return RoutingDecision(first.name, reason, second.name, is_hot, own_first, own_second)
+        return RoutingDecision(second.name, reason, first.name, is_hot, own_second, own_first)
+
+
+def _is_late(ttft_s: float | None, slo_s: float) -> bool:
+    return ttft_s is not None and ttft_s > slo_s

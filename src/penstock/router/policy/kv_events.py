@@ -1,0 +1,184 @@
+"""KV events of an engine, fed to the prefix index: what a worker really holds, instead of what it should hold.
+
+Engines that publish events (vLLM over ZMQ) number them and name blocks by hashes of their own, each with its parent
+and its token ids. From those this makes the router's exact keys, so it needs the exact mode:
+`keys.token_keys` with the engine's block size as its unit. A gap in the numbers means that removals may be lost:
+everything is forgotten then, since a block believed held sends requests to the wrong place, one not known only
+costs a prefill. Whoever reads the socket calls this. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from penstock.router.policy.keys import BLOCK_TOKENS, ROOT, Prefix, token_keys
+from penstock.router.policy.prefix_index import PrefixIndex
+
+MAX_BLOCKS: Final = 1 << 20
+"""Engine blocks known per worker. Chosen: 16 M tokens of 16-token blocks; beyond it events are a fault."""
+
+
+ANYWHERE_BLOCKS: Final = 1 << 15
+"""Of the router, held in any memory of one worker. Chosen: as many tokens as `MAX_BLOCKS` of 16."""
+_GPU, _ELSEWHERE = 1, 2
+
+
+@dataclass(slots=True)
+class _Block:
+    """One engine block.
+
+    Attributes:
+        key: Chained key of everything up to its end.
+        depth: Engine blocks up to its end, >= 1.
+        corner: Hash of the last block before it that ends a router's block; None: there is none.
+        homes: Where it is held: `_GPU`, `_ELSEWHERE` or both.
+    """
+
+    key: int
+    depth: int
+    corner: Hashable | None
+    homes: int
+
+
+class KvEvents:
+    """The events of one worker."""
+
+    __slots__ = ("_blocks", "_expected", "_index", "_per_key", "_seed", "_unit_tokens")
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        *,
+        engine_block_tokens: int,
+        block_tokens: int = BLOCK_TOKENS,
+        seed: int = ROOT,
+    ) -> None:
+        """Start without any event.
+
+        Args:
+            index: Learns from the events.
+            engine_block_tokens: Tokens of one engine block, a divisor of ``block_tokens``.
+            block_tokens: Tokens of one key.
+            seed: From `keys.space_seed`.
+        """
+        self._index = index
+        self._unit_tokens = engine_block_tokens
+        self._per_key = block_tokens // engine_block_tokens
+        self._seed = seed
+        self._blocks: dict[Hashable, _Block] = {}
+        self._expected: int | None = None
+
+    def __len__(self) -> int:
+        """Return the engine blocks known."""
+        return len(self._blocks)
+
+    @property
+    def expected(self) -> int | None:
+        """Number of the next batch; None before the first."""
+        return self._expected
+
+    def numbered(self, sequence: int) -> bool:
+        """Take note of a batch's number before it is applied; return whether there was a gap.
+
+        Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one an
+        engine that has started anew, whose first batches may be lost, because messages never overtake each other.
+        """
+        is_gap = self._expected is not None and sequence != self._expected
+        if is_gap:
+            self.cleared()
+        self._expected = sequence + 1
+        return is_gap
+
+    def stored(
+        self,
+        hashes: Sequence[Hashable],
+        parent: Hashable | None,
+        tokens: Sequence[int],
+        *,
+        is_offloaded: bool = False,
+    ) -> None:
+        """Learn that blocks are held.
+
+        Args:
+            hashes: The engine's names of consecutive blocks.
+            parent: Name of the block before them; None: they begin a prompt. An unknown one, whose own event was
+                lost, makes all that follows it useless.
+            tokens: Their ids, ``engine_block_tokens`` each; more blocks than ids, or ids out of range, are ignored.
+            is_offloaded: In other memory than the GPU's, from which they would have to be loaded.
+        """
+        if parent is None:
+            key, depth, corner = self._seed, 0, None
+        elif (before := self._blocks.get(parent)) is not None:
+            key, depth = before.key, before.depth
+            corner = parent if depth % self._per_key == 0 else before.corner
+        else:
+            return
+        unit, last, home = self._unit_tokens, None, _ELSEWHERE if is_offloaded else _GPU
+        if len(self._blocks) + len(hashes) > MAX_BLOCKS or len(tokens) < unit * len(hashes):
+            return
+        try:
+            keys = token_keys(tokens[: unit * len(hashes)], block_tokens=unit, seed=key)
+        except (OverflowError, TypeError):
+            return
+        for name, key in zip(hashes, keys, strict=False):
+            depth += 1
+            before = self._blocks.get(name)
+            homes = home if before is None else before.homes | home
+            self._blocks[name] = _Block(key, depth, corner, homes)
+            if depth % self._per_key == 0:
+                corner = last = name
+        if last is not None:
+            index = self._anywhere() if is_offloaded else self._index
+            index.use(Prefix(self._chain(last)))
+
+    def copied(self, hashes: Sequence[Hashable]) -> None:
+        """Learn that known blocks are held in other memory, too; what is not known is ignored."""
+        for name in hashes:
+            block = self._blocks.get(name)
+            if block is not None:
+                block.homes |= _ELSEWHERE
+                if block.depth % self._per_key == 0:
+                    self._anywhere().use(Prefix(self._chain(name)))
+
+    def removed(self, hashes: Sequence[Hashable], *, is_offloaded: bool = False) -> None:
+        """Learn that blocks are no longer held on the GPU, or in other memory; unknown ones are ignored."""
+        home = _ELSEWHERE if is_offloaded else _GPU
+        for name in hashes:
+            block = self._blocks.get(name)
+            if block is None or not block.homes & home:
+                continue
+            block.homes &= ~home
+            # Engines free prompts from their ends, so a router's block loses the unit that ends it first.
+            if block.depth % self._per_key == 0:
+                prefix = Prefix(self._chain(name))
+                if not is_offloaded:
+                    self._index.limit(prefix, len(prefix.keys) - 1)
+                if not block.homes and self._index.anywhere is not None:
+                    self._index.anywhere.limit(prefix, len(prefix.keys) - 1)
+            if not block.homes:
+                del self._blocks[name]
+
+    def _anywhere(self) -> PrefixIndex:
+        """Return the index of what is held in any memory, which begins with the first block elsewhere."""
+        if self._index.anywhere is None:
+            self._index.anywhere = PrefixIndex(ANYWHERE_BLOCKS)
+        return self._index.anywhere
+
+    def cleared(self) -> None:
+        """Learn that nothing is held."""
+        self._blocks.clear()
+        self._index.clear()
+
+    def _chain(self, name: Hashable) -> tuple[int, ...]:
+        """Return the keys of a prompt up to a block that ends a router's block, as far back as they are known."""
+        keys = []
+        at: Hashable | None = name
+        depth = inf
+        # A name given twice may stand for a later block by now, so that the way back would have no end.
+        while at is not None and (block := self._blocks.get(at)) is not None and block.depth < depth:
+            keys.append(block.key)
+            at, depth = block.corner, block.depth
+        return tuple(reversed(keys))

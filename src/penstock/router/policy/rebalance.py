@@ -1,0 +1,160 @@
+"""Moving queued requests off an overloaded worker, each only to the other candidate of its pair.
+
+Source: DualMap, section 3.3, equation 6, and A.7 for decode-bound workers. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Generic, NamedTuple, TypeVar
+
+from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.routing_policy import Estimates
+from penstock.router.policy.worker_queue import WorkerQueue
+
+T = TypeVar("T")
+
+_STRIDE = 32
+"""About the root of a long queue's length."""
+
+
+class Move(NamedTuple, Generic[T]):
+    """One request changes its queue.
+
+    Attributes:
+        queued: The request, still as it stands.
+        to: Name of the other worker.
+        benefit_s: Estimated TTFT here, as the queue stood before any move, minus that there after those before, > 0.
+    """
+
+    queued: QueuedRequest[T]
+    to: str
+    benefit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What rebalancing aims for, and what it goes by.
+
+    Attributes:
+        slo_s: TTFT, simulated seconds.
+        bottleneck_s: See `decode_delay_s`.
+        now_s: Simulated seconds.
+        hit_first: Order of the queues.
+    """
+
+    slo_s: float
+    bottleneck_s: float
+    now_s: float
+    hit_first: bool
+
+
+def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, bottleneck_s: float) -> float:
+    """Return the delay to add for a decode-bound worker, 0 for others.
+
+    A worker is decode-bound when it has work and has computed no prompt for ``bottleneck_s`` longer than
+    what it was given should take; the paper compares the bare interval, which long prompts exceed as well.
+    """
+    if not worker.running:
+        return 0.0
+    expected_s = estimates.seconds(worker, worker.running_tokens) or 0.0
+    silent_s = now_s - worker.progress_s
+    return silent_s if silent_s - expected_s > bottleneck_s else 0.0
+
+
+class _MoveTarget:
+    """A worker that requests may move to, with what is pending there by now."""
+
+    __slots__ = ("delay_s", "token_s", "tokens")
+
+    def __init__(self, worker: WorkerQueue[T], estimates: Estimates, aim: Aim) -> None:
+        self.delay_s = decode_delay_s(worker, estimates, aim.now_s, aim.bottleneck_s)
+        self.token_s = estimates.seconds(worker, 1) or 0.0
+        self.tokens = estimates.pending_tokens(worker)
+
+
+def plan_moves(
+    source: WorkerQueue[T], workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, aim: Aim
+) -> list[Move[T]]:
+    """Return the moves that bring the queue of ``source`` within the SLO, largest benefit first.
+
+    Only requests whose other candidate would serve them sooner and within the SLO move. One round, no chains.
+
+    Args:
+        source: The overloaded worker.
+        workers: All workers by name.
+        estimates: Estimates.
+        aim: SLO and order.
+    """
+    token_s = estimates.seconds(source, 1)
+    if token_s is None or not source.queue:
+        return []
+    delay_s = decode_delay_s(source, estimates, aim.now_s, aim.bottleneck_s)
+    queue = list(source.in_order(hit_first=aim.hit_first))
+    targets = {
+        name: _MoveTarget(workers[name], estimates, aim)
+        for name in {queued.other for queued in queue}
+        if name in workers
+    }
+    running = source.running_tokens - estimates.computed_tokens(source)
+    before = delay_s / token_s + running + source.peer_tokens
+    here_s = [tokens * token_s for tokens in accumulate((p.uncached for p in queue), initial=before)][1:]
+    moves: list[Move[T]] = []
+    gone = _Gone(len(queue))
+    left_s, slo_s = here_s[-1], aim.slo_s
+    for at in _by_benefit(queue, here_s, targets, slo_s):
+        # With the last of the queue within the SLO, all are.
+        if left_s <= slo_s:
+            break
+        queued = queue[at]
+        there = targets[queued.other]
+        # Earlier moves have filled the target and shortened this queue: at most by all that they saved.
+        there_s = there.delay_s + (there.tokens + queued.other_uncached) * there.token_s
+        benefit_s = here_s[at] - there_s
+        if there_s >= slo_s or benefit_s <= 0:
+            continue
+        if benefit_s <= here_s[-1] - left_s and benefit_s <= gone.before(at) * token_s:
+            continue
+        moves.append(Move(queued, queued.other, benefit_s))
+        gone.add(at, queued.uncached)
+        left_s -= queued.uncached * token_s
+        there.tokens += queued.other_uncached
+    return moves
+
+
+class _Gone:
+    """Tokens that have left a queue, summed up to any place in it: in strides, so that both steps are short."""
+
+    __slots__ = ("_each", "_strides")
+
+    def __init__(self, length: int) -> None:
+        self._each = [0] * length
+        self._strides = [0] * (length // _STRIDE + 1)
+
+    def add(self, at: int, tokens: int) -> None:
+        self._each[at] = tokens
+        self._strides[at // _STRIDE] += tokens
+
+    def before(self, at: int) -> int:
+        stride = at // _STRIDE
+        return sum(self._strides[:stride]) + sum(self._each[stride * _STRIDE : at])
+
+
+def _by_benefit(
+    queue: list[QueuedRequest[T]], here_s: list[float], targets: Mapping[str, _MoveTarget], slo_s: float
+) -> list[int]:
+    """Return the places in the queue of requests that may move: the largest benefit first, then the place."""
+    costs = {
+        name: (there.delay_s + there.tokens * there.token_s, there.token_s) for name, there in targets.items()
+    }
+    benefits = []
+    for at, (queued, waits_s) in enumerate(zip(queue, here_s, strict=True)):
+        cost = costs.get(queued.other)
+        if cost is not None:
+            there_s = cost[0] + queued.other_uncached * cost[1]
+            if there_s < slo_s and there_s < waits_s:
+                benefits.append((there_s - waits_s, at))
+    benefits.sort()
+    return [at for _, at in benefits]

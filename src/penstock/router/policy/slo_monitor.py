@@ -1,0 +1,222 @@
+"""Whether the tiers keep their SLOs, and which share of the lower tiers to shed so that the higher ones do. Pure.
+
+Each second `SloMonitor.evaluate` compares the p99 of TTFT and TPOT over a sliding window with the tier's targets.
+While premium or standard misses one, shedding goes up the ladder `STEPS`, one step at a time; standard is shed for
+premium alone. While both keep well within their targets it comes down again, more slowly. Each step is judged by what
+was measured since it was taken, so that the load before it does not push it further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from penstock.api import Tier
+from penstock.router.policy.sliding_window import SlidingWindow, percentile
+from penstock.router.policy.tiers import PRIORITIES, SloTarget, TierSettings
+
+EVALUATE_S: Final = 1.0
+"""Between two evaluations. Chosen: a fifth of the shortest time between two steps by default; simulated seconds."""
+
+
+_Waits = Mapping[Tier, Iterable[float]]
+
+
+class SheddingStep(NamedTuple):
+    """A share of one tier's arrivals that is shed, on top of the steps below it."""
+
+    tier: Tier
+    fraction: float
+
+
+STEPS: Final = (
+    SheddingStep(Tier.BACKGROUND, 0.5),
+    SheddingStep(Tier.BACKGROUND, 1.0),
+    SheddingStep(Tier.STANDARD, 0.5),
+    SheddingStep(Tier.STANDARD, 1.0),
+)
+"""Chosen: halves, so that a small excess does not cost a whole tier; premium and system are never shed."""
+
+_PROTECTED: Final = {Tier.PREMIUM: len(STEPS), Tier.STANDARD: 2}
+"""How many steps a tier's missed target may lead to: standard is not shed to protect standard."""
+
+
+@dataclass(frozen=True, slots=True)
+class SheddingSettings:
+    """When to shed.
+
+    Attributes:
+        is_enabled: Whether anything is shed; compliance is measured all the same.
+        percent: Percentile that is compared with the targets, above 0, at most 100.
+        window_s: Length of the sliding windows, simulated seconds.
+        min_samples: Fewer since the last step are no proof of a missed target.
+        step_s: Least time before another step up, simulated seconds.
+        recover_s: A step down needs that all measured in this time, and since the last step, is well within the targets;
+            simulated seconds.
+        recover_fraction: Well within: at most this fraction of the target, 0-1.
+    """
+
+    is_enabled: bool = True
+    percent: float = 99.0
+    window_s: float = 60.0
+    min_samples: int = 20
+    step_s: float = 5.0
+    recover_s: float = 15.0
+    recover_fraction: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """What a request's end says of its tier; None: it has no such figure.
+
+    Attributes:
+        ttft_s: Arrival to first token.
+        tpot_s: Mean time between the tokens that follow.
+        e2e_s: Arrival to last token.
+        is_failed: It was admitted and got no whole answer, so it has missed every target.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    is_failed: bool = False
+
+    def meets(self, target: SloTarget) -> bool:
+        """Return whether nothing that was measured exceeds the targets."""
+        pairs = ((self.ttft_s, target.ttft_s), (self.tpot_s, target.tpot_s), (self.e2e_s, target.e2e_s))
+        return not self.is_failed and all(
+            bound is None or value is None or value <= bound for value, bound in pairs
+        )
+
+
+class _TierWindows:
+    __slots__ = ("met", "tpot", "ttft")
+
+    def __init__(self, length_s: float) -> None:
+        self.ttft = SlidingWindow(length_s)
+        self.tpot = SlidingWindow(length_s)
+        self.met = SlidingWindow(length_s)
+
+
+class SloMonitor:
+    """Windows of every tier, and the step of shedding."""
+
+    def __init__(self, tiers: TierSettings, shedding: SheddingSettings) -> None:
+        """Begin with empty windows, shedding nothing."""
+        self.tiers = tiers
+        self.settings = shedding
+        self._windows = {tier: _TierWindows(shedding.window_s) for tier in PRIORITIES}
+        self._step = 0
+        self._changed_s = float("-inf")
+        self._owed = dict.fromkeys(PRIORITIES, 0.0)
+
+    def configure(self, tiers: TierSettings, shedding: SheddingSettings) -> None:
+        """Take other targets and settings from now on; what was measured and the step stay."""
+        self.tiers = tiers
+        self.settings = shedding
+        for windows in self._windows.values():
+            for window in (windows.ttft, windows.tpot, windows.met):
+                window.length_s = shedding.window_s
+
+    # ------------------------------------------------------------------ what is measured
+
+    def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
+        """Take note of a request's first token."""
+        self._windows[tier].ttft.add(ttft_s, now_s)
+
+    def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
+        """Take note of an admitted request's end."""
+        windows = self._windows[tier]
+        if request.tpot_s is not None:
+            windows.tpot.add(request.tpot_s, now_s)
+        windows.met.add(float(request.meets(self.tiers.target(tier))), now_s)
+
+    def compliance(self, tier: Tier, now_s: float) -> float | None:
+        """Return the share of a tier's requests that kept all its targets, 0-1; None: none has ended lately."""
+        met = self._windows[tier].met.values(now_s)
+        return sum(met) / len(met) if met else None
+
+    def ttft_s(self, tier: Tier, now_s: float) -> float | None:
+        """Return the percentile of a tier's TTFT over the window; None: unknown."""
+        return percentile(self._windows[tier].ttft.values(now_s), self.settings.percent)
+
+    def tpot_s(self, tier: Tier, now_s: float) -> float | None:
+        """Return the percentile of a tier's TPOT over the window; None: unknown."""
+        return percentile(self._windows[tier].tpot.values(now_s), self.settings.percent)
+
+    # ------------------------------------------------------------------ shedding
+
+    @property
+    def step(self) -> int:
+        """Steps of `STEPS` that are taken, 0 to 4."""
+        return self._step
+
+    def shed_fraction(self, tier: Tier) -> float:
+        """Return the share of a tier's arrivals that is shed now, 0-1."""
+        taken = STEPS[: self._step] if self.settings.is_enabled else ()
+        return max((step.fraction for step in taken if step.tier is tier), default=0.0)
+
+    def sheds(self, tier: Tier) -> bool:
+        """Return whether this arrival is shed; of a fraction evenly spaced ones are."""
+        owed = self._owed[tier] + self.shed_fraction(tier)
+        is_shed = owed >= 1.0
+        self._owed[tier] = owed - is_shed
+        return is_shed
+
+    def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:
+        """Take a step up or down where it is due.
+
+        Args:
+            now_s: Simulated seconds.
+            waits: How long the requests that wait now have waited, by tier: those beyond the target have missed it
+                already, and while nothing moves they are all there is to see.
+        """
+        settings, waits = self.settings, waits or {}
+        since_s = self._changed_s
+        most = max(
+            (steps for tier, steps in _PROTECTED.items() if self._has_missed(tier, now_s, since_s, waits)),
+            default=0,
+        )
+        if self._step < most:
+            if now_s - since_s >= settings.step_s:
+                self._move(1, now_s)
+            return
+        if self._step and now_s - since_s >= settings.recover_s:
+            since_s = now_s - settings.recover_s
+            # A step taken for premium alone is given back when premium is well, whatever standard is.
+            guarded = (tier for tier, steps in _PROTECTED.items() if steps >= self._step)
+            if all(self._is_well(tier, now_s, since_s, waits) for tier in guarded):
+                self._move(-1, now_s)
+
+    def _move(self, by: int, now_s: float) -> None:
+        self._step += by
+        self._changed_s = now_s
+
+    def _has_missed(self, tier: Tier, now_s: float, since_s: float, waits: _Waits) -> bool:
+        """Return whether a tier provably misses a target."""
+        return any(
+            len(values) >= self.settings.min_samples and self._percentile(values) > target_s
+            for values, target_s in self._measured(tier, now_s, since_s, waits)
+        )
+
+    def _is_well(self, tier: Tier, now_s: float, since_s: float, waits: _Waits) -> bool:
+        """Return whether a tier is well within its targets; one of which nothing is known is."""
+        return all(
+            self._percentile(values) <= target_s * self.settings.recover_fraction
+            for values, target_s in self._measured(tier, now_s, since_s, waits)
+        )
+
+    def _percentile(self, values: list[float]) -> float:
+        return percentile(values, self.settings.percent) or 0.0
+
+    def _measured(
+        self, tier: Tier, now_s: float, since_s: float, waits: _Waits
+    ) -> Iterator[tuple[list[float], float]]:
+        """Yield what was measured of each target of a tier since a moment, and the target."""
+        target, windows = self.tiers.target(tier), self._windows[tier]
+        if target.ttft_s is not None:
+            overdue = [wait_s for wait_s in waits.get(tier, ()) if wait_s > target.ttft_s]
+            yield windows.ttft.values(now_s, since_s=since_s) + overdue, target.ttft_s
+        if target.tpot_s is not None:
+            yield windows.tpot.values(now_s, since_s=since_s), target.tpot_s

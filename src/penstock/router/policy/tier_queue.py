@@ -1,0 +1,220 @@
+"""Who is next among tiers and tenants: deficit round robin over tiers, fair queueing over a tier's tenants. Pure.
+
+Tokens are the unit: those that a request makes its worker compute. The system tier goes first, always. The others
+have a credit each. Whoever is served pays; while a tier with requests has credit left, the one of the highest
+effective priority goes; when none has, all get their shares of another round. So a tier that asks for less than its
+share is served as if it had strict priority over those below, and one that asks for more gets its share and what
+others leave.
+
+An idle tier saves one round's share at most: enough for its next request to go ahead at once, too little to starve
+anyone. A request may cost more than its tier's credit, which is then negative and paid back round by round, so
+
+    -(largest request) < credit <= share of one round,
+
+and the first request of a tier waits while at most ``(largest // share + 2)`` rounds and one request of each other
+tier are served (`longest_wait_tokens`), system requests aside.
+
+Source: Shreedhar and Varghese, "Efficient Fair Queuing Using Deficit Round Robin" (1995); of tenants: Goyal, Vin and
+Cheng, "Start-time Fair Queuing" (1996).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import floor
+from typing import Generic, TypeVar
+
+from penstock.api import Tier
+from penstock.router.policy.lane import IsLate, Lane
+from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.tiers import PRIORITIES, SHARED, TierSettings
+
+T = TypeVar("T")
+
+
+class TierQueue(Generic[T]):
+    """Waiting requests by tier and tenant; a `WaitingLine`.
+
+    Attributes:
+        late_tokens: Uncached tokens of the requests that were found late.
+    """
+
+    __slots__ = ("_credits", "_lower_tokens", "_settings", "_tiers", "late_tokens")
+    has_tiers = True
+
+    def __init__(self, settings: TierSettings) -> None:
+        """Begin empty, each tier with the credit of one round."""
+        self._settings = settings
+        self._tiers: dict[Tier, _TenantLanes[T]] = {tier: _TenantLanes() for tier in PRIORITIES}
+        self._credits = {tier: settings.quantum(tier) for tier in SHARED}
+        # Of the tiers below each, by rank.
+        self._lower_tokens = [0] * len(PRIORITIES)
+        self.late_tokens = 0
+
+    @property
+    def settings(self) -> TierSettings:
+        """Shares, aging and targets; those that wait stay where they are when they are replaced."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: TierSettings) -> None:
+        self._settings = settings
+        self._credits = {tier: min(self._credits[tier], settings.quantum(tier)) for tier in SHARED}
+
+    @property
+    def queue(self) -> dict[T, QueuedRequest[T]]:
+        """Requests that wait and were not found late, the highest tier's first."""
+        return {queued.item: queued for queued in self.in_order(hit_first=False)}
+
+    def lower_tokens(self, rank: int) -> int:
+        """Return the uncached tokens of requests of tiers below a rank that were not found late."""
+        return self._lower_tokens[rank]
+
+    def __bool__(self) -> bool:
+        """Whether any request waits."""
+        return any(tier.lanes for tier in self._tiers.values())
+
+    def __iter__(self) -> Iterator[QueuedRequest[T]]:
+        """Iterate over all that wait, the highest tier's first."""
+        for tier in self._tiers.values():
+            for lane in tier.lanes.values():
+                yield from lane
+
+    def credit(self, tier: Tier) -> float:
+        """Return the tokens that a tier of `SHARED` may still be served in this round; negative: its debt."""
+        return self._credits[tier]
+
+    def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
+        """Add a request, at the end or before all others of its tier and tenant."""
+        tier = queued.arrival.tier
+        self._count_in_time(queued.arrival.rank, queued.uncached)
+        self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
+
+    def pull(self, queued: QueuedRequest[T]) -> None:
+        """Take a request out."""
+        if self._tiers[queued.arrival.tier].pull(queued):
+            self.late_tokens -= queued.uncached
+        else:
+            self._count_in_time(queued.arrival.rank, -queued.uncached)
+
+    def charge(self, queued: QueuedRequest[T]) -> None:
+        """Count a request's tokens as served to its tier and tenant."""
+        tier, tokens = queued.arrival.tier, max(1, queued.uncached)
+        if tier in self._credits:
+            self._credits[tier] -= tokens
+        self._tiers[tier].charge(queued.arrival.tenant, tokens)
+
+    def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
+        """Iterate over the requests in time, tier by tier."""
+        for tier in self._tiers.values():
+            for lane in tier.lanes.values():
+                yield from lane.in_order(hit_first=hit_first)
+
+    def next_up(
+        self, now_s: float, *, hit_first: bool = False, is_late: IsLate[T] | None = None
+    ) -> QueuedRequest[T] | None:
+        """Return the request to be served next; see `WaitingLine`."""
+        tier = self._next_tier(now_s)
+        if tier is None:
+            return None
+        lane = self._tiers[tier].next_lane()
+        late_tokens = lane.late_tokens
+        queued = lane.next_up(now_s, hit_first=hit_first, is_late=is_late)
+        found_late = lane.late_tokens - late_tokens
+        if found_late and queued is not None:
+            self.late_tokens += found_late
+            self._count_in_time(queued.arrival.rank, -found_late)
+        return queued
+
+    def _count_in_time(self, rank: int, tokens: int) -> None:
+        for higher in range(rank):
+            self._lower_tokens[higher] += tokens
+
+    def _next_tier(self, now_s: float) -> Tier | None:
+        if self._tiers[Tier.SYSTEM].lanes:
+            return Tier.SYSTEM
+        waiting = [tier for tier in SHARED if self._tiers[tier].lanes]
+        if not waiting:
+            return None
+        if all(self._credits[tier] <= 0 for tier in waiting):
+            self._replenish(waiting)
+
+        def order(tier: Tier) -> tuple[float, float]:
+            since_s = self._tiers[tier].oldest_s
+            return self._settings.effective_priority(tier, now_s - since_s), since_s
+
+        return min((tier for tier in waiting if self._credits[tier] > 0), key=order)
+
+    def _replenish(self, waiting: list[Tier]) -> None:
+        """Begin as many rounds as it takes until a tier with requests has credit."""
+        quanta = {tier: self._settings.quantum(tier) for tier in SHARED}
+        rounds = min(floor(-self._credits[tier] / quanta[tier]) + 1 for tier in waiting)
+        for tier, quantum in quanta.items():
+            self._credits[tier] = min(quantum, self._credits[tier] + rounds * quantum)
+
+
+def longest_wait_tokens(settings: TierSettings, tier: Tier, *, largest: int) -> float:
+    """Return how many tokens of other requests are served at most before the first request of a tier.
+
+    Worked: of 8,192 tokens a round, background gets 1,228.8; with requests of 2,000 tokens at most it waits for at
+    most (1 + 2) rounds and two requests more: 28,576 tokens, 2.9 s of a fleet that prefills 10,000 tokens/s.
+
+    Args:
+        settings: Shares and round.
+        tier: One of `SHARED`.
+        largest: Tokens of the largest request, >= 1.
+    """
+    rounds = largest // settings.quantum(tier) + 2
+    return rounds * settings.round_tokens + (len(SHARED) - 1) * largest
+
+
+class _TenantLanes(Generic[T]):
+    """A tier's lanes, one for each tenant with requests; the tenant that was served least is next.
+
+    Attributes:
+        lanes: By tenant; none is empty.
+    """
+
+    __slots__ = ("_now", "_tags", "lanes")
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane[T]] = {}
+        # Tokens served, where a tenant that comes back starts level with those that are served now.
+        self._tags: dict[str, float] = {}
+        self._now = 0.0
+
+    @property
+    def oldest_s(self) -> float:
+        """When the request that has waited longest was queued; something waits."""
+        return min(since_s for lane in self.lanes.values() if (since_s := lane.oldest_s) is not None)
+
+    def lane(self, tenant: str) -> Lane[T]:
+        """Return a tenant's lane, a new one for the tenant's first request."""
+        lane = self.lanes.get(tenant)
+        if not self.lanes:
+            # Nobody waited: there is nobody to be level with, and no more to remember of those that are gone.
+            self._tags.clear()
+            self._now = 0.0
+        if lane is None:
+            lane = self.lanes[tenant] = Lane()
+            self._tags[tenant] = max(self._now, self._tags.get(tenant, 0.0))
+        return lane
+
+    def pull(self, queued: QueuedRequest[T]) -> bool:
+        """Take a request out; return whether it was found late."""
+        tenant = queued.arrival.tenant
+        lane = self.lanes[tenant]
+        is_late = queued.item in lane.late
+        lane.pull(queued)
+        if not lane:
+            del self.lanes[tenant]
+        return is_late
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        served = self._tags.get(tenant, self._now)
+        self._now = max(self._now, served)
+        self._tags[tenant] = served + tokens
+
+    def next_lane(self) -> Lane[T]:
+        """Return the lane of the tenant that was served least; ties to the one that came first."""
+        return self.lanes[min(self.lanes, key=self._tags.__getitem__)]

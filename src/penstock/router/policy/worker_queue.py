@@ -1,0 +1,253 @@
+"""What the router keeps of one worker to route requests: its queue, its cache, its throughput, its load. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.lane import Lane, WaitingLine
+from penstock.router.policy.load import WorkerLoad
+from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.queued_request import QueuedRequest
+
+T = TypeVar("T")
+
+_DECAY = 0.95
+"""Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""
+LOAD_COST = 0.25
+"""Chosen: tokens computed that take as long as one that is loaded from other memory. An 8B model's 128 KiB a token come
+over PCIe 4 (25 GB/s) as 190,000 tokens/s and from a disk (6 GB/s) as 46,000, of some 15,000 that such a GPU computes:
+0.08 and 0.33; one number, since events tell of memories by names that each engine chooses."""
+_BORROWED_S = 1.0
+"""Chosen: a worker's own measurements outweigh those of all together after a second of computing."""
+_IDLE_HALF_LIFE_S = 60.0
+"""Chosen: what was measured of a worker weighs half after so long without work, simulated seconds. One that looks slow is
+given little and so hardly measured again. After 10 s, half the workers at half speed and 1 Conversation request/s, 95.2%
+were in time, after 60 s 99.2% and without any forgetting 100%."""
+
+
+class PrefillThroughput:
+    """Prefill tokens per second, learnt from what was computed: tokens over seconds, both decaying.
+
+    A mean of rates instead would let a prompt of ten new tokens, which takes the time of a launch, weigh as much
+    as one of ten thousand.
+    """
+
+    __slots__ = ("_seconds", "_tokens")
+
+    def __init__(self, tokens_per_s: float | None = None) -> None:
+        """Start with a throughput, as if measured over one second, or without one."""
+        self._tokens = tokens_per_s or 0.0
+        self._seconds = 1.0 if tokens_per_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Return the estimate, or None while nothing was measured."""
+        return self._tokens / self._seconds if self._seconds > 0 and self._tokens > 0 else None
+
+    def learn(self, tokens: int, took_s: float) -> None:
+        """Take one measurement in.
+
+        Args:
+            tokens: Computed; none says nothing.
+            took_s: Seconds since the measurement before; 0 for those that were computed in one batch with it. A
+                clock that steps back counts as 0.
+        """
+        if tokens > 0:
+            self._tokens = self._tokens * _DECAY + tokens
+            self._seconds = self._seconds * _DECAY + max(0.0, took_s)
+
+    def is_own(self, idle_s: float) -> bool:
+        """Return whether enough was measured here, and lately enough, to be told from the fleet's."""
+        return self._seconds * _weight(idle_s) >= _BORROWED_S
+
+    def idled(self, idle_s: float) -> None:
+        """Let what was measured weigh less after a time without work, simulated seconds."""
+        weight = _weight(idle_s)
+        self._tokens *= weight
+        self._seconds *= weight
+
+    def mixed(self, fleet: float | None, idle_s: float = 0.0) -> float | None:
+        """Return the estimate, tokens/s, borrowing from the fleet's while little was measured here; None: nothing known.
+
+        Args:
+            fleet: Of all workers together, tokens/s; None: unknown.
+            idle_s: For how long the worker has had nothing to compute, simulated seconds >= 0.
+        """
+        if fleet is None:
+            return self.tokens_per_s
+        weight = _weight(idle_s)
+        return (self._tokens * weight + _BORROWED_S * fleet) / (self._seconds * weight + _BORROWED_S)
+
+
+def _weight(idle_s: float) -> float:
+    return math.exp2(-idle_s / _IDLE_HALF_LIFE_S)
+
+
+class WorkerQueue(Generic[T]):
+    """One worker.
+
+    Attributes:
+        load: What this router counts of it, and its own gauges.
+        name: Unique.
+        index: Blocks that it holds, as far as known.
+        throughput: How fast it computes.
+        line: Requests that wait for it, in order.
+        queued_tokens: Their uncached tokens.
+        running: Requests handed over and not computed yet.
+        running_tokens: Their uncached tokens.
+        running_prompt_tokens: Their prompt tokens, cached or not.
+        peer_tokens: Uncached tokens that other routers have there, as last set_peer_tokens.
+        decoding_tokens: Prompt tokens of the requests that it has computed and still answers.
+        progress_s: When it last computed a prompt, or had nothing to compute.
+        relative_slowdown: How many times as long as all together it took for a token when it was last measured; 1 unless
+            it clearly differs. `Estimates.relative_slowdown` is what is believed now.
+    """
+
+    __slots__ = (
+        "decoding_tokens",
+        "index",
+        "line",
+        "load",
+        "name",
+        "peer_tokens",
+        "progress_s",
+        "queued_tokens",
+        "relative_slowdown",
+        "running",
+        "running_prompt_tokens",
+        "running_tokens",
+        "throughput",
+    )
+
+    def __init__(
+        self, load: WorkerLoad, *, cache_blocks: int, now_s: float, line: WaitingLine[T] | None = None
+    ) -> None:
+        """Begin idle; ``line`` orders what waits, None: one lane."""
+        self.load = load
+        self.name = load.name
+        self.index = PrefixIndex(cache_blocks)
+        self.throughput = PrefillThroughput()
+        self.line: WaitingLine[T] = Lane() if line is None else line
+        self.queued_tokens = 0
+        self.running: dict[T, QueuedRequest[T]] = {}
+        self.running_tokens = 0
+        self.running_prompt_tokens = 0
+        self.peer_tokens = 0
+        self.decoding_tokens = 0
+        self.progress_s = now_s
+        self.relative_slowdown = 1.0
+
+    def idle_s(self, now_s: float) -> float:
+        """Return for how long it has had nothing to compute, simulated seconds >= 0."""
+        return 0.0 if self.running else max(0.0, now_s - self.progress_s)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Return the uncached tokens of all requests here but the late ones, which let others go first."""
+        return self.queued_tokens - self.line.late_tokens + self.running_tokens + self.peer_tokens
+
+    def pending_for(self, arrival: Arrival) -> int:
+        """Return the uncached tokens to compute before a request that comes now.
+
+        Late requests let it go first, and so do those of lower tiers, up to their share of one round.
+        """
+        line = self.line
+        pending = self.queued_tokens - line.late_tokens + self.running_tokens + self.peer_tokens
+        return pending - line.lower_tokens(arrival.rank) if line.has_tiers else pending
+
+    @property
+    def inflight_tokens(self) -> int:
+        """Return the tokens in flight there: this router's, and those of its peers as last heard."""
+        return self.load.inflight_tokens + self.peer_tokens
+
+    def projected_kv_usage(self, now_s: float) -> float | None:
+        """Return the KV usage expected now, 0-1; None: unknown."""
+        if self.load.kv_usage_fraction is None:
+            return None
+        return self.load.projected_kv_usage(self.inflight_tokens, now_s)
+
+    def uncached(self, arrival: Arrival) -> int:
+        """Return how many of a prompt's tokens would have to be computed here; at least 1 of any.
+
+        A prompt is never wholly cached: its last token is computed for the first answer. What is to be loaded from other
+        memory counts as `LOAD_COST` of as many tokens.
+        """
+        missing = arrival.uncached(self.index.held(arrival.prefix))
+        return missing if self.index.anywhere is None else self._loaded(arrival, missing)
+
+    def _loaded(self, arrival: Arrival, missing: int) -> int:
+        """Return what ``missing`` tokens cost where some of them can be loaded."""
+        anywhere = self.index.anywhere
+        if anywhere is None:
+            return missing
+        computed = min(missing, arrival.uncached(anywhere.held(arrival.prefix)))
+        return computed + int(LOAD_COST * (missing - computed))
+
+    def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
+        """Queue a request here; its blocks count as held from now on.
+
+        Args:
+            queued: The request.
+            uncached: Its tokens to compute here; None: to be counted.
+            is_first: Before all others instead of behind them.
+        """
+        queued.worker = self.name
+        queued.held = self.index.use(queued.arrival.prefix)
+        if uncached is None:
+            uncached = self._loaded(queued.arrival, queued.arrival.uncached(queued.held))
+        queued.uncached = uncached
+        self.line.put(queued, is_first=is_first)
+        self.queued_tokens += queued.uncached
+
+    def pull(self, queued: QueuedRequest[T]) -> None:
+        """Take a request out of the queue."""
+        self.line.pull(queued)
+        self.queued_tokens -= queued.uncached
+
+    def forget(self, queued: QueuedRequest[T]) -> None:
+        """Unlearn the blocks that a request would have brought here, had it been computed."""
+        self.index.limit(queued.arrival.prefix, queued.held)
+
+    def start(self, queued: QueuedRequest[T], now_s: float) -> None:
+        """Hand a request over."""
+        self.pull(queued)
+        self.line.charge(queued)
+        queued.started_s = now_s
+        if now_s > queued.since_s:
+            # It is used now, and one that moved away meanwhile may have taken shared blocks with it.
+            self.index.use(queued.arrival.prefix)
+        if not self.running:
+            self.throughput.idled(self.idle_s(now_s))
+            self.progress_s = now_s
+        self.running[queued.item] = queued
+        self.running_tokens += queued.uncached
+        self.running_prompt_tokens += queued.tokens
+
+    def end(self, queued: QueuedRequest[T], now_s: float) -> float:
+        """Take back a request that was handed over.
+
+        Returns:
+            The seconds since this worker last had computed something, or was given this request; >= 0.
+        """
+        del self.running[queued.item]
+        self.running_tokens -= queued.uncached
+        self.running_prompt_tokens -= queued.tokens
+        started_s = now_s if queued.started_s is None else queued.started_s
+        return max(0.0, now_s - max(started_s, self.progress_s))
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any request waits."""
+        return bool(self.line)
+
+    @property
+    def queue(self) -> dict[T, QueuedRequest[T]]:
+        """Requests that wait for it and were not found late."""
+        return self.line.queue
+
+    def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
+        """Iterate over the queue in the order in which it is served; late ones are left out."""
+        return self.line.in_order(hit_first=hit_first)

@@ -1,0 +1,406 @@
+"""The router's HTTP surface: the OpenAI API, health, metrics and the workers' drain.
+
+Every request comes through `RouterApp.handle`, which the HTTP server calls in a task of its own; that is
+the only task a request has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from typing import Any
+
+import orjson
+
+from penstock.core.errors import ClientDisconnected, NotFoundError
+from penstock.core.logs import get_logger
+from penstock.router.access_log import AccessLog
+from penstock.router.metrics import MetricsPage, RouterMetrics
+from penstock.router.peer_load import SESSION_BYTES
+from penstock.router.peers import PATH as PEER_LOAD_PATH
+from penstock.router.peers import Peers
+from penstock.router.policy.token_estimate import TokenEstimator
+from penstock.router.proxy.admin import Admin
+from penstock.router.proxy.auth import AdminCheck, KeyCheck, is_of_this_machine
+from penstock.router.proxy.body_bounds import SMALL_BYTES, check_size
+from penstock.router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
+from penstock.router.proxy.call import CompletionCall, request_id
+from penstock.router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
+from penstock.router.proxy.cors import Cors
+from penstock.router.proxy.failures import QUEUE_TIMEOUT, REJECTIONS
+from penstock.router.proxy.forwarding import Forwarder, Passage
+from penstock.router.proxy.handler import CompletionHandler
+from penstock.router.proxy.prefix import PromptReader
+from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.proxy.tiers import LiveTiers
+from penstock.core.http.messages import Headers
+from penstock.core.http.problem import error_body
+from penstock.core.http.server import Request, Responder
+
+log = get_logger(__name__)
+_DEBUG_LOGGER = logging.getLogger(__name__)
+"""Asked before a line is built: per-request detail costs nothing when nobody reads it."""
+
+_CLIENT_LEFT = 499
+"""nginx's code for it; the client sees none."""
+_OVERLOADED = (429, 503)
+"""Answers to those for whom there is no room."""
+_PASSED_ON = (b"traceparent", b"tracestate")
+_JSON_TYPE = (b"content-type", b"application/json")
+_REFUSAL_KINDS = {401: "authentication_error", 403: "permission_error"}
+"""OpenAI's types of error, by status."""
+
+
+class RouterApp:
+    """Answers requests."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        context_tokens: int | None,
+        handler: CompletionHandler,
+        admin: Admin,
+        busy_threshold: BusyThresholdApi,
+        peers: Peers,
+        forwarder: Forwarder,
+        keys: KeyCheck,
+        admin_check: AdminCheck,
+        cors: Cors,
+        metrics: RouterMetrics,
+        page: MetricsPage,
+        estimator: TokenEstimator,
+        reader: PromptReader | None,
+        speed: float,
+        access_log: AccessLog | None,
+        session_header: str | None = None,
+        tiers: LiveTiers | None = None,
+    ) -> None:
+        self._model = model
+        self._handler = handler
+        self._admin = admin
+        self._busy_threshold = busy_threshold
+        self._peers = peers
+        self._forwarder = forwarder
+        self._keys = keys
+        self._admin_check = admin_check
+        self._cors = cors
+        self._metrics = metrics
+        self._page = page
+        self._estimator = estimator
+        self._reader = reader
+        self._speed = speed
+        self._access_log = access_log
+        self._session_header = (session_header or "").lower().encode()
+        self._tiers = tiers
+        self._model_card = {
+            "id": model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "penstock",
+            "max_model_len": context_tokens,
+        }
+
+    def wants_body(self, request: Request) -> bool:
+        """Return whether a request's body is worth reading: not where its head alone is refused or answered."""
+        try:
+            if request.path in PATHS:
+                self._check(request)
+            elif request.path == "/busy_threshold":
+                self._admin_check.check(request.headers)
+            else:
+                return False
+        except RequestRefused:
+            return False
+        return True
+
+    async def handle(self, request: Request, responder: Responder) -> None:
+        """Answer one request."""
+        path = request.path
+        preflight = self._cors.preflight(request.method, path, request.headers)
+        if preflight is not None:
+            responder.send(204, b"", headers=preflight)
+            return
+        if path in PATHS:
+            await self._complete(path, request, responder)
+            return
+        own_id = request_id(request.headers.get(b"x-request-id"))
+        headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        endpoint = ApiEndpoint.OTHER
+        try:
+            if path.startswith("/v1/models"):
+                endpoint = ApiEndpoint.MODELS
+                self._require(request, "GET")
+                self._keys.check(request.headers.get(b"authorization"))
+                responder.send(200, self._models(path), headers=headers)
+            elif path == "/metrics":
+                self._require(request, "GET")
+                responder.send(200, self._page.render(), content_type=self._page.content_type)
+                return
+            elif path == PEER_LOAD_PATH:
+                self._require(request, "GET")
+                responder.send(200, self._peers.own_load(request))
+                return
+            elif path in {"/health", "/ready"}:
+                self._require(request, "GET")
+                responder.send(*(self._admin.health() if path == "/health" else self._admin.ready()))
+                return
+            elif path == "/workers" or path.startswith("/workers/"):
+                endpoint = ApiEndpoint.WORKERS
+                self._answer_workers(path, request, responder, headers)
+            elif path == "/busy_threshold":
+                self._answer_busy_threshold(request, responder, headers)
+            else:
+                raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")  # noqa: TRY301 - answered below like all refusals
+        except RequestRefused as refusal:
+            self._refuse(refusal, responder, headers)
+        self._metrics.requests[endpoint.value, responder.status] += 1
+
+    # ------------------------------------------------------------------ completions
+
+    async def _complete(self, path: str, request: Request, responder: Responder) -> None:
+        arrived_real_s = time.monotonic()
+        own_id = request_id(request.headers.get(b"x-request-id"))
+        headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        passage = Passage(request, responder, own_id, headers)
+        call: CompletionCall | None = None
+        try:
+            self._check(request)
+            task = asyncio.current_task()
+            if task is not None:
+                responder.on_disconnect(lambda: _cancel(task))
+            owner = self._forwarder.owner_url(passage)
+            if owner is not None and await self._forwarder.pass_on(passage, owner):
+                return
+            is_small = len(request.body) <= SMALL_BYTES
+            parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
+            call = self._call(parsed, passage, arrived_real_s)
+            if self._reader is None or not await self._passed_on_to_keeper(self._reader, call, passage):
+                await self._handler.serve(call)
+        except RequestRefused as refusal:
+            self._metrics.errors[refusal.code] += 1
+            self._refuse(refusal, responder, headers)
+        except (asyncio.CancelledError, ClientDisconnected):
+            if call is not None and not call.is_delivered:
+                call.error = "client_left" if responder.disconnected else "shutdown"
+            raise
+        except Exception:
+            if call is not None:
+                call.error = "internal_error"
+            raise
+        finally:
+            if not passage.is_passed_on:
+                self._record(PATHS[path], own_id, call, responder, arrived_real_s)
+
+    async def _passed_on_to_keeper(
+        self, reader: PromptReader, call: CompletionCall, passage: Passage
+    ) -> bool:
+        """Read a call's prompt; return whether another router, which keeps its worker's queue, has answered it."""
+        call.take_keys(await reader.read(call.request))
+        if not self._peers.share_queues:
+            return False
+        arrival = self._handler.arrival(call)
+        call.chosen = self._forwarder.worker_for(passage.request, arrival)
+        owner = self._forwarder.owner_url(passage, call.chosen)
+        if owner is None:
+            return False
+        self._peers.passed_on(call.chosen, arrival)
+        return await self._forwarder.pass_on(passage, owner, call.chosen)
+
+    def _check(self, request: Request) -> None:
+        """Refuse what no router of the graph would answer."""
+        self._require(request, "POST")
+        self._keys.check(request.headers.get(b"authorization"))
+        if request.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RequestRefused(
+                415, "content-encoding: send the body as it is", code="unsupported_media_type"
+            )
+
+    def _call(self, parsed: CompletionRequest, passage: Passage, arrived_real_s: float) -> CompletionCall:
+        """Return the record of a request; its prompt is not read yet."""
+        request = passage.request
+        identity = None
+        if self._tiers is not None:
+            identity = self._tiers.door.identify(request.headers, parsed.body.get("model"))
+            parsed = self._tiers.door.for_worker(parsed, identity.tier)
+        return CompletionCall(
+            parsed,
+            passage.responder,
+            arrived_real_s=arrived_real_s,
+            prompt_tokens=parsed.prompt_ids or self._estimator.estimate(parsed.prompt_bytes),
+            headers=tuple(passage.headers),
+            upstream_headers=self._upstream_headers(request, passage.own_id),
+            session=self._session(request),
+            identity=identity,
+        )
+
+    def _parse(self, path: str, request: Request) -> CompletionRequest:
+        content_type = request.headers.get(b"content-type")
+        return parse_completion(path, content_type, request.body, model=self._model, aliases=self._aliases)
+
+    async def _parse_apart(self, path: str, request: Request) -> CompletionRequest:
+        """Read a large body, in steps and in a thread, so that others' streams go on."""
+        for _ in check_size(request.body):
+            await asyncio.sleep(0)
+        return await asyncio.to_thread(self._parse, path, request)
+
+    @property
+    def _aliases(self) -> Collection[str]:
+        """Further names of the model, each of a tier."""
+        return () if self._tiers is None else self._tiers.door.config.models
+
+    def _session(self, request: Request) -> str:
+        if not self._session_header:
+            return ""
+        return request.headers.get(self._session_header, b"")[:SESSION_BYTES].decode("latin-1")
+
+    def _upstream_headers(self, request: Request, own_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
+        headers = [_JSON_TYPE, (b"x-request-id", own_id)]
+        sent = request.headers
+        headers += [(name, sent[name]) for name in _PASSED_ON if name in sent]
+        is_own = self._tiers is not None and self._tiers.door.keys.of(sent.get(b"authorization")) is not None
+        if self._keys.is_open and b"authorization" in sent and not is_own:
+            # Without keys of its own the router is transparent: the workers may ask for one.
+            headers.append((b"authorization", sent[b"authorization"]))
+        return tuple(headers)
+
+    def _record(
+        self,
+        endpoint: ApiEndpoint,
+        own_id: bytes,
+        call: CompletionCall | None,
+        responder: Responder,
+        arrived_real_s: float,
+    ) -> None:
+        metrics = self._metrics
+        has_left = responder.disconnected and not (call is not None and call.is_delivered)
+        status = _CLIENT_LEFT if has_left else responder.status or 500
+        e2e_s = (time.monotonic() - arrived_real_s) * self._speed
+        metrics.requests[endpoint.value, status] += 1
+        if call is not None:
+            self._count(endpoint, call, status, e2e_s)
+        if self._access_log is not None or _DEBUG_LOGGER.isEnabledFor(logging.DEBUG):
+            line = _access_line(endpoint, own_id, status, e2e_s, call)
+            log.debug("request answered", **line)
+            if self._access_log is not None:
+                self._access_log.write(line)
+
+    def _count(self, endpoint: ApiEndpoint, call: CompletionCall, status: int, e2e_s: float) -> None:
+        metrics = self._metrics
+        if call.error is not None:
+            metrics.errors[call.error] += 1
+        elif status == 200:
+            metrics.e2e.observe(e2e_s)
+            metrics.completed += 1
+            metrics.completed_tokens += call.output_tokens
+        if call.error == QUEUE_TIMEOUT:
+            metrics.queue_timeouts += 1
+        elif call.error in REJECTIONS:
+            metrics.refused += 1
+            metrics.rejections[endpoint.value, call.error] += 1
+        elif status in _OVERLOADED and not (call.worker or call.prefill_worker):
+            metrics.refused += 1
+        if self._tiers is not None:
+            self._tiers.ended(call, status, e2e_s)
+        metrics.generation_tokens += call.output_tokens
+        if status == 200:
+            metrics.prompt_tokens += call.prompt_tokens
+            metrics.cached_tokens += call.cached_tokens or 0
+
+    # ------------------------------------------------------------------ the rest
+
+    def _models(self, path: str) -> bytes:
+        names = [self._model, *self._aliases]
+        if path == "/v1/models":
+            cards = [{**self._model_card, "id": name} for name in names]
+            return orjson.dumps({"object": "list", "data": cards})
+        asked = path.removeprefix("/v1/models/")
+        if asked not in names:
+            raise RequestRefused(
+                404, f"model: {asked[:200]!r} does not exist; this router serves {self._model!r}",
+                code="model_not_found",
+            )  # fmt: skip
+        return orjson.dumps({**self._model_card, "id": asked})
+
+    def _answer_workers(self, path: str, request: Request, responder: Responder, headers: Headers) -> None:
+        parts = path.strip("/").split("/")
+        if len(parts) == 1:
+            self._require(request, "GET")
+            is_admin = self._admin_check.allows(request.headers)
+            if not (is_admin or is_of_this_machine(request) or self._peers.is_router(request)):
+                self._keys.check(request.headers.get(b"authorization"))
+            body = self._admin.workers(shows_urls=is_admin)
+            responder.send(200, body, headers=headers)
+            return
+        if len(parts) != 3 or parts[2] not in {"drain", "undrain"}:
+            raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")
+        self._require(request, "POST")
+        self._admin_check.check(request.headers)
+        try:
+            body = self._admin.drain(parts[1], drained=parts[2] == "drain")
+        except NotFoundError as exc:
+            raise RequestRefused(404, str(exc), code="worker_not_found") from exc
+        responder.send(200, body, headers=headers)
+
+    def _answer_busy_threshold(self, request: Request, responder: Responder, headers: Headers) -> None:
+        self._require(request, "GET", "POST")
+        if request.method != "POST":
+            self._admin_check.check_reading(request.headers)
+            responder.send(200, self._busy_threshold.listed(), headers=headers)
+            return
+        self._admin_check.check(request.headers)
+        try:
+            body = self._busy_threshold.change(request.headers.get(b"content-type"), request.body)
+        except ThresholdError as exc:
+            responder.send(exc.status, exc.body(), headers=headers)
+            return
+        responder.send(200, body, headers=headers)
+
+    def _require(self, request: Request, *methods: str) -> None:
+        if request.method in methods or (request.method == "HEAD" and "GET" in methods):
+            return
+        allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+        raise RequestRefused(
+            405,
+            f"method: {request.method} is not allowed here; use {' or '.join(methods)}",
+            code="method_not_allowed",
+            headers=((b"allow", allowed.encode()),),
+        )
+
+    def _refuse(self, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
+        kind = _REFUSAL_KINDS.get(refusal.status, "invalid_request_error")
+        body = error_body(refusal.message, kind=kind, code=refusal.code)
+        responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+
+
+def _access_line(
+    endpoint: ApiEndpoint, own_id: bytes, status: int, e2e_s: float, call: CompletionCall | None
+) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "request_id": own_id.decode("latin-1"),
+        "endpoint": endpoint.value,
+        "status": status,
+        "e2e_s": round(e2e_s, 6),
+    }
+    if call is None:
+        return line
+    return {
+        **line,
+        **({} if call.identity is None else {"tier": call.tier.value, "tenant": call.identity.tenant}),
+        "stream": call.request.stream,
+        "prompt_tokens": call.prompt_tokens,
+        "cached_tokens": call.cached_tokens,
+        "output_tokens": call.output_tokens,
+        "queued_s": round(call.queued_s, 6),
+        "ttft_s": None if call.ttft_s is None else round(call.ttft_s, 6),
+        "prefill_worker": call.prefill_worker,
+        "worker": call.worker,
+        "retries": call.tries.retries,
+        "error": call.error,
+    }

@@ -1,0 +1,222 @@
+"""Keys: where they come from, and whether a request carries one; clients' keys and admin keys apart."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.core.errors import ConfigError
+from penstock.router.proxy.refusal import RequestRefused
+from penstock.core.http.messages import Request
+
+
+@dataclass(frozen=True, slots=True)
+class KeySource:
+    """Where keys of one kind are set; the names appear in errors.
+
+    Attributes:
+        flag: Option of a file or folder.
+        variable: Environment variable of keys, comma-separated.
+    """
+
+    flag: str
+    variable: str
+
+
+BEARER: Final = ((b"www-authenticate", b"Bearer"),)
+"""Header of each 401."""
+API_KEYS: Final = KeySource("--api-keys-file", "PENSTOCK_API_KEYS")
+ADMIN_KEYS: Final = KeySource("--admin-keys-file", "PENSTOCK_ADMIN_KEYS")
+
+
+def read_keys(source: KeySource, file: Path | None, environment: str | None) -> frozenset[bytes]:
+    """Return the accepted keys: one a line from ``file``, comma-separated from ``environment``.
+
+    Of a folder every file is read but those whose name starts with a dot: so a mounted Secret looks, one file
+    per key of the Secret. Empty lines and lines that start with ``#`` are skipped.
+
+    Args:
+        source: Names for errors.
+        file: File or folder; None: not given.
+        environment: Value of the variable; None: not set.
+
+    Raises:
+        ConfigError: a file cannot be read, or what is given holds no key: then no client could be let in, and
+            letting all of them in is not what it was given for.
+    """
+    keys: set[str] = set()
+    if environment is not None:
+        keys.update(_stripped(environment.split(",")))
+        if not keys:
+            raise ConfigError(
+                f"{source.variable}: set, but holds no key; write keys, comma-separated, or unset it to ask for none"
+            )
+    if file is not None:
+        try:
+            files = _visible(file) if file.is_dir() else [file]
+            lines = [line for each in files for line in each.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{source.flag}: {file}: {exc}; give a readable file, one key a line") from exc
+        found = [line for line in _stripped(lines) if not line.startswith("#")]
+        if not found:
+            raise ConfigError(f"{source.flag}: {file}: holds no key; write one a line")
+        keys.update(found)
+    return frozenset(key.encode() for key in keys)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
+
+
+def _stripped(values: Iterable[str]) -> list[str]:
+    return [value.strip() for value in values if value.strip()]
+
+
+class KeyCheck:
+    """Checks bearer tokens; without keys every request passes."""
+
+    def __init__(self, keys: frozenset[bytes]) -> None:
+        self._keys = tuple(keys)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is asked for."""
+        return not self._keys
+
+    def check(self, authorization: bytes | None) -> None:
+        """Let a request pass.
+
+        Raises:
+            RequestRefused: 401, no key or a wrong one.
+        """
+        if self._keys and not self.holds(authorization):
+            raise RequestRefused(
+                401,
+                "authorization: missing or unknown key; send 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers=BEARER,
+            )
+
+    def holds(self, authorization: bytes | None) -> bool:
+        """Return whether a header carries one of the keys."""
+        scheme, _, token = (authorization or b"").partition(b" ")
+        token = token.strip()
+        is_known = False
+        for key in self._keys:
+            # No early end: the time tells nothing about which key came close.
+            is_known |= hmac.compare_digest(key, token)
+        return is_known and scheme.lower() == b"bearer"
+
+
+GRAPH_SECRET: Final = b"x-penstock-graph-secret"
+"""Header by which the routers of a graph know each other; it goes to no worker and to no client."""
+
+
+class GraphSecret:
+    """Tells the requests of the graph's routers from those of clients; without a secret no request is a router's.
+
+    Attributes:
+        headers: What this router sends to others with each request.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        """Take the secret that the routers share; empty: none."""
+        self.headers = ((GRAPH_SECRET, secret),) if secret else ()
+
+    def holds(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request comes from a router of the graph."""
+        sent = headers.get(GRAPH_SECRET, b"")
+        return any(hmac.compare_digest(sent, secret) for _, secret in self.headers)
+
+
+class AdminCheck:
+    """Decides who may drain workers, see their addresses and change thresholds.
+
+    With admin keys: their holders. Without: programs of this machine, while the router listens on loopback only and
+    asks clients for no key either. A web page never may, because a browser sends its requests from inside.
+    """
+
+    def __init__(self, keys: frozenset[bytes], *, is_local: bool) -> None:
+        """Take the keys.
+
+        Args:
+            keys: Admin keys; empty: none.
+            is_local: Only programs of this machine reach the router, and all of them are trusted.
+        """
+        self._keys = KeyCheck(keys)
+        self._is_local = is_local
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Let a request pass.
+
+        Raises:
+            RequestRefused: 403, from a web page or a proxy, or admin is off; 401, no admin key or a wrong one.
+        """
+        if b"origin" in headers or headers.get(b"sec-fetch-site", b"none") != b"none":
+            raise RequestRefused(403, "origin: web pages may not administer workers", code="cross_site")
+        if not self._keys.is_open:
+            if not self._keys.holds(headers.get(b"authorization")):
+                raise RequestRefused(
+                    401,
+                    "authorization: missing or unknown admin key; send 'Authorization: Bearer ADMIN_KEY'",
+                    code="invalid_admin_key",
+                    headers=BEARER,
+                )
+            return
+        if not self._is_local:
+            raise RequestRefused(
+                403,
+                f"admin: off, because the router has no admin key and does not serve this machine alone; set"
+                f" {ADMIN_KEYS.variable} or {ADMIN_KEYS.flag}",
+                code="admin_off",
+            )
+        if not _names_this_machine(headers.get(b"host", b"")) or not _PROXIED.isdisjoint(headers):
+            # A page whose name was made to resolve to loopback is of one site with it, and has no origin to show.
+            raise RequestRefused(
+                403,
+                f"host: administer from this machine, by 127.0.0.1 or localhost, or set {ADMIN_KEYS.variable}",
+                code="cross_site",
+            )
+
+    def check_reading(self, headers: Mapping[bytes, bytes]) -> None:
+        """Let a request pass that only reads settings: everybody's without an admin key.
+
+        Raises:
+            RequestRefused: 403, from a web page; 401, no admin key or a wrong one.
+        """
+        if not self._keys.is_open:
+            self.check(headers)
+
+    def allows(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request would pass."""
+        try:
+            self.check(headers)
+        except RequestRefused:
+            return False
+        return True
+
+
+_PROXIED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
+
+
+def is_of_this_machine(request: Request) -> bool:
+    """Return whether a request comes from a program of this machine that is no proxy."""
+    return is_loopback(request.peer.rpartition(":")[0]) and _PROXIED.isdisjoint(request.headers)
+
+
+def _names_this_machine(host: bytes) -> bool:
+    name = host.decode("latin-1").strip()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    return is_loopback(name)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host, as one writes it to listen or to connect, is this machine's loopback."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

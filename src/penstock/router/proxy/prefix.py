@@ -1,0 +1,171 @@
+"""What policies that read prompts know of a request: prefix keys, and how many tokens a key stands for.
+
+`read_prompt` is pure; `PromptReader` calls it for the router.
+
+By default nothing here needs the model's tokenizer or template: prompts that share their beginning share their keys,
+and that is all that keys must tell. With a tokenizer, keys are made of tokens and prompts are counted exactly, chats by
+the model's template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.router.policy.keys import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    MAX_BYTES,
+    SUB_BLOCK_KEYS,
+    exact_keys,
+    prompt_keys,
+    render_chat,
+    space_seed,
+    token_keys,
+)
+from penstock.router.proxy.completion import ApiEndpoint, CompletionRequest
+from penstock.router.tokenizer import PromptTokenizer
+
+_THREADS: Final = 2
+"""Chosen: one long prompt does not hold up the next; more would take the processor from the relay."""
+_AT_ONCE_BYTES: Final = 1024
+"""Prompts up to this size are tokenized on the loop: about a millisecond at a microsecond a byte, as much as a
+thread may cost on a busy machine."""
+_AT_ONCE_ITEMS: Final = 512
+"""Chats of up to so many messages are rendered on the loop: a few milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactKeys:
+    """How keys are made of tokens.
+
+    Attributes:
+        tokenizer: Returns a prompt's ids; None where only prompts sent as ids are told apart by tokens.
+        engine_block_tokens: Tokens of a worker's KV block, so that KV events make the same keys; None without events.
+    """
+
+    tokenizer: PromptTokenizer | None = None
+    engine_block_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A prompt as policies see it.
+
+    Attributes:
+        chain: Chained keys; empty where the prompt cannot be read, as with embeddings.
+        tokens: Prompt tokens, where they were counted here.
+        is_text: Keys were made of bytes, not of tokens.
+    """
+
+    chain: tuple[int, ...]
+    tokens: int | None = None
+    is_text: bool = False
+
+    @property
+    def sub_block_keys(self) -> int:
+        """Keys that stand for the first block together."""
+        return SUB_BLOCK_KEYS if self.is_text else 1
+
+    def block_tokens(self, bytes_per_token: float) -> float:
+        """Return the prompt tokens that a block stands for."""
+        return BLOCK_BYTES / bytes_per_token if self.is_text else BLOCK_TOKENS
+
+
+def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> Keyed:
+    """Return a request's keys.
+
+    Args:
+        request: The request.
+        exact: Makes keys of tokens; None: of bytes, unless the prompt came as ids.
+    """
+    body = request.body
+    salt = body.get("cache_salt")
+    seed = space_seed(salt if isinstance(salt, str) else "")
+    engine_block_tokens = None if exact is None else exact.engine_block_tokens
+    ids = None if exact is None else _chat_ids(request, exact.tokenizer)
+    if ids is not None:
+        chain = token_keys(ids, engine_block_tokens=engine_block_tokens, seed=seed)
+        return Keyed(chain, len(ids) if request.prompt_bytes <= MAX_BYTES else None)
+    text = _text_of(request)
+    if text is not None:
+        if exact is None or exact.tokenizer is None:
+            return Keyed(prompt_keys(text, seed=seed), is_text=True)
+        # A chat without its template is only like what the worker sees: its keys agree among themselves.
+        decoded = text.decode("utf-8", "ignore")
+        tokens, chain = exact_keys(
+            decoded, exact.tokenizer.text, engine_block_tokens=engine_block_tokens, seed=seed
+        )
+        is_whole = request.endpoint is ApiEndpoint.COMPLETIONS and request.prompt_bytes <= len(text)
+        return Keyed(chain, tokens if is_whole else None)
+    prompt = body.get("prompt")
+    if not isinstance(prompt, list) or not prompt:
+        return Keyed(())
+    try:
+        ids = prompt[0] if isinstance(prompt[0], list) else prompt
+        return Keyed(token_keys(ids, engine_block_tokens=engine_block_tokens, seed=seed))
+    except (OverflowError, TypeError):
+        # No token of any model; the worker will say so.
+        return Keyed(())
+
+
+def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> Sequence[int] | None:
+    """Return the tokens of what the worker makes of a chat; None: that is not known, or it is no chat."""
+    if tokenizer is None or tokenizer.chat is None or request.endpoint is ApiEndpoint.COMPLETIONS:
+        return None
+    body = request.body
+    if request.endpoint is ApiEndpoint.RESPONSES:
+        if body.get("tools"):
+            return None
+        body = {"messages": _messages(body)}
+    return tokenizer.chat(body, MAX_BYTES)
+
+
+def _text_of(request: CompletionRequest) -> bytes | None:
+    body = request.body
+    if request.endpoint is ApiEndpoint.CHAT:
+        return render_chat(body["messages"], body.get("tools"))
+    if request.endpoint is ApiEndpoint.RESPONSES:
+        return render_chat(_messages(body), body.get("tools"))
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
+        prompt = "".join(prompt)
+    if not isinstance(prompt, str):
+        return None
+    return prompt[:MAX_BYTES].encode("utf-8", "surrogatepass")[:MAX_BYTES]
+
+
+def _messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a Responses request says, as a chat: instructions, then the input."""
+    instructions, given = body.get("instructions"), body["input"]
+    head = [{"role": "system", "content": instructions}] if instructions else []
+    return [*head, *([{"role": "user", "content": given}] if isinstance(given, str) else given)]
+
+
+class PromptReader:
+    """Reads prompts without holding up the event loop: long ones in threads of their own."""
+
+    def __init__(self, exact: ExactKeys | None) -> None:
+        """Take how keys are made; None: of bytes."""
+        self._exact = exact
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
+
+    async def read(self, request: CompletionRequest) -> Keyed:
+        """Return a request's keys; cancelled, it drops the work if that has not begun."""
+        if self._is_short(request):
+            return read_prompt(request, self._exact)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, read_prompt, request, self._exact)
+
+    def close(self) -> None:
+        """Drop what waits; a prompt that is being read ends by itself, because its length is bounded."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _is_short(self, request: CompletionRequest) -> bool:
+        if self._exact is not None and self._exact.tokenizer is not None:
+            return request.prompt_bytes <= _AT_ONCE_BYTES
+        items = request.body.get("messages" if request.endpoint is ApiEndpoint.CHAT else "input")
+        return not isinstance(items, list) or len(items) <= _AT_ONCE_ITEMS

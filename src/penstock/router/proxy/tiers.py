@@ -1,0 +1,69 @@
+"""The live router's tiers: its door, and what the end of a request says of its tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import Metric
+
+from penstock.api import TiersConfig
+from penstock.router.admission import LiveCore
+from penstock.router.core.tier_control import TierControl
+from penstock.router.policy.slo_monitor import EndedRequest
+from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.failures import QUEUE_TIMEOUT, SHED
+from penstock.router.proxy.tier_door import TierDoor
+from penstock.router.tier_config import shedding_settings, tier_settings
+from penstock.router.tier_metrics import TierGauges, tier_families
+
+_COUNTED_BY_CORE = (QUEUE_TIMEOUT, SHED)
+_OVERLOADED = (429, 503)
+
+
+class LiveTiers:
+    """Ties the door, the core's counters and the metrics page.
+
+    Attributes:
+        door: Gives requests their tiers.
+    """
+
+    def __init__(
+        self, door: TierDoor, control: TierControl, core: LiveCore, now_s: Callable[[], float]
+    ) -> None:
+        """Tie the parts; ``now_s`` tells simulated seconds."""
+        self.door = door
+        self._control = control
+        self._core = core
+        self._now_s = now_s
+
+    def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
+        """Take note of a request's end; one whose client left early, or was at fault, says nothing of its tier."""
+        if not (call.worker or call.prefill_worker):
+            if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
+                self._control.rejected(call.tier)
+            return
+        is_whole = status == 200 and call.error is None
+        if not is_whole and (
+            call.error in {None, "client_left", "shutdown"} or (status < 500 and status != 200)
+        ):
+            return
+        tpot_s = None
+        if call.ttft_s is not None and call.output_tokens > 1:
+            tpot_s = (e2e_s - call.ttft_s) / (call.output_tokens - 1)
+        ended = EndedRequest(call.ttft_s, tpot_s, e2e_s, is_failed=not is_whole)
+        self._control.ended(call.tier, ended, self._now_s())
+
+    def configure(self, config: TiersConfig) -> None:
+        """Take another tiers section from now on: header, names, shares, targets and shedding."""
+        settings = tier_settings(config)
+        self.door.config = config
+        self._control.configure(settings, shedding_settings(config))
+        for queue in self._core.queues.values():
+            queue.set_tiers(settings)
+
+    def families(self) -> Iterator[Metric]:
+        """Yield the metric families with the label ``tier``."""
+        waiting = self._core.entry_queue.room.tiers
+        yield from tier_families(
+            self._control, TierGauges(waiting, dict(self.door.downgraded), self._now_s())
+        )

@@ -1,0 +1,396 @@
+"""Puts one router process together and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+
+from penstock.api import AdmissionConfig, Role, TiersConfig
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+from penstock.core.logs import get_logger
+from penstock.router.access_log import AccessLog
+from penstock.router.admission import Admission, LiveCore, log_worker_event
+from penstock.router.config_watch import POLL_REAL_S, ConfigWatch
+from penstock.router.core.retries import RetryBudget, RetryRules
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.discovery.base import Discovery
+from penstock.router.discovery.statefile import StatefileDiscovery
+from penstock.router.discovery.watch import WorkerWatch
+from penstock.router.graph_thresholds import GraphThresholds
+from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
+from penstock.router.make_core import make_core
+from penstock.router.metrics import MetricsPage, RouterCollector, RouterMetrics
+from penstock.router.peers import Peers
+from penstock.router.periodic import PeriodicTask
+from penstock.router.policy.busy import busy_thresholds
+from penstock.router.policy.routing_policy import AssignTime
+from penstock.router.policy.token_estimate import TokenEstimator
+from penstock.router.proxy.admin import Admin
+from penstock.router.proxy.app import RouterApp
+from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck
+from penstock.router.proxy.busy_threshold import BusyThresholdApi
+from penstock.router.proxy.cors import Cors
+from penstock.router.proxy.forwarding import Forwarder
+from penstock.router.proxy.handler import CompletionHandler
+from penstock.router.proxy.kv_release import KvReleases
+from penstock.router.proxy.lease_guard import LeaseGuard
+from penstock.router.proxy.prefix import ExactKeys, PromptReader
+from penstock.router.proxy.tier_door import TierDoor
+from penstock.router.proxy.tiers import LiveTiers
+from penstock.router.proxy.upstream import UpstreamClient
+from penstock.router.recent_traffic import RecentTraffic
+from penstock.router.settings import RouterSettings
+from penstock.router.tokenizer import load_tokenizer
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer, Request
+
+log = get_logger(__name__)
+
+TICK_REAL_S = 0.1
+"""Discovery poll, queue time-outs and lag measurement; real seconds."""
+
+
+STOP_REAL_S = 10.0
+"""Longest wait for discovery, checks and connections to end behind the last request; real seconds. Chosen: each takes
+milliseconds, and the pod's grace period must not pass in it."""
+
+
+class RouterServer:
+    """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        """Build all parts; nothing runs and nothing listens yet.
+
+        Raises:
+            ConfigError: the settings cannot work.
+        """
+        settings.check()
+        self._settings = settings
+        self._clock = SimulatedClock(settings.speed)
+        self.metrics = RouterMetrics()
+        self._pool = ConnectionPool()
+        self._probe_pool = ConnectionPool()
+        self._discovery = _make_discovery(settings)
+        self.core = self._make_core()
+        self.admission = Admission(self.core, self._clock.now_s)
+        self._watch = WorkerWatch(
+            self.admission, self._probe_pool, settings.config.health, self._clock, requests=self._pool
+        )
+        self.thresholds = GraphThresholds(self.admission)
+        self._peers = self._make_peers()
+        self._traffic = RecentTraffic(
+            self.metrics, self._clock.now_s(), ttft_slo_s=settings.config.ttft_slo_seconds
+        )
+        self._admin = Admin(
+            self.admission,
+            self.metrics,
+            self._traffic,
+            clock=self._clock,
+            discovery_problem=self._discovery_problem,
+        )
+        reads_prompts = self.core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
+        self._reader = PromptReader(self._make_exact()) if reads_prompts else None
+        self._kv_events = self._make_listener()
+        self.tiers = self._make_tiers()
+        self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
+        self._estimator = TokenEstimator()
+        self._releases = KvReleases(self._pool, self.core.pool, self.metrics, self._clock.now_s)
+        self._handler = self._make_handler()
+        self._config_watch = (
+            ConfigWatch(
+                settings.graph_file,
+                settings.config,
+                {"admission": self._set_admission, "tiers": self._set_tiers},
+            )
+            if settings.graph_file is not None
+            else None
+        )
+        self._periodic = list(self._make_periodic())
+        app = self._make_app()
+        self._http = HttpServer(
+            app.handle, limits=settings.server_limits(), is_vital=_is_vital, wants_body=app.wants_body
+        )
+        self._ticker: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._http.port
+
+    async def start(self) -> None:
+        """Learn the workers, then listen.
+
+        Raises:
+            PortInUseError: the port is taken.
+            ConfigError: discovery cannot begin, for want of credentials.
+        """
+        try:
+            if self._discovery is not None:
+                await self._discovery.start()
+                self._watch.follow(self._discovery)
+                # What holds for the graph, such as thresholds set at run time, holds for the first request here.
+                await self._peers.ask()
+            else:
+                self.admission.set_workers(self._settings.workers)
+                self._watch.sync()
+            if self._kv_events is not None:
+                self._kv_events.start()
+            for each in self._periodic:
+                each.start()
+            await self._http.start(self._settings.host, self._settings.port)
+        except BaseException:
+            await self._stop_background()
+            raise
+        self._ticker = asyncio.create_task(self._tick(), name="router tick")
+        log.info("router listening", host=self._settings.host, port=self.port, **self._settings.shown())
+
+    async def close(self) -> None:
+        """Stop accepting, let requests under way finish within the grace time, stop the rest."""
+        self._admin.stopping = True
+        self._peers.forwards = False
+        grace_real_s = self._clock.to_real_s(self._settings.shutdown_grace_s)
+        log.info("router stopping", connections=self._http.connections, grace_real_s=grace_real_s)
+        await self._http.close(grace_s=grace_real_s)
+        await self._stop_background()
+        if self._access_log is not None:
+            self._access_log.close()
+        log.info("router stopped")
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Run until ``stop`` is set."""
+        await self.start()
+        # What was built so far lives as long as the process; walking it in every full collection would
+        # only hold streams up, by some ten milliseconds each time.
+        gc.collect()
+        gc.freeze()
+        try:
+            await stop.wait()
+        finally:
+            await self.close()
+
+    async def _stop_background(self) -> None:
+        """End what runs beside requests, also after a start that failed; return within `STOP_REAL_S`."""
+        try:
+            async with asyncio.timeout(STOP_REAL_S):
+                await self._end_background()
+        except TimeoutError:
+            log.error("background tasks given up", after_real_s=STOP_REAL_S)  # noqa: TRY400 - the place says nothing
+
+    async def _end_background(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.wait([self._ticker])
+            self._ticker = None
+        for each in self._periodic:
+            await each.close()
+        if self._discovery is not None:
+            await self._discovery.close()
+        if self._kv_events is not None:
+            await self._kv_events.close()
+        if self._reader is not None:
+            self._reader.close()
+        await self._releases.close()
+        await self._watch.close()
+        await self._probe_pool.close()
+        await self._pool.close()
+
+    async def _tick(self) -> None:
+        # The loop's own clock is coarse and cached; lateness is measured with the real one.
+        due_s = time.monotonic()
+        while True:
+            due_s += TICK_REAL_S
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            late_s = time.monotonic() - due_s
+            self.metrics.lag.record(self._clock.to_model_s(late_s))
+            if late_s > TICK_REAL_S:
+                due_s = time.monotonic()
+            try:
+                if self._discovery is not None:
+                    self._watch.follow(self._discovery)
+                self.admission.tick()
+                self._traffic.tick(self._clock.now_s())
+                if self._access_log is not None:
+                    self._access_log.flush()
+            except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
+                log.exception("tick failed")
+
+    def _make_core(self) -> LiveCore:
+        settings = self._settings
+        pool = WorkerPool(
+            settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
+        )
+        admission = settings.admission(settings.config.admission)
+        core: LiveCore = make_core(
+            settings.config.model_copy(update={"admission": admission}),
+            pool,
+            is_disaggregated=settings.disaggregated,
+            batch_tokens=settings.batch_tokens,
+            worker_requests=settings.worker_requests,
+            lease_s=settings.lease_s,
+        )
+        core.speed = settings.speed
+        return core
+
+    def _make_tiers(self) -> LiveTiers | None:
+        settings, control = self._settings, self.core.tiers
+        if control is None:
+            return None
+        door = TierDoor(settings.config.tiers, settings.tier_keys, model=settings.model)
+        return LiveTiers(door, control, self.core, self._clock.now_s)
+
+    def _make_peers(self) -> Peers:
+        health, discovery = self._settings.config.health, self._discovery
+        return Peers(
+            self.admission,
+            self._probe_pool,
+            discovery.routers if discovery is not None else tuple,
+            self._clock,
+            secret=GraphSecret(self._settings.graph_secret),
+            timeout_real_s=health.timeout_real_seconds,
+            interval_real_s=self._settings.config.peers.interval_real_seconds,
+            forwards=self._settings.config.peers.forward and discovery is not None,
+            thresholds=self.thresholds,
+        )
+
+    def _make_forwarder(self) -> Forwarder:
+        longest_s = self._settings.config.limits.request_timeout_seconds
+        real_s = self._clock.to_real_s(longest_s)
+        return Forwarder(self._peers, self._pool, self.metrics, request_real_s=real_s)
+
+    def _make_periodic(self) -> Iterator[PeriodicTask]:
+        """Yield what goes on beside requests, first to last as it is started and stopped."""
+        if self._config_watch is not None:
+            yield PeriodicTask(
+                self._config_watch.check,
+                name="router settings",
+                pause_real_s=POLL_REAL_S,
+                failure="router settings not followed",
+            )
+        if self._discovery is not None:
+            yield PeriodicTask(
+                self._peers.ask,
+                name="peers",
+                pause_real_s=self._settings.config.peers.interval_real_seconds,
+                failure="other routers not asked",
+            )
+
+    def _make_exact(self) -> ExactKeys | None:
+        settings, config = self._settings, self._settings.config
+        if config.tokenizer is None and config.kv_events_port is None:
+            return None
+        unit = None if config.kv_events_port is None else settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
+        return ExactKeys(None if config.tokenizer is None else load_tokenizer(config.tokenizer), unit)
+
+    def _make_listener(self) -> KvListener | None:
+        settings, port = self._settings, self._settings.config.kv_events_port
+        if port is None or self._reader is None:
+            return None
+        return KvListener(
+            self.admission,
+            self.core.entry_queue.index_of,
+            port=port,
+            engine_block_tokens=settings.kv_block_tokens or ENGINE_BLOCK_TOKENS,
+        )
+
+    def _set_admission(self, section: AdmissionConfig) -> None:
+        admission = self._settings.admission(section)
+        self.thresholds.file_changed(busy_thresholds(admission))
+        self._handler.retry_after_s = admission.retry_after_seconds
+
+    def _set_tiers(self, tiers: TiersConfig) -> None:
+        if tiers.enabled is not (self.tiers is not None):
+            log.warning("tiers are switched at a router's start alone", wanted=tiers.enabled)
+        if self.tiers is not None and tiers.enabled:
+            self.tiers.configure(tiers)
+
+    def _make_handler(self) -> CompletionHandler:
+        settings, config, clock = self._settings, self._settings.config, self._clock
+        leases = LeaseGuard(
+            self._probe_pool,
+            clock,
+            lease_s=settings.lease_s,
+            timeout_real_s=config.health.timeout_real_seconds,
+        )
+        budget = RetryBudget(
+            fraction=config.retries.budget_fraction,
+            min_per_s=config.retries.min_per_second,
+            now_s=clock.now_s(),
+        )
+        return CompletionHandler(
+            upstream=UpstreamClient(self._pool, settings, clock),
+            admission=self.admission,
+            leases=leases,
+            releases=self._releases,
+            metrics=self.metrics,
+            retries=RetryRules(self.core.pool, budget, max_per_request=config.retries.max_per_request),
+            estimator=self._estimator,
+            clock=clock,
+            retry_after_s=settings.admission(config.admission).retry_after_seconds,
+        )
+
+    def _make_app(self) -> RouterApp:
+        settings, config, clock = self._settings, self._settings.config, self._clock
+        collector = RouterCollector(
+            self.metrics,
+            self.core.pool,
+            self._admin.queue_gauges,
+            active_prefill_tokens=self.core.active_prefill_tokens,
+            decode_waiting=lambda: len(self.core.queues[Role.DECODE]) if settings.disaggregated else None,
+            discovery_problem=self._discovery_problem,
+            model=settings.model,
+            roles=(Role.PREFILL, Role.DECODE) if settings.disaggregated else (Role.AGGREGATED,),
+            now_s=clock.now_s,
+            kv_events=self._kv_events,
+            tiers=None if self.tiers is None else self.tiers.families,
+            wake=self.core.wake,
+            turned_away=self.core.turned_away,
+        )
+        return RouterApp(
+            model=settings.model,
+            context_tokens=settings.context_tokens,
+            handler=self._handler,
+            admin=self._admin,
+            peers=self._peers,
+            forwarder=self._make_forwarder(),
+            busy_threshold=BusyThresholdApi(
+                self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
+            ),
+            # A key that carries a tier opens the door too; where it stands open, it stays open.
+            keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),
+            admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
+            cors=Cors(config.cors_allowed_origins),
+            metrics=self.metrics,
+            page=MetricsPage(collector),
+            estimator=self._estimator,
+            reader=self._reader,
+            speed=settings.speed,
+            access_log=self._access_log,
+            session_header=config.session_header,
+            tiers=self.tiers,
+        )
+
+    def _discovery_problem(self) -> str | None:
+        return self._discovery.problem if self._discovery is not None else None
+
+
+def _is_vital(request: Request) -> bool:
+    """Return whether a request is a probe's, a scraper's or an administrator's: all that is not inference."""
+    return not request.path.startswith("/v1/")
+
+
+def _make_discovery(settings: RouterSettings) -> Discovery | None:
+    if settings.statefile is not None:
+        return StatefileDiscovery(settings.statefile)
+    if settings.kubernetes is None:
+        return None
+    try:
+        # An extra of the distribution; only a router in a cluster needs it.
+        from penstock.router.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"--discovery kubernetes: {exc.name} is not installed; pip install 'penstock[kubernetes]'"
+        ) from exc
+    return KubernetesDiscovery(graph=settings.kubernetes.graph, namespace=settings.kubernetes.namespace)

@@ -1,0 +1,175 @@
+"""What one router process is told: the graph's router section plus flags; printed at start, keys masked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.api import AdmissionConfig, Role, RouterConfig
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.policy.busy import admission_with, check_flags
+from penstock.router.proxy.auth import ADMIN_KEYS, is_loopback
+from penstock.router.proxy.tier_keys import TIER_KEYS, TierKeys
+from penstock.core.http.client import Timeouts
+from penstock.core.http.server import ServerLimits
+
+_FILES_PER_REQUEST = 2
+"""Open files of one request: the client's connection and the worker's."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlace:
+    """A graph on Kubernetes.
+
+    Attributes:
+        graph: Its name.
+        namespace: Where it lives; None: the service account's or the kubeconfig context's.
+    """
+
+    graph: str
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """Settings of one router.
+
+    Attributes:
+        model: Name under which clients ask for the model.
+        disaggregated: Prefill and decode are separate pools.
+        config: The graph's router section.
+        admission_flags: Fields of its admission section that go before it, by name.
+        lease_s: First KV lease of the prefill workers, simulated seconds.
+        context_tokens: Longest prompt plus output, shown by ``/v1/models``; None: not known.
+        kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
+        batch_tokens: Most tokens of one step of a worker; None: not known.
+        worker_requests: Requests that a worker has room for; None: not known.
+        graph_file: Manifest whose admission section is followed while the router runs; None: none.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        speed: Simulated seconds per real one.
+        statefile: Where the local backend lists the workers, or None.
+        kubernetes: The graph whose EndpointSlices list the workers, or None.
+        workers: The fixed fleet; empty with one of the two above.
+        api_keys: Accepted keys; empty: none asked for.
+        graph_secret: Shared by the graph's routers, which know each other by it; empty: none is known.
+        admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
+        tier_keys: Keys that carry a tier; where API keys are asked for, they are accepted as such.
+        access_log: File for one JSON line per request, ``-`` for stdout, None for none.
+        shutdown_grace_s: Longest wait for requests under way at SIGTERM, simulated seconds.
+    """
+
+    model: str
+    disaggregated: bool
+    config: RouterConfig = field(default_factory=RouterConfig)
+    admission_flags: Mapping[str, Any] = field(default_factory=dict)
+    lease_s: float = 30.0
+    context_tokens: int | None = None
+    kv_block_tokens: int | None = None
+    batch_tokens: int | None = None
+    worker_requests: int | None = None
+    graph_file: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    speed: float = 1.0
+    statefile: Path | None = None
+    kubernetes: GraphPlace | None = None
+    workers: tuple[WorkerSpec, ...] = ()
+    api_keys: frozenset[bytes] = frozenset()
+    graph_secret: bytes = b""
+    admin_keys: frozenset[bytes] = frozenset()
+    tier_keys: TierKeys = field(default_factory=lambda: TierKeys({}))
+    access_log: str | None = None
+    shutdown_grace_s: float = 900.0
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: no source of workers, two of them, roles that do not fit, a key of both kinds, or thresholds
+                without effect.
+        """
+        check_flags(self.admission(self.config.admission), self.admission_flags)
+        if self.tier_keys.keys and not self.config.tiers.enabled:
+            raise ConfigError(
+                f"{TIER_KEYS.variable}: keys carry tiers, but spec.router.tiers.enabled is false; set it to true, or give "
+                "no such keys"
+            )
+        if (self.api_keys | self.tier_keys.keys) & self.admin_keys:
+            raise ConfigError(
+                f"{ADMIN_KEYS.variable}: a client's API key is an admin key as well; make another one for admins"
+            )
+        if sum((self.statefile is not None, self.kubernetes is not None, bool(self.workers))) != 1:
+            raise ConfigError(
+                "workers: give one of --discovery kubernetes, --discovery STATEFILE or --worker role=url, not both"
+            )
+        needed = {Role.PREFILL, Role.DECODE} if self.disaggregated else {Role.AGGREGATED}
+        if self.workers and {each.role for each in self.workers} != needed:
+            have = ", ".join(sorted({each.role for each in self.workers}))
+            want = " and ".join(sorted(needed))
+            raise ConfigError(f"--worker: roles {have} given; the graph needs {want}")
+
+    def admission(self, section: AdmissionConfig) -> AdmissionConfig:
+        """Return what holds of an admission section of the graph, beside the flags."""
+        return admission_with(section, self.admission_flags)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs of this machine reach the router, and none of them needs a key."""
+        return is_loopback(self.host) and not self.api_keys
+
+    def shown(self) -> dict[str, Any]:
+        """Return what is logged at start, without secrets."""
+        return {
+            "model": self.model,
+            "disaggregated": self.disaggregated,
+            "policy": self.config.policy.value,
+            "speed": self.speed,
+            "discovery": self._source(),
+            "api_keys": len(self.api_keys),
+            "admin_keys": len(self.admin_keys),
+            "graph_secret": bool(self.graph_secret),
+            "tier_keys": len(self.tier_keys.keys),
+            "access_log": self.access_log,
+            "lease_s": self.lease_s,
+            "admission_flags": dict(self.admission_flags),
+            "config": self.config.to_manifest(),
+        }
+
+    def _source(self) -> str | list[str]:
+        if self.kubernetes is not None:
+            return f"kubernetes: {self.kubernetes.graph}"
+        return str(self.statefile) if self.statefile else [each.url for each in self.workers]
+
+    def server_limits(self) -> ServerLimits:
+        """Return the bounds of client connections."""
+        limits = self.config.limits
+        return ServerLimits(
+            max_header_bytes=limits.max_header_bytes,
+            max_body_bytes=limits.max_body_bytes,
+            max_buffered_bytes=max(ServerLimits().max_buffered_bytes, 2 * limits.max_body_bytes),
+            header_timeout_s=limits.header_timeout_real_seconds,
+            body_timeout_s=limits.header_timeout_real_seconds,
+            receive_timeout_s=limits.header_timeout_real_seconds,
+            max_connections=limits.max_connections,
+            files_per_connection=_FILES_PER_REQUEST,
+        )
+
+    def upstream_timeouts(self, clock: SimulatedClock, *, left_s: float) -> Timeouts:
+        """Return the bounds of one call of a worker, in real seconds.
+
+        Args:
+            clock: Converts.
+            left_s: What is left of the request's own time, simulated seconds.
+        """
+        limits = self.config.limits
+        return Timeouts(
+            connect_s=limits.connect_timeout_real_seconds,
+            first_byte_s=clock.to_real_s(limits.first_byte_timeout_seconds),
+            idle_s=clock.to_real_s(limits.idle_timeout_seconds),
+            total_s=max(0.001, clock.to_real_s(left_s)),
+        )

@@ -1,0 +1,146 @@
+"""A graph becomes the list of its processes: routers first, then workers, then the planner.
+
+Pure: the interpreter, paths, host and speed come in the context; ports and GPU ids are chosen by what starts the processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.api.enums import Role, Runtime
+from penstock.api.graph import GraphDeployment, GraphSpec
+from penstock.api.graph_rules import PLANNER_SERVICE
+from penstock.api.service import ServiceSpec
+from penstock.core.errors import ConfigError
+from penstock.runtimes import dynamo, simulated, vllm
+from penstock.runtimes.process import (
+    ENGINE_LIVENESS_S,
+    LIVENESS_S,
+    PLANNER_ROLE,
+    PORT,
+    ProcessSpec,
+    RuntimeContext,
+    WorkerCommand,
+)
+
+_WORKERS: dict[Runtime, Callable[[GraphSpec, ServiceSpec, RuntimeContext], WorkerCommand]] = {
+    Runtime.SIMULATED: simulated.worker,
+    Runtime.VLLM: vllm.worker,
+    Runtime.DYNAMO: dynamo.worker,
+}
+
+PLANNER_GRACE_S = 30.0
+"""The planner ends between two ticks; chosen as one adjustment interval."""
+
+
+def process_specs(graph: GraphDeployment, context: RuntimeContext) -> list[ProcessSpec]:
+    """Return every kind of process that ``graph`` runs.
+
+    Args:
+        graph: A valid graph.
+        context: Where and how fast its processes run.
+
+    Raises:
+        ConfigError: The speed is not 1, though the runtime's workers run in real time.
+    """
+    _check_speed(graph.spec, context)
+    specs = []
+    for name, service in sorted(graph.spec.services.items(), key=lambda item: item[1].role.is_worker):
+        if service.role is Role.ROUTER:
+            specs.append(_router(graph.spec, name, service, context))
+        else:
+            command = _WORKERS[graph.spec.runtime](graph.spec, service, context)
+            specs.append(_service_process(graph.spec, name, service, context, command))
+    if graph.spec.planner.enabled:
+        specs.append(_planner(graph, context))
+    return specs
+
+
+def _check_speed(spec: GraphSpec, context: RuntimeContext) -> None:
+    models_time = spec.runtime is Runtime.SIMULATED or spec.engine.mocker
+    if context.speed != 1 and not models_time:
+        raise ConfigError(
+            f"--speed: {context.speed:g}, but workers of runtime {spec.runtime} run in real time; "
+            "use --speed 1 or runtime: simulated"
+        )
+
+
+def _router(spec: GraphSpec, name: str, service: ServiceSpec, context: RuntimeContext) -> ProcessSpec:
+    if spec.runtime is Runtime.DYNAMO:
+        command = dynamo.frontend(spec, service, context)
+        health_path = dynamo.FRONTEND_HEALTH_PATH
+    else:
+        argv = [context.python, "-m", "penstock.cli", "router", "serve", "--graph", context.graph_file]
+        argv += ["--discovery", context.discovery, "--host", context.host, "--port", "{port}"]
+        argv += ["--speed", f"{context.speed:g}"]
+        command = WorkerCommand(argv=tuple(argv), ports=(PORT,))
+        health_path = "/health"
+    return _service_process(spec, name, service, context, command, health_path=health_path)
+
+
+def _planner(graph: GraphDeployment, context: RuntimeContext) -> ProcessSpec:
+    planner = graph.spec.planner
+    environment = planner.environment or context.environment
+    log_dir = planner.log_dir or context.log_dir
+    argv = [context.python, "-m", "penstock.cli", "planner", "run", "--graph", context.graph_file]
+    argv += ["--namespace", planner.namespace or context.namespace, "--environment", environment.value]
+    argv += ["--speed", f"{context.speed:g}"]
+    if log_dir is not None:
+        argv += ["--log-dir", log_dir]
+    argv += context.planner_args
+    return ProcessSpec(
+        name=f"{context.namespace}_{PLANNER_SERVICE}",
+        service=PLANNER_SERVICE,
+        role=PLANNER_ROLE,
+        argv=tuple(argv),
+        ports=(),
+        health_path=None,
+        image=graph.spec.planner_image,
+        startup_s=60.0,
+        grace_s=PLANNER_GRACE_S,
+    )
+
+
+def _service_process(
+    spec: GraphSpec,
+    name: str,
+    service: ServiceSpec,
+    context: RuntimeContext,
+    command: WorkerCommand,
+    *,
+    health_path: str = "/health",
+) -> ProcessSpec:
+    """Add to a command what the user wrote: arguments last, variables over the runtime's own."""
+    shared = spec if service.role.is_worker else None
+    variables = {each.name: each for each in (*(shared.env if shared else ()), *service.env)}
+    literals = {each.name: each.value or "" for each in variables.values() if each.value_from is None}
+    return ProcessSpec(
+        name=f"{context.namespace}_{name}",
+        service=name,
+        role=service.role.value,
+        argv=(*command.argv, *service.args),
+        env={**command.env, **literals},
+        env_sources=tuple(each for each in variables.values() if each.value_from is not None),
+        env_from=(*(shared.env_from if shared else ()), *service.env_from),
+        ports=command.ports,
+        gpus=service.gpus,
+        nodes=service.nodes_per_replica,
+        replicas=service.replicas,
+        bounds=service.replica_bounds,
+        health_path=health_path,
+        image=spec.image_of(name),
+        startup_s=service.startup_timeout_seconds,
+        grace_s=float(service.termination_grace_period_seconds),
+        liveness_s=_liveness_s(spec, service),
+        stall_s=spec.router.health.stall_real_seconds,
+    )
+
+
+def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float:
+    """Return the service's setting, or the default of Penstock's own processes or of real engines."""
+    if service.liveness_timeout_seconds is not None:
+        return service.liveness_timeout_seconds
+    is_own = spec.runtime is Runtime.SIMULATED or (
+        service.role is Role.ROUTER and spec.runtime is not Runtime.DYNAMO
+    )
+    return LIVENESS_S if is_own else ENGINE_LIVENESS_S

@@ -1,0 +1,129 @@
+"""Flags that vLLM defines and the simulated worker and Dynamo's vLLM worker share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from penstock.api.enums import Role
+from penstock.api.graph import GraphSpec
+from penstock.api.service import ServiceSpec
+
+_KV_EVENTS = "--kv-events-config"
+_LAST_PORT = 65535
+_KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
+
+
+def batch_flags(spec: GraphSpec) -> list[str]:
+    """Return cache and batch flags; a size left at null is left to the runtime."""
+    engine = spec.engine
+    sizes = (
+        ("--max-model-len", spec.model.context_tokens),
+        ("--block-size", engine.block_tokens),
+        ("--num-gpu-blocks-override", engine.kv_blocks),
+        ("--max-num-seqs", engine.max_running_requests),
+        ("--max-num-batched-tokens", engine.max_batch_tokens),
+    )
+    return [word for flag, value in sizes if value is not None for word in (flag, str(value))]
+
+
+def stream_flags(spec: GraphSpec) -> list[str]:
+    """Return the flags of streaming and scheduling order."""
+    flags = []
+    if spec.engine.stream_interval_tokens != 1:
+        flags += ["--stream-interval", str(spec.engine.stream_interval_tokens)]
+    if spec.router.tiers.enabled:
+        flags += ["--scheduling-policy", "priority"]
+    return flags
+
+
+def preemption_config(spec: GraphSpec) -> dict[str, object] | None:
+    """Return the configuration of preemption by tier that simulated workers take; None without tiers."""
+    if not spec.router.tiers.enabled:
+        return None
+    return spec.engine.preemption.model_dump(by_alias=True, exclude_none=True)
+
+
+def parallel_flags(service: ServiceSpec) -> list[str]:
+    """Return tensor parallelism within a node and pipeline parallelism over nodes.
+
+    Source: vLLM's documentation, "Parallelism and Scaling", advises this split.
+    """
+    flags = ["--tensor-parallel-size", str(service.gpus_per_replica // service.nodes_per_replica)]
+    if service.nodes_per_replica > 1:
+        flags += ["--pipeline-parallel-size", str(service.nodes_per_replica)]
+    return flags
+
+
+def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str, replay_endpoint: str) -> list[str]:
+    """Return the publishing of KV events, where the router follows them: of caches that decide who gets a prompt.
+
+    Args:
+        spec: Says whether.
+        role: The worker's.
+        endpoint: What it binds.
+        replay_endpoint: What it binds to be asked for earlier events.
+    """
+    if spec.router.kv_events_port is None or role is Role.DECODE:
+        return []
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": endpoint,
+        "replay_endpoint": replay_endpoint,
+    }
+    return [_KV_EVENTS, json.dumps(config)]
+
+
+def kv_replay_port(port: int) -> int:
+    """Return the port on which workers are asked for earlier KV events: the one after the graph's, or before the last."""
+    return port + 1 if port < _LAST_PORT else port - 1
+
+
+def kv_cluster_endpoints(port: int | None) -> tuple[str, str]:
+    """Return what workers with an address each bind for KV events and their replay; of no use without a port."""
+    return ("", "") if port is None else (f"tcp://*:{port}", f"tcp://*:{kv_replay_port(port)}")
+
+
+def kv_events_endpoint(argv: Sequence[str]) -> str | None:
+    """Return where a worker of this command publishes KV events; None: nowhere."""
+    return _kv_endpoint(argv, "endpoint")
+
+
+def kv_replay_endpoint(argv: Sequence[str]) -> str | None:
+    """Return where a worker of this command is asked for earlier KV events; None: nowhere."""
+    return _kv_endpoint(argv, "replay_endpoint")
+
+
+def _kv_endpoint(argv: Sequence[str], key: str) -> str | None:
+    try:
+        endpoint = json.loads(argv[argv.index(_KV_EVENTS) + 1])[key]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return endpoint if isinstance(endpoint, str) else None
+
+
+def kv_transfer_flags(spec: GraphSpec, service: ServiceSpec, *, kv_role: str | None = None) -> list[str]:
+    """Return the NIXL connector's configuration for prefill and decode workers, else nothing.
+
+    The life of blocks kept for the next turn goes to decode alone, so that changing it rolls no prefill worker.
+
+    Args:
+        spec: For the lease and the buffer's device.
+        service: The worker's.
+        kv_role: Overrides what the service's role implies.
+    """
+    role, lease = service.role, spec.lease_of(service)
+    if role not in _KV_ROLES:
+        return []
+    extra = {"kv_lease_duration": lease.duration_seconds}
+    if role is Role.DECODE:
+        extra["decoder_kv_blocks_ttl"] = lease.decoder_blocks_ttl_seconds
+    config: dict[str, object] = {
+        "kv_connector": "NixlConnector",
+        "kv_role": kv_role or _KV_ROLES[role],
+        "kv_connector_extra_config": extra,
+    }
+    if spec.engine.kv_buffer_device is not None:
+        config["kv_buffer_device"] = spec.engine.kv_buffer_device.value
+    return ["--kv-transfer-config", json.dumps(config, separators=(",", ":"))]

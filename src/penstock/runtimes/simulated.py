@@ -1,0 +1,51 @@
+"""Runtime ``simulated``: Penstock's own worker, which answers like vLLM and needs no GPU."""
+
+from __future__ import annotations
+
+import json
+
+from penstock.api.enums import Environment, Role
+from penstock.api.graph import GraphSpec
+from penstock.api.service import ServiceSpec
+from penstock.runtimes.engine_flags import (
+    batch_flags,
+    kv_cluster_endpoints,
+    kv_event_flags,
+    kv_transfer_flags,
+    preemption_config,
+    stream_flags,
+)
+from penstock.runtimes.process import KV_EVENTS_PORT, KV_REPLAY_PORT, PORT, RuntimeContext, WorkerCommand
+
+
+def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+    """Return the command of one simulated worker."""
+    argv = [context.python, "-m", "penstock.cli", "engine", "serve", spec.model.name]
+    argv += ["--served-model-name", spec.served_name]
+    argv += ["--host", context.host, "--port", "{port}"]
+    argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
+    argv += ["--speed", f"{context.speed:g}"]
+    argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service)
+    if (preemption := preemption_config(spec)) is not None:
+        argv += ["--preemption-config", json.dumps(preemption, separators=(",", ":"))]
+    events = _kv_events(spec, service, context)
+    argv += events
+    if spec.engine.request_limit is not None:
+        argv += ["--engine-request-limit", str(spec.engine.request_limit)]
+        argv += ["--engine-request-queue", str(spec.engine.request_queue)]
+    if service.startup_seconds > 0:
+        argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
+    reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
+    env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
+    has_own_port = events and context.environment is Environment.LOCAL
+    ports = (PORT, KV_EVENTS_PORT, KV_REPLAY_PORT) if has_own_port else (PORT,)
+    return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
+
+
+def _kv_events(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:
+    if context.environment is Environment.KUBERNETES:
+        return kv_event_flags(spec, service.role, *kv_cluster_endpoints(spec.router.kv_events_port))
+    # Workers of one host need ports each; the router reads them in the statefile.
+    ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
+    events, replay = (f"tcp://{context.host}:{{{port}}}" for port in ports)
+    return kv_event_flags(spec, service.role, events, replay)

@@ -1,0 +1,80 @@
+"""Runtime ``vllm``: ``vllm serve`` as it is, prefill and decode joined by the NIXL connector.
+
+Written for vLLM 0.32. Multi-node replicas get pipeline parallelism; the addresses that their nodes need
+of each other are added by the operator.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from penstock.api.enums import Environment, KvBufferDevice, Role
+from penstock.api.graph import GraphSpec
+from penstock.api.service import ServiceSpec
+from penstock.runtimes.engine_flags import (
+    batch_flags,
+    kv_cluster_endpoints,
+    kv_event_flags,
+    kv_transfer_flags,
+    parallel_flags,
+    stream_flags,
+)
+from penstock.runtimes.process import (
+    KV_EVENTS_PORT,
+    KV_EVENTS_SUFFIX,
+    KV_REPLAY_SUFFIX,
+    PORT,
+    SIDE_CHANNEL_PORT,
+    RuntimeContext,
+    WorkerCommand,
+)
+
+
+def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+    """Return the command of one vLLM worker."""
+    argv = [program(spec), "serve", spec.model.name, "--served-model-name", spec.served_name]
+    # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
+    argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
+    argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
+    argv += kv_transfer_flags(spec, service)
+    events = kv_event_flags(spec, service.role, *_events_endpoints(spec, context))
+    argv += events
+    is_local = context.environment is Environment.LOCAL
+    ports = (PORT, KV_EVENTS_PORT) if events and is_local else (PORT,)
+    shared = _shared_cores(spec, context)
+    if service.role is Role.AGGREGATED:
+        return WorkerCommand(argv=tuple(argv), ports=ports, env=shared)
+    env = {
+        **shared,
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
+    }
+    return WorkerCommand(argv=tuple(argv), ports=(*ports, SIDE_CHANNEL_PORT), env=env)
+
+
+def _events_endpoints(spec: GraphSpec, context: RuntimeContext) -> tuple[str, str]:
+    """Return where a worker publishes KV events, and where it is asked for earlier ones.
+
+    Of TCP addresses vLLM publishes on wildcards alone, which on a host would show the prompts' token ids to its whole
+    network; there it gets sockets in the folder of the statefile, which its owner alone may enter.
+    """
+    if context.environment is Environment.KUBERNETES:
+        return kv_cluster_endpoints(spec.router.kv_events_port)
+    start = f"ipc://{PurePath(context.discovery).with_suffix('')}.{{{KV_EVENTS_PORT}}}"
+    return f"{start}{KV_EVENTS_SUFFIX}", f"{start}{KV_REPLAY_SUFFIX}"
+
+
+def _shared_cores(spec: GraphSpec, context: RuntimeContext) -> dict[str, str]:
+    """Return what keeps vLLMs for processors from starving each other on one host; engines on GPUs do not read it.
+
+    Left alone, each binds itself to the same first cores, and two that wait for each other by polling then make a few
+    tokens a second.
+    """
+    is_shared = context.environment is Environment.LOCAL or spec.engine.kv_buffer_device is KvBufferDevice.CPU
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if is_shared else {}
+
+
+def program(spec: GraphSpec) -> str:
+    """Return vLLM's own program: of the graph's Python environment, or to be found on PATH."""
+    folder = spec.engine.python_environment
+    return "vllm" if folder is None else str(PurePath(folder, "bin", "vllm"))

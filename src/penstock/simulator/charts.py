@@ -1,0 +1,228 @@
+"""Draws the simulator's pictures with matplotlib (the extra ``plots``), on the report's figures and colours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from penstock.report import series
+from penstock.report.drawing import (
+    BLACK,
+    DPI,
+    GREY,
+    LINE_COLOURS,
+    PURPLE,
+    ROLE_COLOURS,
+    SKY,
+    blank_figure,
+    legend_above,
+    legend_beside,
+    seconds_axis,
+)
+from penstock.simulator.observer import Recording
+from penstock.simulator.scoreboard import attainment_over_time
+
+CAPTIONS = {
+    "capacity.png": "Effective request capacity: share of the requests whose TTFT is below the SLO, against the"
+    " rate; the band spans the seeds. Right: each policy's P90 TTFT.",
+    "hits.png": "Prefix-cache hits, weighted by tokens, beside the bound of one endless cache for everybody;"
+    " and the imbalance of pending prompt tokens (coefficient of variation over the workers).",
+    "ttft_cdf.png": "Distribution of TTFT at the highest rate, first seed.",
+    "imbalance.png": "Pending prompt tokens over time: their coefficient of variation over the workers, and"
+    " their sum. First seed, highest rate.",
+    "replicas.png": "Replicas of each role and the GPUs they hold, and the share of requests in time. First"
+    " seed, highest rate, first policy.",
+}
+
+
+def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
+    """Write every picture that there is data for, and return their paths.
+
+    Args:
+        result: Of a sweep, with ``summary`` and ``slo_s``.
+        recordings: One run in full by policy; may be empty.
+        directory: Exists.
+    """
+    drawn: list[tuple[str, Callable[[], Figure]]] = [
+        ("capacity.png", lambda: capacity(result["summary"], slo_s=result["slo_s"])),
+        ("hits.png", lambda: hits(result["summary"])),
+    ]
+    if recordings:
+        drawn += [
+            ("ttft_cdf.png", lambda: ttft_cdf(recordings, slo_s=result["slo_s"])),
+            ("imbalance.png", lambda: imbalance(recordings)),
+            ("replicas.png", lambda: replicas(next(iter(recordings.values())), slo_s=result["slo_s"])),
+        ]
+    paths = []
+    for name, draw in drawn:
+        path = directory / name
+        draw().savefig(path, dpi=DPI, metadata={"Software": None})
+        paths.append(path)
+    return paths
+
+
+def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:
+    """Capacity and P90 TTFT against the rate."""
+    figure = blank_figure("Effective request capacity")
+    share, latency = figure.subplots(1, 2)
+    for label, look, rows in _lines(summary):
+        rates = [_rate(row) for row in rows]
+        share.plot(rates, [row["capacity"] for row in rows], label=label, **look)
+        low, high = [row["capacity_min"] for row in rows], [row["capacity_max"] for row in rows]
+        share.fill_between(rates, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        p90 = [np.nan if row["ttft_s"]["p90"] is None else row["ttft_s"]["p90"] for row in rows]
+        latency.plot(rates, p90, label=label, **look)
+    share.axhline(0.9, color=GREY, linestyle=":", linewidth=1.0)
+    share.set_ylabel(f"share with TTFT below {slo_s:g} s")
+    share.set_ylim(0, 1.02)
+    latency.axhline(slo_s, color=PURPLE, linestyle="--", linewidth=1.2)
+    latency.set_ylabel("P90 TTFT (virtual s)")
+    latency.set_yscale("log")
+    _finish_rates(share, latency)
+    return figure
+
+
+def hits(summary: Sequence[Mapping[str, Any]]) -> Figure:
+    """Hit rate against its bound, and imbalance, by rate."""
+    figure = blank_figure("Cache hits and balance")
+    rate, balance = figure.subplots(1, 2)
+    bounds: dict[float, float] = {}
+    for label, look, rows in _lines(summary):
+        rates = [_rate(row) for row in rows]
+        rate.plot(rates, [_or_nan(row["hit_rate"]) for row in rows], label=label, **look)
+        balance.plot(rates, [_or_nan(row["imbalance_cv"]) for row in rows], label=label, **look)
+        bounds |= {_rate(row): _or_nan(row["hit_bound"]) for row in rows}
+    order = sorted(bounds)
+    rate.plot(order, [bounds[at] for at in order], color=BLACK, linestyle="--", label="bound")
+    rate.set_ylabel("prompt tokens found in a cache")
+    rate.set_ylim(bottom=0)
+    balance.set_ylabel("CV of pending tokens over workers")
+    balance.set_ylim(bottom=0)
+    _finish_rates(rate, balance)
+    return figure
+
+
+def ttft_cdf(recordings: Mapping[str, Recording], *, slo_s: float) -> Figure:
+    """Distribution of TTFT of one run of each policy."""
+    figure = blank_figure("Time to first token")
+    axes = figure.subplots()
+    every = [np.empty(0)]
+    for (label, recording), colour in zip(recordings.items(), _colours(len(recordings)), strict=True):
+        ttft = recording.requests.ttft_s
+        served = ttft[~np.isnan(ttft)]
+        shown, share = series.cdf(served)
+        axes.plot(shown, share * served.size / max(1, ttft.size), color=colour, linewidth=1.6, label=label)
+        every.append(served)
+    axes.axvline(slo_s, color=PURPLE, linestyle="--", linewidth=1.2)
+    seconds_axis(axes, "x", np.concatenate(every))
+    axes.set_xlabel("TTFT (virtual s)")
+    axes.set_ylabel("share of all requests at or below")
+    axes.set_ylim(0, 1.02)
+    axes.grid(alpha=0.25)
+    legend_beside(axes)
+    return figure
+
+
+def imbalance(recordings: Mapping[str, Recording]) -> Figure:
+    """CV of pending tokens, and their sum, over time."""
+    figure = blank_figure("Load over time")
+    spread, total = figure.subplots(2, 1, sharex=True)
+    for (label, recording), colour in zip(recordings.items(), _colours(len(recordings)), strict=True):
+        times = np.array([sample.at_s for sample in recording.samples])
+        cv = np.array([_or_nan(sample.imbalance) for sample in recording.samples])
+        pending = np.array([float(sum(sample.pending_tokens)) for sample in recording.samples])
+        spread.plot(*_smooth(times, cv), color=colour, linewidth=1.2, label=label)
+        total.plot(*_smooth(times, pending), color=colour, linewidth=1.2, label=label)
+    spread.set_ylabel("CV over workers")
+    total.set_ylabel("pending prompt tokens")
+    total.set_xlabel("time (virtual s)")
+    for axes in (spread, total):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.25)
+    legend_above(spread)
+    return figure
+
+
+def replicas(recording: Recording, *, slo_s: float) -> Figure:
+    """Replicas, GPUs and attainment over time."""
+    figure = blank_figure("Replicas, GPUs and requests in time")
+    top, middle, bottom = figure.subplots(3, 1, sharex=True)
+    times = [sample.at_s for sample in recording.samples]
+    for role, colour in ROLE_COLOURS.items():
+        counts = [sample.replicas[role] for sample in recording.samples if role in sample.replicas]
+        if counts:
+            top.step(
+                times, [ready for ready, _, _ in counts], where="post", color=colour, label=f"{role} ready"
+            )
+            existing = [sum(each) for each in counts]
+            top.step(times, existing, where="post", color=colour, linewidth=0.8, linestyle=":")
+    middle.step(
+        times, [sample.gpus for sample in recording.samples], where="post", color=SKY, label="GPUs held"
+    )
+    window_s = series.window_for(times[-1] if times else 1.0)
+    ends, shares = attainment_over_time(recording, slo_s, window_s=window_s)
+    bottom.plot(ends, shares, color=BLACK, label=f"in time, over {window_s:.0f} s")
+    bottom.set_ylim(0, 1.02)
+    bottom.set_xlabel("time (virtual s)")
+    for axes, name in ((top, "replicas"), (middle, "GPUs"), (bottom, "share in time")):
+        axes.set_ylabel(name)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.25)
+        legend_beside(axes)
+    for axes in (top, middle):
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _lines(summary: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any], list[Mapping[str, Any]]]]:
+    """Return each policy's label, look and rows; once the colours are used up, lines are dashed."""
+    labels = list(dict.fromkeys(row["policy"] for row in summary))
+    return [
+        (
+            label,
+            {
+                "color": colour,
+                "marker": "o" if place < len(LINE_COLOURS) else "s",
+                "linestyle": "-" if place < len(LINE_COLOURS) else "--",
+            },
+            sorted((row for row in summary if row["policy"] == label), key=_rate),
+        )
+        for place, (label, colour) in enumerate(zip(labels, _colours(len(labels)), strict=True))
+    ]
+
+
+def _colours(count: int) -> list[str]:
+    return [LINE_COLOURS[place % len(LINE_COLOURS)] for place in range(count)]
+
+
+def _rate(row: Mapping[str, Any]) -> float:
+    rate = row["qps"] if row["qps"] is not None else row["rate_rps"]
+    return float("nan") if rate is None else float(rate)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _finish_rates(left: Axes, right: Axes) -> None:
+    for axes in (left, right):
+        axes.set_xlabel("requests / virtual s")
+        axes.grid(alpha=0.25)
+    legend_above(left)
+
+
+def _smooth(times: series.Floats, values: series.Floats) -> tuple[series.Floats, series.Floats]:
+    """Return running medians, so that a thousand samples read as a line."""
+    known = ~np.isnan(values)
+    times, values = times[known], values[known]
+    if times.size == 0:
+        return times, values
+    window_s = series.window_for(float(times[-1]))
+    centres, found = series.running_percentiles(times, values, ranks=(50,), window_s=window_s)
+    return centres, found[0]

@@ -1,0 +1,131 @@
+"""The planner's place in a world: what it sees, what it asks for, and what goes wrong with either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.api import Role
+from penstock.planner.core.records import Change
+from penstock.planner.decide.config import DecideConfig
+from penstock.simulator.faults import BudgetChange, Fault
+from penstock.simulator.fleet import State
+from penstock.simulator.kernel import Order
+from penstock.simulator.planning import DEADLINE_S, SimulatedObservation, VirtualPlanner
+
+if TYPE_CHECKING:
+    from penstock.simulator.world import World
+
+UNPLACED_AFTER_S = 15.0
+"""The Kubernetes backend's ``--unschedulable-after``: from then on a pod without a node has failed."""
+
+UNPLACED = "unschedulable: no node has the GPUs"
+
+
+class Control:
+    """Runs one planner in a world.
+
+    Attributes:
+        planner: With every decision it took.
+    """
+
+    def __init__(self, world: World, config: DecideConfig) -> None:
+        self._world = world
+        self._scenario = world.scenario
+        # Twice the cold start where that is longer than the default, as a user would set it.
+        deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
+        self.planner = VirtualPlanner(config, deadline_s=deadline_s)
+        self._known: SimulatedObservation | None = None
+
+    def start(self) -> None:
+        """Schedule the first pull and the restarts."""
+        kernel, faults = self._world.kernel, self._scenario.faults
+        kernel.at(self.planner.next_s, Order.PLANNER, self._tick)
+        for at_s in faults.restarts:
+            kernel.at(at_s, Order.FLEET, self._restart)
+        for change in faults.budget:
+            kernel.at(change.at_s, Order.FLEET, self._set_budget, change)
+
+    def _restart(self) -> None:
+        self.planner.restart(self._world.kernel.now_s)
+
+    def _set_budget(self, change: BudgetChange) -> None:
+        self.planner.set_budget(change.gpus)
+
+    def _tick(self) -> None:
+        now_s, kernel, planner = self._world.kernel.now_s, self._world.kernel, self.planner
+        if self._scenario.faults.is_on(Fault.PLANNER_DOWN, now_s):
+            planner.miss(now_s)
+        else:
+            planner.tick(now_s, self._observation(now_s), self._scale)
+        kernel.at(planner.next_s, Order.PLANNER, self._tick)
+
+    def _scale(self, change: Change) -> None:
+        self._world.scale(change.role, change.desired)
+
+    # -- what a pull sees -----------------------------------------------------------------------------
+
+    def _observation(self, now_s: float) -> SimulatedObservation:
+        true = self._true_observation(now_s)
+        faults, known = self._scenario.faults, self._known
+        stale_since_s = faults.since_s(Fault.METRICS_STALE, now_s)
+        if stale_since_s is not None and known is not None:
+            kept = {name: known.kv.get(name) for name in true.kv}
+            age_s = now_s - stale_since_s
+            return replace(
+                true, kv=kept, waiting=known.waiting, demand=None, worker_waiting=None, age_s=age_s
+            )
+        for kind, value in _VALUES.items():
+            if faults.is_on(kind, now_s):
+                return _with_every_value(true, value)
+        if faults.is_on(Fault.ROUTER_DOWN, now_s):
+            has_queue = self._scenario.is_disaggregated
+            return replace(true, waiting=float("nan") if has_queue else None, demand=None)
+        self._known = true
+        return true
+
+    def _true_observation(self, now_s: float) -> SimulatedObservation:
+        world, scenario, fleet = self._world, self._scenario, self._world.fleet
+        roles = [pool.role for pool in scenario.pools]
+        holders = fleet.of(Role.DECODE if scenario.is_disaggregated else Role.AGGREGATED, State.READY)
+        in_flight = {role: float(sum(len(each.jobs) for each in fleet.of(role, *State))) for role in roles}
+        return SimulatedObservation(
+            pools={role: fleet.counts(role) for role in roles},
+            is_adjusting=any(fleet.of(role, State.STARTING, State.DRAINING) for role in roles),
+            kv={each.name: each.server.kv_usage_fraction(now_s) for each in holders},
+            waiting=float(world.waiting) if scenario.is_disaggregated else None,
+            age_s=scenario.router.propagation_delay_s,
+            demand=world.door.take(now_s, in_flight, world.turned_away()),
+            worker_waiting={each.name: float(each.server.waiting) for each in holders},
+            never_ready=self._never_ready(roles, now_s),
+        )
+
+    def _never_ready(self, roles: list[Role], now_s: float) -> dict[Role, str]:
+        fleet = self._world.fleet
+        return {
+            role: UNPLACED
+            for role in roles
+            if any(
+                not worker.is_placed and now_s - worker.joined_s >= UNPLACED_AFTER_S
+                for worker in fleet.of(role, State.STARTING)
+            )
+        }
+
+
+_VALUES = {
+    Fault.METRICS_MISSING: None,
+    Fault.METRICS_NAN: float("nan"),
+    Fault.METRICS_ZERO: 0.0,
+}
+
+
+def _with_every_value(seen: SimulatedObservation, value: float | None) -> SimulatedObservation:
+    """Return the observation with every gauge replaced; counters that went wrong give no demand."""
+    queue = float("nan") if value is None else value
+    return replace(
+        seen,
+        kv=dict.fromkeys(seen.kv, value),
+        waiting=queue if seen.waiting is not None else None,
+        worker_waiting=dict.fromkeys(seen.worker_waiting or {}, value),
+        demand=None,
+    )

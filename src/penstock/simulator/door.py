@@ -1,0 +1,170 @@
+"""What the routers count of requests at the door, for the planner: the live routers' counters in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.api import Role
+from penstock.planner.decide.observation import Demand
+from penstock.router.core.effects import RefusalReason
+from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.jobs import Job
+
+NOT_TOLD_APART: Mapping[Role, float] = {}
+_AT_THE_DOOR = frozenset(RefusalReason) - {RefusalReason.QUEUE_TIMEOUT}
+
+
+class DoorCounters:
+    """Counters of one world, all routers together; `take` returns what they gained since the last call.
+
+    Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
+    """
+
+    __slots__ = (
+        "_arrivals",
+        "_at_s",
+        "_completed",
+        "_gap_count",
+        "_gap_sum_s",
+        "_gaps",
+        "_given",
+        "_output_tokens",
+        "_prefilled_tokens",
+        "_prefilling",
+        "_prompt_tokens",
+        "_refused",
+        "_timed_out",
+        "_ttft_count",
+        "_ttft_sum_s",
+        "_turned_away",
+        "_uncached_tokens",
+        "_waiting",
+        "_weights",
+    )
+
+    def __init__(self, gaps: GapHistogram) -> None:
+        """Begin at time 0; ``gaps`` are the world's inter-token gaps."""
+        self._gaps = gaps
+        self._at_s = 0.0
+        self._weights: dict[int, int] = {}
+        # Arrival times of those that wait, and the worker of those that are with one and not computed.
+        self._waiting: dict[int, float] = {}
+        self._given: dict[int, str] = {}
+        self._prefilling: dict[str, int] = {}
+        self._gap_count, self._gap_sum_s = 0, 0.0
+        self._turned_away: Mapping[Role, float] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._arrivals = self._prompt_tokens = self._uncached_tokens = 0
+        self._refused = self._timed_out = self._completed = 0
+        self._output_tokens = self._prefilled_tokens = 0
+        self._ttft_sum_s, self._ttft_count = 0.0, 0
+
+    def arrived(self, job: Job, uncached_tokens: int) -> None:
+        """Count an arrival, refused or not."""
+        self._arrivals += 1
+        self._prompt_tokens += job.request.input_tokens
+        self._uncached_tokens += uncached_tokens
+        self._weights[job.index] = uncached_tokens
+
+    def queued(self, job: Job) -> None:
+        """Note that a job waits, at first or after it was lost."""
+        self._waiting[job.index] = job.request.arrival_s
+
+    def not_taken(self, job: Job, reason: RefusalReason) -> None:
+        """Count a job that got no worker: refused at the door, or having waited for one in vain."""
+        if reason in _AT_THE_DOOR:
+            self.refused(job)
+        else:
+            self.timed_out(job)
+
+    def refused(self, job: Job) -> None:
+        """Count a job that the router did not take."""
+        self._refused += 1
+        self._waiting.pop(job.index, None)
+        self._weights.pop(job.index, None)
+
+    def timed_out(self, job: Job) -> None:
+        """Count a job that waited too long."""
+        self._timed_out += 1
+        self._waiting.pop(job.index, None)
+        self._weights.pop(job.index, None)
+
+    def given(self, job: Job, worker: str) -> None:
+        """Note that a job was handed to a worker."""
+        self._waiting.pop(job.index, None)
+        self._given[job.index] = worker
+        self._prefilling[worker] = self._prefilling.get(worker, 0) + 1
+
+    def prefilled(self, job: Job) -> None:
+        """Count a computed prompt."""
+        if self._taken_back(job):
+            self._prefilled_tokens += self._weights.get(job.index, 0)
+
+    def lost(self, job: Job) -> None:
+        """Note that a job's worker died."""
+        self._taken_back(job)
+
+    def first_token(self, job: Job, now_s: float) -> None:
+        """Count a TTFT."""
+        self._ttft_sum_s += now_s - job.request.arrival_s
+        self._ttft_count += 1
+
+    def completed(self, job: Job) -> None:
+        """Count an answer."""
+        self._completed += 1
+        self._output_tokens += job.request.output_tokens
+        self._weights.pop(job.index, None)
+
+    def _taken_back(self, job: Job) -> bool:
+        worker = self._given.pop(job.index, None)
+        if worker is None:
+            return False
+        left = self._prefilling[worker] - 1
+        if left:
+            self._prefilling[worker] = left
+        else:
+            del self._prefilling[worker]
+        return True
+
+    def take(
+        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = NOT_TOLD_APART
+    ) -> Demand | None:
+        """Return the counts since the last call and the gauges now; None when no time has passed.
+
+        Args:
+            now_s: Virtual seconds.
+            in_flight: Requests assigned to workers now, by role.
+            turned_away: Requests that a role had no worker for, since the world's start.
+        """
+        period_s = now_s - self._at_s
+        if period_s <= 0:
+            return None
+        weights, gaps = self._weights, self._gaps
+        demand = Demand(
+            period_s=period_s,
+            arrivals=self._arrivals,
+            prompt_tokens=self._prompt_tokens,
+            uncached_tokens=self._uncached_tokens,
+            refused=self._refused,
+            timed_out=self._timed_out,
+            turned_away={role: n - self._turned_away.get(role, 0) for role, n in turned_away.items()},
+            completed=self._completed,
+            output_tokens=self._output_tokens,
+            prefilled_tokens=self._prefilled_tokens,
+            ttft_sum_s=self._ttft_sum_s,
+            ttft_count=self._ttft_count,
+            itl_sum_s=gaps.sum_s - self._gap_sum_s,
+            itl_count=gaps.total - self._gap_count,
+            waiting=len(self._waiting),
+            waiting_tokens=sum(weights[index] for index in self._waiting),
+            oldest_wait_s=now_s - min(self._waiting.values()) if self._waiting else None,
+            in_flight=in_flight,
+            in_flight_tokens=sum(weights[index] for index in self._given),
+            prefilling_workers=len(self._prefilling),
+        )
+        self._at_s, self._turned_away = now_s, turned_away
+        self._gap_count, self._gap_sum_s = gaps.total, gaps.sum_s
+        self._reset()
+        return demand

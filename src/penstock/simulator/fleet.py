@@ -1,0 +1,216 @@
+"""The world's workers: joining, draining, dying, coming back; and the GPUs that they hold.
+
+A worker holds its GPUs from being asked for until it is gone; `SimulatedFleet.check_budget` is called after every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from penstock.api import Role
+from penstock.core.errors import PenstockError
+from penstock.engine.core.request_slots import RequestSlots
+from penstock.planner.decide.observation import PoolCounts
+from penstock.simulator.jobs import Job
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
+from penstock.simulator.servers import Server
+
+
+class BudgetExceededError(PenstockError):
+    """Existing workers hold more GPUs than allowed: a bug, whoever asked for them."""
+
+
+class State(StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+    GONE = "gone"
+
+
+class SimulatedWorker:
+    """One worker.
+
+    Attributes:
+        name: ``role-number``, never used twice.
+        spec: Of its pool.
+        number: Of its pool, in order of joining.
+        state: See `State`.
+        joined_s: When it was asked for.
+        is_placed: A node has its GPUs.
+        server: Its inside; another one after each death.
+        incarnation: Raised with each death.
+        version: Of its wake-up event; older ones are void.
+        jobs: In flight there, by index.
+        pending_tokens: Prompt tokens that it has yet to compute.
+        prompt_tokens: Of the jobs in flight.
+        ended_outputs: Tokens generated for jobs that have left.
+        busy_tokens: Prompt tokens computed so far.
+        kv_usage_fraction: As last scraped; None before the first scrape.
+        scraped_tokens: In flight at that scrape.
+        slots: Which of its jobs run and which wait for its engine, by index.
+    """
+
+    __slots__ = (
+        "busy_tokens",
+        "ended_outputs",
+        "incarnation",
+        "is_placed",
+        "jobs",
+        "joined_s",
+        "kv_usage_fraction",
+        "name",
+        "number",
+        "pending_tokens",
+        "prompt_tokens",
+        "scraped_tokens",
+        "server",
+        "slots",
+        "spec",
+        "state",
+        "version",
+    )
+
+    def __init__(self, spec: PoolSpec, number: int, server: Server, joined_s: float) -> None:
+        self.spec = spec
+        self.joined_s = joined_s
+        self.is_placed = False
+        self.number = number
+        self.name = f"{spec.role.value}-{number}"
+        self.state = State.STARTING
+        self.incarnation = 0
+        self.version = 0
+        self.busy_tokens = 0
+        self.renew(server)
+
+    def renew(self, server: Server) -> None:
+        """Begin with nothing: a new process."""
+        self.server = server
+        self.jobs: dict[int, Job] = {}
+        self.pending_tokens = 0
+        self.prompt_tokens = 0
+        self.ended_outputs = 0
+        self.kv_usage_fraction: float | None = None
+        self.scraped_tokens = 0
+        model = self.spec.model
+        self.slots: RequestSlots[int] = (
+            RequestSlots(model.request_limit, model.request_queue)
+            if isinstance(model, ProfiledModel)
+            else RequestSlots(None, 1)
+        )
+
+    @property
+    def role(self) -> Role:
+        """Its pool's role."""
+        return self.spec.role
+
+
+class SimulatedFleet:
+    """Every worker that ever joined, by name.
+
+    Attributes:
+        gpus: Held by existing workers, those included that no node has room for.
+        placed_gpus: Of those, on a node.
+        refused: Joins that the budget did not allow.
+    """
+
+    def __init__(self, scenario: Scenario, make_server: Callable[[Role], Server]) -> None:
+        self._scenario = scenario
+        self._make_server = make_server
+        self._workers: dict[str, SimulatedWorker] = {}
+        self._numbers = dict.fromkeys((pool.role for pool in scenario.pools), 0)
+        self._limit = scenario.max_gpus
+        self._tolerated = 0
+        self.gpus = 0
+        self.placed_gpus = 0
+        self.refused = 0
+
+    def __iter__(self) -> Iterator[SimulatedWorker]:
+        return iter(self._workers.values())
+
+    def __getitem__(self, name: str) -> SimulatedWorker:
+        return self._workers[name]
+
+    def get(self, name: str) -> SimulatedWorker | None:
+        """Return a worker that exists, by name."""
+        return self._workers.get(name)
+
+    def of(self, role: Role, *states: State) -> list[SimulatedWorker]:
+        """Return the workers of a role that are in one of the states, in order of joining."""
+        return [each for each in self._workers.values() if each.spec.role is role and each.state in states]
+
+    def counts(self, role: Role) -> PoolCounts:
+        """Return a pool's replicas as the planner sees them; a dead worker that comes back is starting."""
+        spec = self._scenario.pool(role)
+        return PoolCounts(
+            ready=len(self.of(role, State.READY)),
+            starting=len(self.of(role, State.STARTING, State.DOWN)),
+            draining=len(self.of(role, State.DRAINING)),
+            gpus=spec.gpus,
+        )
+
+    def join(self, role: Role, now_s: float) -> SimulatedWorker | None:
+        """Add a worker, or return None where the budget does not allow it; a node is found for it if there is one."""
+        spec = self._scenario.pool(role)
+        if self._limit is not None and self.gpus + spec.gpus > self._limit:
+            self.refused += 1
+            return None
+        worker = SimulatedWorker(spec, self._numbers[role], self._make_server(role), now_s)
+        self._numbers[role] += 1
+        self._workers[worker.name] = worker
+        self.gpus += spec.gpus
+        self._place(worker)
+        return worker
+
+    def _place(self, worker: SimulatedWorker) -> bool:
+        nodes = self._scenario.faults.node_gpus
+        worker.is_placed = nodes is None or self.placed_gpus + worker.spec.gpus <= nodes
+        self.placed_gpus += worker.spec.gpus if worker.is_placed else 0
+        return worker.is_placed
+
+    def place_waiting(self) -> list[SimulatedWorker]:
+        """Find nodes for workers that had none, and return those that have one now."""
+        return [each for each in self._workers.values() if not each.is_placed and self._place(each)]
+
+    def set_limit(self, gpus: int) -> None:
+        """Change the budget: nothing joins above it from now on, and what exists may stay."""
+        self._limit, self._tolerated = gpus, self.gpus
+
+    def victim(self, role: Role) -> SimulatedWorker | None:
+        """Return who is to leave, newest first.
+
+        One that has no node, else one that does not serve yet, else the one with the fewest jobs.
+        """
+        unready = self.of(role, State.STARTING, State.DOWN)
+        if unready:
+            return next((each for each in reversed(unready) if not each.is_placed), unready[-1])
+        ready = self.of(role, State.READY)
+        return min(ready, key=lambda each: (len(each.jobs), -each.number), default=None)
+
+    def remove(self, worker: SimulatedWorker) -> None:
+        """Let a worker go; its GPUs are free."""
+        worker.state = State.GONE
+        del self._workers[worker.name]
+        self.gpus -= worker.spec.gpus
+        self.placed_gpus -= worker.spec.gpus if worker.is_placed else 0
+
+    def renew(self, worker: SimulatedWorker) -> None:
+        """Give a worker that died a new, empty inside."""
+        worker.incarnation += 1
+        worker.renew(self._make_server(worker.role))
+
+    def check_budget(self) -> None:
+        """Assert that the budget holds.
+
+        Raises:
+            BudgetExceededError: existing workers hold more GPUs than allowed.
+        """
+        if self._limit is None:
+            return
+        # What a lowered budget found above it may only become less.
+        self._tolerated = min(self._tolerated, self.gpus)
+        if self.gpus > max(self._limit, self._tolerated):
+            raise BudgetExceededError(f"{self.gpus} GPUs are held, {self._limit} are allowed")

@@ -1,0 +1,115 @@
+"""KV hand-over between the engines of a world: heartbeats while a decode waits, the read that frees, failures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.engine.core.heartbeat import HeartbeatSchedule
+from penstock.simulator.engine_server import SimulatedEngine
+from penstock.simulator.fleet import SimulatedWorker
+from penstock.simulator.jobs import Job
+from penstock.simulator.kernel import Order
+
+if TYPE_CHECKING:
+    from penstock.simulator.world import World
+
+
+class Heartbeats:
+    """Every decode worker's schedule. Messages take no time here; transfers do, on the engine's own link."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._schedules: dict[str, HeartbeatSchedule] = {}
+        self._by_name: dict[str, Job] = {}
+
+    def track(self, decoder: SimulatedWorker, job: Job) -> None:
+        """Renew a job's lease from now on, until its KV was read."""
+        schedule = self._schedules.get(decoder.name)
+        if schedule is None:
+            server = decoder.server
+            assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple
+            interval_s = server.engine.settings.lease.heartbeat_interval_s
+            schedule = self._schedules[decoder.name] = HeartbeatSchedule(interval_s)
+        was_idle = schedule.next_s() is None
+        schedule.track(_engine_id(job), job.name)
+        self._by_name[job.name] = job
+        if was_idle:
+            self._arm(decoder, schedule)
+
+    def read(self, decoder: SimulatedWorker, job: Job) -> None:
+        """The KV has arrived: free it at its source; where that is gone, the job starts over."""
+        self._untrack(decoder, job)
+        source = self._source(job)
+        now_s = self._world.kernel.now_s
+        unknown = [job.name] if source is None else _engine(source).end_leases([job.name], now_s)
+        if unknown:
+            self._lose(decoder, job)
+        if source is not None:
+            self._settle(source)
+
+    def give_back(self, job: Job) -> None:
+        """Free at its source the KV of a job for which no decode worker was found."""
+        source = self._source(job)
+        if source is not None:
+            _engine(source).end_leases([job.name], self._world.kernel.now_s)
+            self._settle(source)
+
+    def forget(self, worker: SimulatedWorker) -> None:
+        """Drop a dead worker's schedule."""
+        self._schedules.pop(worker.name, None)
+        for job in worker.jobs.values():
+            self._by_name.pop(job.name, None)
+
+    def _arm(self, decoder: SimulatedWorker, schedule: HeartbeatSchedule) -> None:
+        due_s = schedule.next_s()
+        if due_s is not None:
+            kernel = self._world.kernel
+            kernel.at(max(due_s, kernel.now_s), Order.MESSAGE, self._send, decoder, schedule)
+
+    def _send(self, decoder: SimulatedWorker, schedule: HeartbeatSchedule) -> None:
+        if self._schedules.get(decoder.name) is not schedule:
+            return
+        now_s = self._world.kernel.now_s
+        for names in schedule.due(now_s).values():
+            jobs = [self._by_name[name] for name in names]
+            source = self._source(jobs[0])
+            lost = set(names) if source is None else set(_engine(source).extend_leases(names, now_s))
+            if source is not None:
+                self._world.rearm(source)
+            for job in jobs:
+                if job.name in lost:
+                    self._untrack(decoder, job)
+                    self._lose(decoder, job)
+        self._arm(decoder, schedule)
+
+    def _settle(self, source: SimulatedWorker) -> None:
+        """Go on with a worker that holds fewer leases now."""
+        self._world.rearm(source)
+        self._world.let_go_if_idle(source)
+
+    def _source(self, job: Job) -> SimulatedWorker | None:
+        source = self._world.fleet.get(job.worker)
+        return source if source is not None and source.incarnation == job.incarnation else None
+
+    def _lose(self, decoder: SimulatedWorker, job: Job) -> None:
+        """The KV cannot be had: the decode is refused, as vLLM does by default, and the router tries again."""
+        _engine(decoder).abort(job.name, self._world.kernel.now_s)
+        self._world.quit(decoder, job)
+        self._world.rearm(decoder)
+        self._world.lose_kv(job)
+
+    def _untrack(self, decoder: SimulatedWorker, job: Job) -> None:
+        self._by_name.pop(job.name, None)
+        schedule = self._schedules.get(decoder.name)
+        if schedule is not None:
+            schedule.untrack(_engine_id(job), job.name)
+
+
+def _engine_id(job: Job) -> str:
+    return f"{job.worker}#{job.incarnation}"
+
+
+def _engine(worker: SimulatedWorker) -> SimulatedEngine:
+    server = worker.server
+    assert isinstance(server, SimulatedEngine)  # noqa: S101 - both stages run the engine core
+    return server

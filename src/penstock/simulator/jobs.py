@@ -1,0 +1,178 @@
+"""A request on its way through the world, and the prefix keys that router, caches and engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import xxhash
+
+from penstock.api import Tier
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.retries import RequestTries
+from penstock.router.policy.tiers import PRIORITIES
+from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
+
+_UNIQUE_ID = 1 << 62
+"""Ids of requests that share nothing begin here; traces' ids are small."""
+
+
+class JobOutcome(StrEnum):
+    """How a job ended, exactly once."""
+
+    OK = "ok"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+class Job:
+    """One request.
+
+    Attributes:
+        index: Position in the workload, from 0.
+        request: As the workload has it.
+        chain: One chained 64-bit key per begun block of 512 prompt tokens.
+        sub_block_keys: Keys that stand for the first block together.
+        attempt: Raised when it starts over; names the engines' requests.
+        router: Which router has it.
+        chosen: Worker that was chosen where it came in; empty: the router that has it chooses.
+        tier: Its own, or the router's default; standard without tiers.
+        priority: That its tier has in engines; 0 without tiers.
+        tries: What the router has learnt from its tries.
+        assignment: Its share of the first stage's worker; None before the first.
+        decode_assignment: Its share of a decode worker; None before the first.
+        worker: Prefill (or aggregated) worker that has, or had, it.
+        incarnation: Of that worker, when it took the job.
+        decoder: Decode worker, or empty.
+        decoder_tokens: What it counts for at the decode worker.
+        pending_tokens: Prompt tokens that its worker is expected to compute; 0 once computed.
+        cached_tokens: Prompt tokens found in a cache at the prefill.
+        handed_s: When the router let it go to a worker; None while it waits.
+        prefilled_s, first_token_s, ended_s: Virtual seconds, None until they happen.
+        outcome: None until it ended.
+    """
+
+    __slots__ = (
+        "assignment",
+        "attempt",
+        "cached_tokens",
+        "chain",
+        "chosen",
+        "decode_assignment",
+        "decoder",
+        "decoder_tokens",
+        "ended_s",
+        "first_token_s",
+        "handed_s",
+        "incarnation",
+        "index",
+        "keys",
+        "outcome",
+        "pending_tokens",
+        "prefilled_s",
+        "priority",
+        "request",
+        "router",
+        "sub_block_keys",
+        "tier",
+        "tries",
+        "worker",
+    )
+
+    def __init__(
+        self, index: int, request: TraceRequest, chain: tuple[int, ...], *, sub_block_keys: int = 1
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.chain = chain
+        self.sub_block_keys = sub_block_keys
+        self.keys: list[int] | None = None
+        self.attempt = 0
+        self.router = 0
+        self.chosen = ""
+        self.tier = Tier.STANDARD
+        self.priority = 0
+        self.tries = RequestTries()
+        self.assignment: Assignment[Job] | None = None
+        self.decode_assignment: Assignment[Job] | None = None
+        self.worker = ""
+        self.incarnation = 0
+        self.decoder = ""
+        self.decoder_tokens = 0
+        self.pending_tokens = 0
+        self.cached_tokens = 0
+        self.handed_s: float | None = None
+        self.prefilled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.ended_s: float | None = None
+        self.outcome: JobOutcome | None = None
+
+    def set_tier(self, tier: Tier) -> None:
+        """Give it a tier, and with it the tier's priority in engines."""
+        self.tier = tier
+        self.priority = PRIORITIES[tier]
+
+    @property
+    def name(self) -> str:
+        """The engines' id for this attempt."""
+        return f"{self.index}.{self.attempt}"
+
+
+class PrefixChains:
+    """Turns a workload's block ids into keys, the same for equal prefixes; one per world.
+
+    Attributes:
+        sub_block_keys: Keys that stand for a prompt's first block together, >= 1.
+    """
+
+    __slots__ = ("_index", "_root")
+    sub_block_keys = 1
+
+    def __init__(self, seed: int) -> None:
+        """Start an empty table; another seed gives other keys, and so other places on hash rings."""
+        self._root = xxhash.xxh3_64_intdigest(b"penstock simulator %d" % seed)
+        self._index: dict[int, int] = {}
+
+    def chain(self, request: TraceRequest) -> tuple[int, ...]:
+        """Return a key per begun 512-token block, each depending on all before it."""
+        ids = request.block_ids
+        if ids is None:
+            first = _UNIQUE_ID + request.line * 4096
+            ids = tuple(range(first, first + -(-request.input_tokens // BLOCK_TOKENS)))
+        digest = xxhash.xxh3_64_intdigest
+        key = self._root
+        keys = []
+        for block_id in ids:
+            key = digest(block_id.to_bytes(8, "little"), key)
+            keys.append(key)
+        return tuple(keys)
+
+    def block_keys(self, job: Job, block_size: int) -> list[int]:
+        """Return one key per full KV block of the prompt, as hashing its bytes would tell them apart.
+
+        A trace's id stands for 512 tokens of text, so every block cut out of them follows from the id's
+        chained key and the block's place.
+        """
+        if job.keys is None:
+            per_id = BLOCK_TOKENS // block_size
+            index = self._index
+            keys: list[int] = []
+            for key in job.chain:
+                first = index.setdefault(key, len(index)) * per_id
+                keys.extend(range(first, first + per_id))
+            del keys[job.request.input_tokens // block_size :]
+            job.keys = keys
+        return job.keys
+
+
+def make_jobs(
+    requests: Sequence[TraceRequest], chains: PrefixChains, *, default_tier: Tier | None
+) -> list[Job]:
+    """Return a job for each request; ``default_tier`` is of those that ask for none, None where there are no tiers."""
+    jobs = []
+    for index, request in enumerate(requests):
+        job = Job(index, request, chains.chain(request), sub_block_keys=chains.sub_block_keys)
+        if default_tier is not None:
+            job.set_tier(request.tier or default_tier)
+        jobs.append(job)
+    return jobs

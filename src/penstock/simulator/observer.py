@@ -1,0 +1,198 @@
+"""Looks at a world now and then, and keeps what its end is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.api import Role
+from penstock.planner.decide.decision import Action, Decision
+from penstock.simulator.fleet import State
+from penstock.simulator.jobs import Job, JobOutcome
+
+if TYPE_CHECKING:
+    from penstock.simulator.world import World
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Arrays over the jobs in order of arrival; NaN where something never happened.
+
+    Attributes:
+        arrival_s, ttft_s, e2e_s, wait_s: Seconds; the wait is in the router.
+        prompt_tokens, output_tokens, cached_tokens: Tokens.
+        is_ok: Whether the job was served.
+        is_rejected: Whether the router refused it.
+    """
+
+    arrival_s: Floats
+    ttft_s: Floats
+    e2e_s: Floats
+    wait_s: Floats
+    prompt_tokens: Floats
+    output_tokens: Floats
+    cached_tokens: Floats
+    is_ok: NDArray[np.bool_]
+    is_rejected: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSample:
+    """The world at one moment.
+
+    Attributes:
+        at_s: When.
+        pending_tokens: Prompt tokens to compute, by ready entry worker in order of joining; those that wait
+            for one worker in the router included.
+        waiting: Jobs that wait in routers.
+        replicas: (ready, starting, draining) by role.
+        gpus: Held on nodes.
+    """
+
+    at_s: float
+    pending_tokens: tuple[int, ...]
+    waiting: int
+    replicas: dict[Role, tuple[int, int, int]]
+    gpus: int
+
+    @property
+    def imbalance(self) -> float | None:
+        """Coefficient of variation of the pending tokens; None while nothing is pending anywhere."""
+        pending = np.array(self.pending_tokens, dtype=np.float64)
+        if not pending.size or pending.mean() == 0:
+            return None
+        return float(pending.std() / pending.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerChange:
+    """A change that the planner decided on."""
+
+    at_s: float
+    role: Role
+    current: int
+    desired: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A run in full.
+
+    Attributes:
+        requests: What became of each.
+        samples: In order of time.
+        end_s: When the last job ended, virtual seconds.
+        events: How many events ran.
+        computed_tokens: Prompt tokens computed by each entry worker that is left, by name.
+        itl_s: Percentiles of inter-token gaps, by name; None without gaps.
+        changes: Of the planner.
+        decisions: How many it took, holds included.
+        refused_joins: That the GPU budget did not allow.
+        gpu_s: GPU-seconds held.
+    """
+
+    requests: Requests
+    samples: tuple[RunSample, ...]
+    end_s: float
+    events: int
+    computed_tokens: dict[str, int]
+    itl_s: dict[str, float | None]
+    changes: tuple[PlannerChange, ...]
+    decisions: int
+    refused_joins: int
+    gpu_s: float
+
+
+class RunRecorder:
+    """Takes the samples of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._samples: list[RunSample] = []
+
+    def sample(self, now_s: float) -> None:
+        """Look now."""
+        world, fleet = self._world, self._world.fleet
+        entry = fleet.of(world.scenario.entry_role, State.READY)
+        replicas = {}
+        for pool in world.scenario.pools:
+            counts = fleet.counts(pool.role)
+            replicas[pool.role] = (counts.ready, counts.starting, counts.draining)
+        self._samples.append(
+            RunSample(
+                now_s,
+                tuple(worker.pending_tokens + world.queued_tokens(worker) for worker in entry),
+                world.waiting,
+                replicas,
+                fleet.placed_gpus,
+            )
+        )
+
+    def finish(self) -> Recording:
+        """Return everything."""
+        world = self._world
+        requests = _requests(world.jobs)
+        end_s = max((job.ended_s for job in world.jobs if job.ended_s is not None), default=0.0)
+        decisions = [] if world.control is None else world.control.planner.decisions
+        return Recording(
+            requests=requests,
+            samples=tuple(self._samples),
+            end_s=end_s,
+            events=world.kernel.events,
+            computed_tokens={
+                worker.name: worker.busy_tokens
+                for worker in world.fleet
+                if worker.role is world.scenario.entry_role
+            },
+            itl_s={name: world.gaps.percentile(share) for name, share in _RANKS},
+            changes=tuple(_changes(decisions)),
+            decisions=len(decisions),
+            refused_joins=world.fleet.refused,
+            gpu_s=_gpu_seconds(self._samples, end_s),
+        )
+
+
+_RANKS = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+
+
+def _changes(decisions: Sequence[Decision]) -> list[PlannerChange]:
+    return [
+        PlannerChange(decision.at_s, role.role, role.current, role.desired, role.sentence)
+        for decision in decisions
+        for role in decision.roles
+        if role.action is not Action.HOLD
+    ]
+
+
+def _gpu_seconds(samples: Sequence[RunSample], end_s: float) -> float:
+    times = [*(sample.at_s for sample in samples), end_s]
+    return sum(
+        sample.gpus * max(0.0, min(times[index + 1], end_s) - sample.at_s)
+        for index, sample in enumerate(samples)
+    )
+
+
+def _requests(jobs: Sequence[Job]) -> Requests:
+    nan = float("nan")
+
+    def since(job: Job, at_s: float | None) -> float:
+        return nan if at_s is None or job.outcome is not JobOutcome.OK else at_s - job.request.arrival_s
+
+    return Requests(
+        arrival_s=np.array([job.request.arrival_s for job in jobs], dtype=np.float64),
+        ttft_s=np.array([since(job, job.first_token_s) for job in jobs], dtype=np.float64),
+        e2e_s=np.array([since(job, job.ended_s) for job in jobs], dtype=np.float64),
+        wait_s=np.array([since(job, job.handed_s) for job in jobs], dtype=np.float64),
+        prompt_tokens=np.array([job.request.input_tokens for job in jobs], dtype=np.float64),
+        output_tokens=np.array([job.request.output_tokens for job in jobs], dtype=np.float64),
+        cached_tokens=np.array([job.cached_tokens for job in jobs], dtype=np.float64),
+        is_ok=np.array([job.outcome is JobOutcome.OK for job in jobs], dtype=bool),
+        is_rejected=np.array([job.outcome is JobOutcome.REJECTED for job in jobs], dtype=bool),
+    )

@@ -1,0 +1,228 @@
+"""A schedule of replicas by someone who knows every arrival: the yardstick of planners, not a planner.
+
+The load is a fluid: prefill seconds per second of arrivals, and KV tokens held by those who are being decoded. Its
+smoothing and its utilisation say how many replicas of each role are needed at each second; each replica is asked for its
+start-up before that, and kept through a gap in which stopping and starting again would hold its GPUs for longer. Many
+such schedules are tried on a queue (`oracle_queue`), and the cheapest is taken that serves 99% in time there; then spans
+are cut out of it for as long as that holds. How much the queue has to be kept short for the world, where caches, hand-over
+and decode steps play a part, is found by simulating in full (`oracle_search`).
+
+So what it reaches, a planner that knew the future can reach, with these figures: an upper bound of the least cost, not the
+least cost itself. It knows the arrivals and how long replicas take to start; it does not know of faults beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.api import Role
+from penstock.planner.decide.baselines.settings import Sizes
+from penstock.simulator.oracle_needs import Utilisation, busy_s, needs, prefill_s
+from penstock.simulator.oracle_queue import share_in_time, worker_changes
+from penstock.simulator.scenario import Scenario
+from penstock.workload.traces import TraceRequest
+
+Counts = NDArray[np.int64]
+"""Replicas by second, or by decision."""
+
+TARGET = 0.99
+"""The share in time that a schedule has to reach, where one does."""
+DRAIN_S = 10.0
+"""Chosen: a leaving replica's GPUs are held for about one answer longer."""
+_SMOOTHINGS_S = (0.0, 15.0, 60.0, 240.0, math.inf)
+_UTILISATIONS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1)
+_CUTS = 150
+"""Most spans that one schedule is tried without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a schedule is made for.
+
+    Attributes:
+        deadline: Share of the TTFT target within which the queue has to answer, > 0.
+        kv: Share of the KV cache that decoding may use, > 0.
+        fleet: Replicas of each pool, held from the first decision on; None: they follow the load.
+    """
+
+    deadline: float
+    kv: float
+    fleet: tuple[int, ...] | None = None
+
+
+def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: Aim) -> dict[Role, Sizes]:
+    """Return the sizes of every pool over time, inside the budget and the planner's step.
+
+    Args:
+        requests: In order of arrival.
+        scenario: Pools at time 0, start-up, targets, and the planner whose interval and step bind the schedule.
+        aim: See `Aim`.
+    """
+    search = _Search(requests, scenario, aim)
+    return search.best() if aim.fleet is None else search.held(aim.fleet)
+
+
+class _Search:
+    """One search on the queue."""
+
+    def __init__(self, requests: Sequence[TraceRequest], scenario: Scenario, aim: Aim) -> None:
+        self._requests, self._scenario, self._aim = requests, scenario, aim
+        planner = scenario.planner
+        assert planner is not None  # noqa: S101 - an oracle is a planner
+        self._interval_s, self._step = planner.interval_s, planner.max_step
+        self._arrivals = [request.arrival_s for request in requests]
+        self._first_s = prefill_s(requests, scenario).tolist()
+        self._busy_s = busy_s(requests, scenario, aim.kv).tolist()
+        self._entry = scenario.entry_role
+
+    def best(self) -> dict[Role, Sizes]:
+        """Return the cheapest schedule that serves the target's share on the queue, or the most that any serves."""
+        tried = [
+            self._counts(Utilisation(prefill, self._aim.kv, smoothing_s))
+            for smoothing_s in _SMOOTHINGS_S
+            for prefill in _UTILISATIONS
+        ]
+        shares = [self._share(counts) for counts in tried]
+        target = min(TARGET, max(shares))
+        good = [counts for counts, share in zip(tried, shares, strict=True) if share >= target]
+        counts = self._cut(min(good, key=self._cost), target)
+        return {role: _sizes(values, self._interval_s) for role, values in counts.items()}
+
+    def held(self, fleet: tuple[int, ...]) -> dict[Role, Sizes]:
+        """Return the schedule that brings the pools to a size and keeps it."""
+        decisions = int(self._arrivals[-1] // self._interval_s) + 2
+        pools = zip(self._scenario.pools, fleet, strict=True)
+        counts = self._reachable({pool.role: np.full(decisions, count) for pool, count in pools})
+        return {role: _sizes(values, self._interval_s) for role, values in counts.items()}
+
+    def _counts(self, at: Utilisation) -> dict[Role, Counts]:
+        scenario = self._scenario
+        lead_s = scenario.cold_start_s + self._interval_s
+        counts = {
+            role: _with_start_up(np.maximum(1, np.ceil(need)).astype(np.int64), lead_s)
+            for role, need in needs(self._requests, scenario, at).items()
+        }
+        return self._reachable(
+            {
+                role: _by_decision(values, self._interval_s)
+                for role, values in _within_budget(counts, scenario).items()
+            }
+        )
+
+    def _reachable(self, counts: Mapping[Role, Counts]) -> dict[Role, Counts]:
+        starts = {role: self._scenario.pool(role).replicas for role in counts}
+        if self._step is None:
+            return {role: np.concatenate(([starts[role]], values[1:])) for role, values in counts.items()}
+        return {role: reachable(values, starts[role], self._step) for role, values in counts.items()}
+
+    def _share(self, counts: Mapping[Role, Counts]) -> float:
+        scenario, entry = self._scenario, self._scenario.pool(self._entry)
+        sizes = _sizes(counts[self._entry], self._interval_s)
+        return share_in_time(
+            self._arrivals,
+            self._first_s,
+            self._busy_s,
+            worker_changes(sizes, entry.replicas, scenario.cold_start_s),
+            start=entry.replicas,
+            deadline_s=self._aim.deadline * scenario.slo_s,
+        )
+
+    def _cost(self, counts: Mapping[Role, Counts]) -> float:
+        return sum(float(values.sum()) * self._scenario.pool(role).gpus for role, values in counts.items())
+
+    def _cut(self, counts: dict[Role, Counts], target: float) -> dict[Role, Counts]:
+        """Take single replicas out of spans of the entry role, the longest first, while the target is held."""
+        best = counts
+        for begin, end in _spans(counts[self._entry])[:_CUTS]:
+            values = best[self._entry].copy()
+            values[begin:end] = np.maximum(1, values[begin:end] - 1)
+            fewer = self._reachable({**best, self._entry: values})
+            if self._cost(fewer) < self._cost(best) and self._share(fewer) >= target:
+                best = fewer
+        return best
+
+
+def reachable(wanted: Counts, start: int, step: int) -> Counts:
+    """Return the smallest numbers, none below ``wanted`` where that can be, that change by ``step`` per decision at most.
+
+    Example: wanted 2 2 2 5 1 1, from 2 by one: 2 3 4 5 4 3.
+    """
+    values = wanted.astype(np.int64)
+    values[0] = start
+    for place in range(len(values) - 2, 0, -1):
+        values[place] = max(values[place], values[place + 1] - step)
+    for place in range(1, len(values)):
+        before = values[place - 1]
+        values[place] = min(max(values[place], before - step), before + step)
+    return values
+
+
+def _spans(values: Counts) -> list[tuple[int, int]]:
+    """Return (begin, end) of every span in which a level above the first is held, and its halves; the longest first."""
+    spans = set()
+    for level in range(2, int(values.max()) + 1):
+        for begin, end in _runs(values >= level):
+            middle = (begin + end) // 2
+            spans |= {(begin, end), (begin, middle), (middle, end)}
+            for share in (4, 8):
+                part = (end - begin) // share
+                spans |= {(begin, begin + part), (end - part, end)}
+    return sorted((span for span in spans if span[1] > span[0]), key=lambda span: (span[0] - span[1], span))
+
+
+def _runs(is_on: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], is_on, [False])).astype(np.int8)))
+    return [(int(begin), int(end)) for begin, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _by_decision(counts: Counts, interval_s: float) -> Counts:
+    """Return the most that each decision's interval wants; decision 0 is time 0, at which nothing is decided."""
+    times = np.arange(len(counts))
+    places = (times // interval_s).astype(np.int64)
+    wanted = np.zeros(int(places[-1]) + 1, dtype=np.int64)
+    np.maximum.at(wanted, places, counts)
+    return wanted
+
+
+def _sizes(counts: Counts, interval_s: float) -> Sizes:
+    changed = np.flatnonzero(np.diff(counts, prepend=counts[0] - 1))
+    return tuple((float(place * interval_s), int(counts[place])) for place in changed)
+
+
+def _with_start_up(need: Counts, lead_s: float) -> Counts:
+    """Return the replicas to have asked for, by second: each level early by its start-up, gaps kept where cheaper."""
+    lead = math.ceil(lead_s)
+    total = np.zeros(len(need), dtype=np.int64)
+    for level in range(1, int(need.max()) + 1):
+        spans: list[list[int]] = []
+        for start, end in _runs(need >= level):
+            begin = max(0, start - lead)
+            if spans and begin - spans[-1][1] <= DRAIN_S:
+                spans[-1][1] = end
+            else:
+                spans.append([begin, end])
+        for begin, end in spans:
+            total[begin:end] += 1
+    return total
+
+
+def _within_budget(counts: dict[Role, Counts], scenario: Scenario) -> dict[Role, Counts]:
+    """Return the counts with one replica at a time taken from the largest pool where the budget is exceeded."""
+    if scenario.max_gpus is None:
+        return counts
+    gpus = {role: scenario.pool(role).gpus for role in counts}
+    counts = {role: values.copy() for role, values in counts.items()}
+    while True:
+        used = sum(values * gpus[role] for role, values in counts.items())
+        over = np.flatnonzero(np.asarray(used) > scenario.max_gpus)
+        if not over.size:
+            return counts
+        roles = list(counts)
+        largest = np.argmax(np.stack([counts[role][over] for role in roles]), axis=0)
+        for place, role in enumerate(roles):
+            counts[role][over[largest == place]] -= 1

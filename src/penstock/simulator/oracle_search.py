@@ -1,0 +1,129 @@
+"""Finds the oracle's schedule for a run: candidates are simulated in full, and what they reach there counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from penstock.simulator.measures import measures
+from penstock.simulator.oracle import TARGET, Aim, schedule
+from penstock.simulator.oracle_needs import Utilisation, needs
+from penstock.simulator.scenario import Scenario
+from penstock.simulator.world import World
+from penstock.workload.traces import TraceRequest
+
+_DEADLINES = (1.3, 1.0, 0.9, 0.75, 0.6)
+"""Shares of the TTFT target that the queue may use up; it knows neither hand-over nor decode steps."""
+_KV = (0.95, 0.8, 0.6, 0.4)
+"""Shares of the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What a search found.
+
+    Attributes:
+        aim: The best schedule's.
+        in_time: Share of the requests in time, both targets, simulated.
+        gpu_s: GPU-seconds held.
+    """
+
+    aim: Aim
+    in_time: float
+    gpu_s: float
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The lower the better: GPUs where the target is reached, else what is missing by a thousandth, then GPUs."""
+        return (0.0 if self.in_time >= TARGET else 1.0 - round(self.in_time, 3)), self.gpu_s
+
+
+def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], aim: Aim) -> Scenario:
+    """Return the scenario whose oracle knows its schedule.
+
+    Args:
+        scenario: Planned by an oracle; its pools have latency profiles.
+        requests: In order of arrival.
+        aim: What the schedule is made for.
+    """
+    planner = scenario.planner
+    assert planner is not None  # noqa: S101 - an oracle is a planner
+    baseline = replace(planner.baseline, schedule=schedule(requests, scenario, aim))
+    return replace(scenario, planner=replace(planner, baseline=baseline))
+
+
+def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
+    """Return the cheapest aim that serves the target's share in time, else the one that serves most.
+
+    The schedules of every aim that follows the load are put in order of cost; five or so of them are simulated, by
+    halving the way to the cheapest that reaches the target. More GPUs do not always serve more, so a cheaper one may be
+    missed. Then fleets that are held, as far as they are cheaper.
+
+    Args:
+        scenario: As for `with_schedule`.
+        requests: In order of arrival.
+    """
+
+    def tried(world: Scenario, aim: Aim) -> Foresight:
+        recording = World(world, requests).run()
+        share = measures(recording, world)["in_time"]["both"] or 0.0
+        return Foresight(aim, share, recording.gpu_s)
+
+    ordered = _by_cost(scenario, requests, [Aim(deadline, kv) for deadline in _DEADLINES for kv in _KV])
+    found: list[Foresight] = []
+    low, high = 0, len(ordered) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        found.append(tried(*ordered[middle]))
+        if found[-1].in_time >= TARGET:
+            high = middle - 1
+        else:
+            low = middle + 1
+    best = min(found, key=lambda each: each.rank)
+    for world, aim in _by_cost(scenario, requests, _held(scenario, requests)):
+        if _gpu_s(world, requests[-1].arrival_s) < best.gpu_s:
+            best = min(best, tried(world, aim), key=lambda each: each.rank)
+    return best
+
+
+def _held(scenario: Scenario, requests: Sequence[TraceRequest]) -> list[Aim]:
+    """Return the fleets that are just enough for the mean load, and up to two entry workers more."""
+    busy = int(requests[-1].arrival_s) + 1
+    mean = [
+        math.ceil(float(need[:busy].mean()))
+        for need in needs(requests, scenario, Utilisation(1.0, _KV[1])).values()
+    ]
+    fleets = [(max(1, mean[0]) + more, *(max(1, count) for count in mean[1:])) for more in range(3)]
+    limit = scenario.max_gpus
+    return [
+        Aim(1.0, _KV[1], fleet)
+        for fleet in fleets
+        if limit is None or sum(n * pool.gpus for n, pool in zip(fleet, scenario.pools, strict=True)) <= limit
+    ]
+
+
+def _by_cost(
+    scenario: Scenario, requests: Sequence[TraceRequest], aims: Sequence[Aim]
+) -> list[tuple[Scenario, Aim]]:
+    worlds = [(with_schedule(scenario, requests, aim), aim) for aim in aims]
+    return sorted(worlds, key=lambda each: _gpu_s(each[0], requests[-1].arrival_s))
+
+
+def _gpu_s(scenario: Scenario, until_s: float) -> float:
+    """Return the GPU-seconds that a schedule asks for up to a time."""
+    assert scenario.planner is not None  # noqa: S101 - an oracle is a planner
+    total = 0.0
+    for role, sizes in scenario.planner.baseline.schedule.items():
+        ended = [*(size for size in sizes if size[0] < until_s), (until_s, 0)]
+        held = sum(count * (after_s - at_s) for (at_s, count), (after_s, _) in pairwise(ended))
+        total += held * scenario.pool(role).gpus
+    return total
+
+
+def foreseen(scenario: Scenario, requests: Sequence[TraceRequest]) -> Scenario:
+    """Return the scenario with the oracle's schedule, where an oracle plans; any other as it is."""
+    if scenario.planner is None or not scenario.planner.mode.is_oracle:
+        return scenario
+    return with_schedule(scenario, requests, search(scenario, requests).aim)

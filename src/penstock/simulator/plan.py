@@ -1,0 +1,350 @@
+"""Turns the command line's options, and a manifest, into runs; runs them; gathers the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.api import AdmissionConfig, GraphDeployment, QueueOrder, Role, RouterConfig
+from penstock.core.errors import ConfigError
+from penstock.api.manifests import load_graph
+from penstock.planner.decide.codec import to_plain
+from penstock.router.policy.busy import BusyThresholds, admission_with, busy_thresholds, check_flags
+from penstock.simulator.faults import Faults
+from penstock.simulator.graph_scenario import default_router, graph_pools, graph_router, graph_slo_s
+from penstock.simulator.observer import Recording
+from penstock.simulator.output import SCHEMA
+from penstock.simulator.planner_choice import ALL, chosen_planners, planner_config
+from penstock.simulator.routing import policy_names
+from penstock.simulator.scenario import (
+    DUALMAP_7B,
+    DUALMAP_14B,
+    Model,
+    PoolSpec,
+    ProfiledModel,
+    Resize,
+    RouterSpec,
+    Scenario,
+    WorkerFailure,
+)
+from penstock.simulator.sweep import RunSpec, add_regrets, goodputs, run_all, simulate, summarise
+from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.workload.arrivals import Spread
+from penstock.workload.selection import OnLong
+
+DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
+DEFAULT_REPLICAS = 4
+DEFAULT_SLO_S = 5.0
+DEFAULT_POLICY = "least-loaded"
+MAX_ROUTERS = 256
+"""Chosen: each knows all workers, so that memory grows with both."""
+_SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """The command line's options, by their names; None where not given, ``admission`` without what was not."""
+
+    trace: str
+    policy: str | None
+    qps: tuple[float, ...]
+    seeds: int
+    prefill: int | None
+    decode: int | None
+    aggregated: int | None
+    profile: str | None
+    kv_tokens: int | None
+    block_size: int
+    manifest: Path | None
+    planners: tuple[str, ...]
+    max_gpus: int | None
+    cold_start_s: float
+    resizes: tuple[Resize, ...]
+    failures: tuple[WorkerFailure, ...]
+    faults: Faults
+    slo_s: float | None
+    itl_slo_s: float | None
+    propagation_delay_s: float
+    routers: tuple[int, ...]
+    owners: int | None
+    queue_order: QueueOrder | None
+    no_rebalance: bool
+    slot_tokens: int | None
+    max_waiting: int | None
+    max_wait_s: float | None
+    admission: Mapping[str, Any]
+    limit: int | None
+    warmup: int
+    max_input_tokens: int | None
+    on_long: OnLong
+    spread: Spread | None
+    tiers: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What will be run.
+
+    Attributes:
+        runs: Every run; of one policy the seeds lie beside each other.
+        shown: One run of each policy that is recorded in full for the pictures.
+        notes: What a reader of the result must know.
+        compares_planners: Several planners run, and their figures are what is shown.
+    """
+
+    runs: tuple[RunSpec, ...]
+    shown: tuple[RunSpec, ...]
+    notes: tuple[str, ...]
+    compares_planners: bool = False
+
+
+def make_plan(options: SimulateOptions) -> RunPlan:
+    """Return the runs that the options ask for.
+
+    Raises:
+        ConfigError: options contradict each other or the manifest, or name something unknown.
+        InvalidSpecError: the manifest is wrong.
+    """
+    graph = load_graph(options.manifest) if options.manifest is not None else None
+    pools = _pools(options, graph)
+    slo_s = _slo_s(options, graph)
+    config = planner_config(graph, pools, max_gpus=options.max_gpus, slo_s=slo_s)
+    planners = chosen_planners(options.planners, config, pools, itl_slo_s=options.itl_slo_s)
+    names = _policy_names(options, graph)
+    workload = WorkloadSpec(
+        options.trace,
+        options.spread,
+        options.max_input_tokens,
+        options.on_long,
+        options.limit,
+        options.warmup,
+        tiers=options.tiers,
+    )
+    rates: tuple[float | None, ...] = options.qps or (None,)
+    counts = _router_counts(options)
+    routers = {
+        label: replace(_router(options, name, graph), routers=count, owners=_owners(options, graph, count))
+        for name in names
+        for count in counts
+        for label in (name if len(counts) == 1 else routers_label(name, count),)
+    }
+    worlds = {
+        _label(label, planner, routers, planners): Scenario(
+            pools=pools,
+            router=router,
+            planner=config,
+            resizes=options.resizes,
+            failures=options.failures,
+            faults=options.faults,
+            cold_start_s=options.cold_start_s,
+            max_gpus=config.max_gpu_budget if config is not None else options.max_gpus,
+            slo_s=slo_s,
+            itl_slo_s=options.itl_slo_s,
+        )
+        for label, router in routers.items()
+        for planner, config in planners.items()
+    }
+    runs = tuple(
+        RunSpec(name, scenario, workload, rate, seed)
+        for name, scenario in worlds.items()
+        for rate in rates
+        for seed in range(options.seeds)
+    )
+    shown = tuple(RunSpec(name, scenario, workload, rates[-1], 0) for name, scenario in worlds.items())
+    return RunPlan(runs, shown, _notes(workload, pools), compares_planners=len(planners) > 1)
+
+
+def run_plan(
+    plan: RunPlan, *, processes: int | None = None, on_done: Callable[[int], None] | None = None
+) -> dict[str, Any]:
+    """Run everything and return the result as plain data, the same for the same plan."""
+    first = plan.runs[0]
+    workload = prepare(first.workload, seed=first.seed, qps=first.qps)
+    runs = run_all(plan.runs, processes=processes, on_done=on_done)
+    scenario = replace(first.scenario, router=replace(first.scenario.router, policy="(each)"))
+    if plan.compares_planners:
+        scenario = replace(first.scenario, planner=None, max_gpus=None)
+    summary = summarise(runs)
+    if plan.compares_planners:
+        add_regrets(summary)
+    return {
+        "schema": SCHEMA,
+        "notes": list(plan.notes),
+        "compares_planners": plan.compares_planners,
+        "slo_s": first.scenario.slo_s,
+        "workload": {
+            "name": workload.name,
+            "requests": len(workload.requests),
+            "warmup": workload.warmup,
+            "rate_rps": workload.rate_rps,
+            "truncated": workload.truncated,
+            "dropped": workload.dropped,
+            "spread": workload.spread.value,
+        },
+        "settings": to_plain(scenario),
+        "summary": summary,
+        "by_routers": shares_by_routers(plan.runs, summary),
+        "goodput": goodputs(runs),
+        "runs": runs,
+    }
+
+
+def routers_label(policy: str, count: int) -> str:
+    """Return the label of a policy's runs with one of several numbers of routers."""
+    return f"{policy}, {count} router{'' if count == 1 else 's'}"
+
+
+def shares_by_routers(runs: Sequence[RunSpec], summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each policy's share in time by its number of routers, by rate; empty unless several numbers were run.
+
+    ``behind_best`` is the largest gap to the best policy of the same rate and number, a fraction.
+    """
+    routers = {spec.label: spec.scenario.router for spec in runs}
+    if len({each.routers for each in routers.values()}) < 2:
+        return []
+    rows: dict[tuple[str, float | None], dict[str, float]] = {}
+    best: dict[tuple[float | None, str], float] = {}
+    for row in summary:
+        router, share = routers[row["policy"]], row["capacity"]
+        policy = row["policy"].replace(routers_label("", router.routers), "")
+        count = str(router.routers)
+        rows.setdefault((policy, row["qps"]), {})[count] = share
+        best[row["qps"], count] = max(best.get((row["qps"], count), 0.0), share)
+    return [
+        {
+            "policy": policy,
+            "qps": qps,
+            "in_time": shares,
+            "behind_best": round(max(best[qps, count] - share for count, share in shares.items()), 6),
+        }
+        for (policy, qps), shares in rows.items()
+    ]
+
+
+def record(plan: RunPlan) -> dict[str, Recording]:
+    """Return one recorded run of each policy, for pictures: the first seed at the last rate."""
+    return {spec.label: simulate(spec)[0] for spec in plan.shown}
+
+
+def _notes(workload: WorkloadSpec, pools: tuple[PoolSpec, ...]) -> tuple[str, ...]:
+    prepared = prepare(workload, seed=0)
+    notes = [f"{prepared.name}: {len(prepared.requests)} requests"]
+    if prepared.truncated or prepared.dropped:
+        notes.append(
+            f"prompts above {workload.max_input_tokens} tokens: {prepared.truncated} cut,"
+            f" {prepared.dropped} requests left out"
+        )
+    if not isinstance(pools[0].model, ProfiledModel):
+        notes.append(
+            f"{pools[0].model.name}: prefill only, decode is not modelled; TTFT is the prefill's end"
+        )
+    return tuple(notes)
+
+
+def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
+    if options.slo_s is not None:
+        return options.slo_s
+    return DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
+
+
+def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterSpec:
+    base = default_router(policy) if graph is None else graph_router(graph, policy)
+    simple = _SIMPLE.get(options.profile or "")
+    settings = {**base.settings, "rebalance": False} if options.no_rebalance else base.settings
+    return replace(
+        base,
+        settings=settings,
+        queue_order=options.queue_order or base.queue_order,
+        slot_requests=None if simple is None else simple.slot_requests,
+        slot_tokens=None if simple is not None else options.slot_tokens or base.slot_tokens,
+        propagation_delay_s=options.propagation_delay_s,
+        max_waiting=options.max_waiting or base.max_waiting,
+        max_wait_s=options.max_wait_s or base.max_wait_s,
+        thresholds=_thresholds(options, graph),
+    )
+
+
+def _router_counts(options: SimulateOptions) -> tuple[int, ...]:
+    """Return the numbers of routers to try, each once.
+
+    Raises:
+        ConfigError: one is below 1 or above the bound, or the owners have no effect.
+    """
+    counts = tuple(dict.fromkeys(options.routers))
+    if not counts or not all(1 <= count <= MAX_ROUTERS for count in counts):
+        shown = ",".join(map(str, options.routers))
+        raise ConfigError(f"--routers {shown}: must be numbers from 1 to {MAX_ROUTERS}")
+    if options.owners is not None and max(counts) == 1:
+        raise ConfigError(
+            f"--owners {options.owners}: without effect behind one router; give --routers 2 or more"
+        )
+    return counts
+
+
+def _owners(options: SimulateOptions, graph: GraphDeployment | None, count: int) -> int | None:
+    """Return how many of ``count`` routers keep the workers' queues; None: each keeps its own."""
+    forwards = (RouterConfig() if graph is None else graph.spec.router).peers.forward
+    given = options.owners if options.owners is not None else int(forwards)
+    return min(given, count) or None
+
+
+def _thresholds(options: SimulateOptions, graph: GraphDeployment | None) -> BusyThresholds:
+    """Return the manifest's thresholds with those of the options in their place."""
+    base = AdmissionConfig() if graph is None else graph.spec.router.admission
+    config = admission_with(base, options.admission)
+    check_flags(config, options.admission)
+    return busy_thresholds(config)
+
+
+def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[PoolSpec, ...]:
+    if options.aggregated is not None and (options.prefill is not None or options.decode is not None):
+        raise ConfigError("--aggregated: excludes --prefill and --decode; give one kind")
+    given = {Role.PREFILL: options.prefill, Role.DECODE: options.decode, Role.AGGREGATED: options.aggregated}
+    simple = _SIMPLE.get(options.profile or "")
+    if simple is not None:
+        if options.prefill is not None or options.decode is not None or graph is not None:
+            raise ConfigError(
+                f"--profile {simple.name}: it only prefills; give --aggregated N and no manifest"
+            )
+        return (PoolSpec(Role.AGGREGATED, options.aggregated or 8, simple),)
+    if graph is not None:
+        return tuple(
+            replace(pool, replicas=given[pool.role] or pool.replicas, model=_model(options, pool.model))
+            for pool in graph_pools(graph)
+        )
+    model = _model(options, ProfiledModel(DEFAULT_PROFILE))
+    if options.aggregated is not None:
+        return (PoolSpec(Role.AGGREGATED, options.aggregated, model),)
+    return tuple(
+        PoolSpec(role, given[role] or DEFAULT_REPLICAS, model) for role in (Role.PREFILL, Role.DECODE)
+    )
+
+
+def _model(options: SimulateOptions, base: Model) -> Model:
+    assert isinstance(base, ProfiledModel)  # noqa: S101 - the simple server takes no such options
+    return replace(
+        base,
+        profile=options.profile or base.profile,
+        kv_tokens=options.kv_tokens or base.kv_tokens,
+        block_size=options.block_size,
+    )
+
+
+def _policy_names(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[str, ...]:
+    text = options.policy
+    if text is None:
+        # Planners are compared under one router, routers under one planner.
+        single = DEFAULT_POLICY if graph is None else graph.spec.router.policy.value
+        text = single if len(options.planners) > 1 or ALL in options.planners else ALL
+    names = policy_names() if text == ALL else tuple(filter(None, text.split(",")))
+    if not names or not set(names) <= set(policy_names()):
+        raise ConfigError(f"--policy {text}: choose from {', '.join(policy_names())}, or all")
+    return names
+
+
+def _label(policy: str, planner: str, policies: Collection[str], planners: Mapping[str, object]) -> str:
+    if len(planners) < 2:
+        return policy
+    return planner if len(policies) < 2 else f"{policy} + {planner}"

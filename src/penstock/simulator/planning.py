@@ -1,0 +1,182 @@
+"""Drives the planner's core in virtual time; decides nothing itself.
+
+The ledger is not modelled: a planner with one comes back from a restart with everything it knew, an autoscaler
+without one with nothing. Scale-ups are rolled back by a planner with a ledger only, as autoscalers know none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.api import Role
+from penstock.planner.core.messages import (
+    DecisionRecorded,
+    Effect,
+    Event,
+    Notify,
+    ObserveAt,
+    Observed,
+    Pulled,
+    ReadMetrics,
+    RecordDecision,
+    Scale,
+    Scaled,
+    Started,
+    TargetUnavailable,
+)
+from penstock.planner.core.planner import PlannerCore
+from penstock.planner.core.records import Change
+from penstock.planner.core.state import CoreSettings, begin
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
+from penstock.planner.decide.reading import Reading, judge
+from penstock.planner.predict.forecasts import Forecasts, fits_at_once, with_forecast
+
+_SOURCE = "simulator"
+_TIMELINE = "simulated"
+
+ScalePool = Callable[[Change], str | None]
+"""Carries a change of a pool out; returns why it was refused, None if it was not."""
+
+DEADLINE_S = 600.0
+"""The default of the planner's ``--adjustment-deadline``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedObservation:
+    """What one tick sees.
+
+    Attributes:
+        pools: Counts by role.
+        is_adjusting: A replica asked for is not ready yet, or one is draining; a dead one that comes back is
+            no adjustment.
+        kv: KV usage fraction by ready decode (or aggregated) worker; None when not scraped yet.
+        waiting: Requests that wait for prefill, NaN when unknown; None in aggregated simulations.
+        age_s: Age of the readings.
+        demand: At the door since the last pull; None when unknown.
+        worker_waiting: Requests that wait inside, by ready decode (or aggregated) worker; None when unknown.
+        never_ready: Why a replica of the role will not become ready, by role.
+    """
+
+    pools: Mapping[Role, PoolCounts]
+    is_adjusting: bool
+    kv: Mapping[str, float | None]
+    waiting: float | None
+    age_s: float
+    demand: Demand | None = None
+    worker_waiting: Mapping[str, float | None] | None = None
+    never_ready: Mapping[Role, str] = field(default_factory=dict)
+
+    def pull(self, now_s: float, *, max_age_s: float) -> Pull:
+        """Return the metrics as the live loop would have read them at ``now_s``."""
+
+        def reading(value: float | None, upper: float | None = None) -> Reading:
+            return judge(value, age_s=self.age_s, max_age_s=max_age_s, source=_SOURCE, upper=upper)
+
+        inside = self.worker_waiting
+        return summarise(
+            Observation(
+                now_s,
+                self.pools,
+                {name: reading(value, 1.0) for name, value in self.kv.items()},
+                None if self.waiting is None else reading(self.waiting),
+                self.demand,
+                None if inside is None else {name: reading(count) for name, count in inside.items()},
+            )
+        )
+
+
+class VirtualPlanner:
+    """One planner.
+
+    Attributes:
+        decisions: Every decision, holds included.
+        next_s: When `tick` is due.
+    """
+
+    __slots__ = ("_core", "_forecasts", "_max_age_s", "_pulls", "_state", "decisions", "next_s")
+
+    def __init__(
+        self, config: DecideConfig, *, max_age_s: float = 10.0, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """Begin at time 0.
+
+        Args:
+            config: The rules' settings.
+            max_age_s: Oldest fresh reading, as the live planner's ``metrics-max-age``; virtual seconds.
+            deadline_s: Longest wait for an adjustment, virtual seconds.
+        """
+        self._max_age_s = max_age_s
+        self._core = PlannerCore(
+            CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.mode.has_ledger)
+        )
+        self._forecasts: Forecasts | None = fits_at_once(config)
+        self._pulls: deque[Pull] = deque()
+        self.decisions: list[Decision] = []
+        self._start(0.0, first_sequence=0)
+
+    def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
+        """Do what is due.
+
+        Args:
+            now_s: Virtual seconds.
+            seen: What the planner observes and reads now.
+            scale: Carries a change out; returns why it was refused, None if it was not.
+        """
+        event: Event | None = Observed(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
+        while event is not None:
+            match self._step(event, now_s):
+                case ReadMetrics():
+                    pull = seen.pull(now_s, max_age_s=self._max_age_s)
+                    event = Pulled(self._recorded(with_forecast(pull, self._forecasts)))
+                case RecordDecision() as asked:
+                    event = DecisionRecorded(asked, is_written=True)
+                case Scale(change):
+                    event = Scaled(scale(change))
+                case _:
+                    event = None
+
+    def restart(self, now_s: float) -> None:
+        """Replace the process: one with a ledger goes on, one without begins from nothing."""
+        self._forecasts = fits_at_once(self._core.settings.config)
+        if self._forecasts is not None:
+            self._forecasts.resume(self._pulls)
+        if not self._core.settings.config.mode.has_ledger:
+            self._start(now_s, first_sequence=self._state.decided.sequence)
+
+    def miss(self, now_s: float) -> None:
+        """Let a tick pass unused: the process is away, and what it did not keep is gone."""
+        self.restart(now_s)
+        self._skip(now_s)
+
+    def set_budget(self, gpus: int) -> None:
+        """Plan with another GPU budget from now on."""
+        settings = self._core.settings
+        config = replace(settings.config, max_gpu_budget=gpus)
+        self._core = PlannerCore(replace(settings, config=config))
+
+    def _recorded(self, pull: Pull) -> Pull:
+        """Keep a pull for as long as the ledger's matter to a predictor."""
+        if self._forecasts is not None:
+            self._pulls.append(pull)
+            while pull.at_s - self._pulls[0].at_s > self._forecasts.span_s:
+                self._pulls.popleft()
+        return pull
+
+    def _start(self, now_s: float, *, first_sequence: int) -> None:
+        self._state = begin(self._core.settings, now_s)
+        self._step(Started(first_sequence=first_sequence), now_s)
+
+    def _skip(self, now_s: float) -> None:
+        self._step(TargetUnavailable(), now_s)
+
+    def _step(self, event: Event, now_s: float) -> Effect:
+        """Take one step; return its last effect."""
+        self._state, effects = self._core.step(self._state, event, now_s)
+        self.decisions += [effect.decision for effect in effects if isinstance(effect, Notify)]
+        if isinstance(effects[-1], ObserveAt):
+            self.next_s = effects[-1].at_s
+        return effects[-1]

@@ -1,0 +1,407 @@
+"""The routers of a simulation: the live router's state machine, driven in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from penstock.api import BreakerConfig, Role
+from penstock.core.errors import ConfigError
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.busy_workers import BusyWorkers
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.effects import Effects, RefusalReason
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_sharing import QueuedPrompt
+from penstock.router.core.retries import FailedTry, RetryBudget, RetryRules, RetryScope
+from penstock.router.core.router import RouterCore
+from penstock.router.core.tier_control import TierControl
+from penstock.router.core.transfers import KvTransfer
+from penstock.router.core.worker import Worker
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.policy.baselines import LeastLoaded
+from penstock.router.policy.dualmap import DualMapSettings, PairChoice
+from penstock.router.policy.keys import Prefix
+from penstock.router.policy.queue_owner import QueueOwners
+from penstock.router.policy.registry import PAIRED, POLICIES, make_policy
+from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
+from penstock.router.policy.slo_monitor import EndedRequest
+from penstock.router.policy.tiers import TierSettings
+from penstock.simulator.faults import Fault, Faults
+from penstock.simulator.fleet import SimulatedWorker
+from penstock.simulator.jobs import Job, JobOutcome
+from penstock.simulator.scenario import RouterSpec
+from penstock.simulator.worker_size import WorkerSize
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLoad:
+    """What runs at a decode worker at this moment, counted at the worker.
+
+    Attributes:
+        name: The worker.
+        requests: In flight there.
+        tokens: Their prompts, and what was generated for them so far.
+        kv_usage_fraction: As last scraped, 0-1; None before the first scrape.
+        scraped_tokens: ``tokens`` at that scrape.
+    """
+
+    name: str
+    requests: int
+    tokens: int
+    kv_usage_fraction: float | None
+    scraped_tokens: int
+
+
+class VirtualRouter:
+    """One router of a simulation: jobs in place of HTTP requests, the kernel's time in place of a clock.
+
+    Attributes:
+        core: The state machine that also runs live.
+        reads_usage: The policy compares the entry workers' gauges.
+    """
+
+    def __init__(
+        self,
+        spec: RouterSpec,
+        role: Role,
+        *,
+        slo_s: float,
+        decode_policy: RoutingPolicy,
+        faults: Faults,
+        sizes: Mapping[Role, WorkerSize],
+    ) -> None:
+        """Build one router.
+
+        Args:
+            spec: Its settings.
+            role: Of the first stage's workers.
+            slo_s: TTFT that the policy aims for.
+            decode_policy: Of the second stage; routers side by side share it, as they compare the same loads.
+            faults: Tell when the router's process is away.
+            sizes: Of the workers of each role.
+
+        Raises:
+            ConfigError: there is no such policy, or it has no such setting.
+        """
+        policy = _make_policy(spec, slo_s)
+        frees_slots = spec.tiers.is_enabled or spec.slot_tokens is None
+        has_slots = spec.slot_requests is not None or not frees_slots
+        self._reads_prompts = policy.assigns is AssignTime.ON_ARRIVAL
+        # As live, a request of an aggregated worker without slots weighs until its answer ends; with tiers its prompt's
+        # slot is free once it is computed.
+        self._holds_answers = self._reads_prompts or (role is Role.AGGREGATED and not has_slots)
+        self.reads_usage = isinstance(policy, LeastLoaded) or spec.thresholds.is_set
+        self._sizes = sizes
+        self._faults = faults
+        queues: dict[Role, DispatchQueue[Job]] = {
+            role: DispatchQueue(policy, _settings(spec, slo_s, sizes[role]))
+        }
+        if role is Role.PREFILL:
+            bounds = QueueSettings(
+                worker_requests=sizes[Role.DECODE].requests if spec.tiers.is_enabled else None,
+                max_requests=spec.max_waiting,
+                max_wait_s=spec.max_decode_wait_s,
+                tiers=_tier_settings(spec),
+            )
+            queues[Role.DECODE] = DispatchQueue(decode_policy, bounds)
+        pool = WorkerPool(BreakerConfig(), is_supervised=True)
+        busy = {each: BusyWorkers(spec.thresholds, batch_tokens=sizes[each].batch_tokens) for each in queues}
+        self.core = RouterCore(pool, queues, busy)
+        if spec.tiers.is_enabled:
+            self.core.tiers = TierControl(spec.tiers.settings, spec.tiers.shedding)
+        budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
+        self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
+        self._owners = QueueOwners()
+        self._owners.set_owners([str(number) for number in range(spec.owners or 0)])
+        # Under a policy that assigns when a worker is free there is no queue of one worker to be kept.
+        has_keepers = spec.owners is not None and (self._reads_prompts or spec.owners == 1)
+        self.core.sharing.is_on = has_keepers and spec.owners != 1
+        queues[role].set_deciders(
+            1 if has_keepers else spec.routers, is_scattered=spec.routers > 1 and spec.owners is None
+        )
+
+    # ------------------------------------------------------------------ requests
+
+    def keeper(self, job: Job, own: int, now_s: float) -> int:
+        """Return the number of the router in whose queue a job is to wait; ``own`` is this one's, to which it came.
+
+        Where several keep queues, the job's worker is chosen here.
+        """
+        if self.core.sharing.is_on:
+            job.chosen = self.core.choose(self._arrival(job), now_s)
+        owner = self._owners.owner(job.chosen)
+        keeper = own if owner is None else int(owner)
+        if job.chosen and keeper != own:
+            self.core.passed_on(job.chosen, self._arrival(job), now_s)
+        return keeper
+
+    def stored(self, job: Job, worker: str) -> None:
+        """Learn from a worker's KV event that it holds a prompt which another router sent there."""
+        index = self.core.entry_queue.index_of(worker)
+        if index is not None:
+            index.use(Prefix(job.chain))
+
+    def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
+        """Ask for a worker of the first stage; ``again`` after a failed try."""
+        if not again:
+            self._retries.arrived()
+        return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
+
+    def acquire_decode(self, job: Job, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
+        """Ask for a decode worker, given what runs at each now: tokens are generated from moment to moment."""
+        self._set_decode_loads(loads, now_s)
+        arrival = Arrival((), job.request.input_tokens, job.tries.avoid, tier=job.tier)
+        return self._at(now_s).acquire(job, Role.DECODE, arrival, now_s)
+
+    def read_decode_loads(self, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
+        """Take note of what runs at each decode worker, as its metrics were read."""
+        effects: Effects[Job] = []
+        for worker in self._set_decode_loads(loads, now_s):
+            effects += self._at(now_s).load_read(worker, now_s)
+        return effects
+
+    def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
+        """Note that a worker has computed a prompt."""
+        assignment = _assigned(job.assignment)
+        effects = self._at(now_s).prefilled(assignment, now_s, cached_tokens=job.cached_tokens)
+        return effects if self._holds_answers else effects + self._succeeded(assignment, now_s)
+
+    def first_token(self, job: Job, now_s: float) -> None:
+        """Note that an answer has begun: its KV has arrived, and its workers are not at fault for earlier tries."""
+        assignment = job.decode_assignment
+        if assignment is None:
+            assignment = _assigned(job.assignment)
+        else:
+            transfer = KvTransfer(_assigned(job.assignment).worker, assignment.worker)
+            transfer.arrived(job.tries.lost_transfers, now_s)
+        assignment.proved()
+        self._retries.served(job.tries, assignment.worker, now_s)
+        if self.core.tiers is not None:
+            self.core.tiers.first_token(job.tier, now_s - job.request.arrival_s, now_s)
+
+    def ended(self, job: Job, now_s: float) -> None:
+        """Note how a job has ended, for its tier's compliance."""
+        tiers = self.core.tiers
+        if tiers is None or job.outcome is JobOutcome.REJECTED:
+            return
+        e2e_s = now_s - job.request.arrival_s
+        ttft_s = None if job.first_token_s is None else job.first_token_s - job.request.arrival_s
+        tpot_s = None
+        if ttft_s is not None and job.request.output_tokens > 1:
+            tpot_s = (e2e_s - ttft_s) / (job.request.output_tokens - 1)
+        is_failed = job.outcome is JobOutcome.FAILED
+        tiers.ended(job.tier, EndedRequest(ttft_s, tpot_s, e2e_s, is_failed=is_failed), now_s)
+
+    def rejected(self, job: Job, reason: RefusalReason) -> None:
+        """Note that a job was not taken; the core has counted those that it shed or that waited too long."""
+        if self.core.tiers is not None and reason not in {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}:
+            self.core.tiers.rejected(job.tier)
+
+    def longest_waits_s(self, job: Job, role: Role) -> tuple[float, ...]:
+        """Return after which times a job may have waited too long for a role's worker; infinity: never.
+
+        Beside the wait for workers that serve: for workers to come back, and for those that did.
+        """
+        settings = self.core.queues[role].settings
+        own_s, hold_s = settings.longest_wait_s(job.tier), self.core.hold_s
+        return (own_s,) if hold_s == inf else (own_s, hold_s, hold_s + own_s)
+
+    def left_entry(self, job: Job, now_s: float) -> Effects[Job]:
+        """Note that a computed job has left the first stage's worker."""
+        return self._succeeded(_assigned(job.assignment), now_s)
+
+    def left_decode(self, job: Job, now_s: float) -> Effects[Job]:
+        """Note that a job's answer has ended at its decode worker."""
+        return self._succeeded(_assigned(job.decode_assignment), now_s)
+
+    def turned_away(self, assignment: Assignment[Job], now_s: float) -> bool:
+        """Note that a worker has no room for a job; returns whether another may be asked."""
+        job, worker = assignment.item, assignment.worker
+        self._release(assignment, now_s)
+        self.core.refused_at_capacity(worker, now_s)
+        is_first = worker.name not in job.tries.avoid
+        job.tries.avoid |= {worker.name}
+        if not is_first:
+            self.core.turned_away[assignment.role].add(now_s)
+        return is_first
+
+    def lost(self, assignment: Assignment[Job], now_s: float) -> None:
+        """Note that a job's worker has died; nothing is dispatched before `set_workers` has said so."""
+        assignment.failed(now_s, "broke off")
+        self._release(assignment, now_s)
+
+    def retry(self, job: Job, now_s: float) -> bool:
+        """Return whether a job whose worker has died is tried again; the pause before it takes no virtual time."""
+        held = job.decode_assignment or _assigned(job.assignment)
+        failure = FailedTry("upstream_broken", RetryScope.ANYWHERE, (held.worker,))
+        return self._may_retry(job, failure, now_s)
+
+    def retry_without_kv(self, job: Job, now_s: float) -> bool:
+        """Return whether a job is tried again whose KV did not reach its decode worker, which it leaves."""
+        prefill, decode = _assigned(job.assignment).worker, _assigned(job.decode_assignment)
+        transfer = KvTransfer(prefill, decode.worker)
+        transfer.lost()
+        job.tries.lost_transfers = (*job.tries.lost_transfers, transfer)
+        self._release(decode, now_s)
+        failure = FailedTry("kv_lost", RetryScope.ANYWHERE, (decode.worker, prefill))
+        return self._may_retry(job, failure, now_s)
+
+    def retry_unread(self, job: Job, now_s: float) -> bool:
+        """Return whether a job is prefilled again that has waited for a decode worker as long as it may."""
+        return self._may_retry(job, FailedTry("queue_timeout", RetryScope.ANYWHERE), now_s)
+
+    # ------------------------------------------------------------------ workers and time
+
+    def set_workers(self, workers: Iterable[SimulatedWorker], now_s: float) -> Effects[Job]:
+        """Set the workers that serve from now on; jobs queued for others are assigned again."""
+        specs = [
+            WorkerSpec(each.name, each.role, "", supervised=True, incarnation=str(each.incarnation))
+            for each in workers
+        ]
+        effects = self._at(now_s).set_workers(specs, now_s)
+        for worker in self.core.pool:
+            worker.kv_capacity_tokens = self._sizes[worker.spec.role].kv_tokens
+        self._fit_caches()
+        return effects
+
+    def expire(self, now_s: float) -> Effects[Job]:
+        """Refuse the jobs that have waited too long."""
+        return self._at(now_s).expire(now_s)
+
+    def tick(self, now_s: float) -> Effects[Job]:
+        """Do what time alone asks for; called each second."""
+        self._fit_caches()
+        return self._at(now_s).tick(now_s)
+
+    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float, *, asked_s: float) -> None:
+        """Set the prompt tokens that other routers had in flight at each entry worker when they were asked."""
+        self.core.set_peer_tokens(tokens, now_s, asked_s=asked_s)
+
+    def prompts_since(self, number: int) -> tuple[int, list[QueuedPrompt]]:
+        """Return what this router has queued, from a number on, and the next number."""
+        return self.core.sharing.log.since(number)
+
+    def prompts_told(self, prompts: Iterable[QueuedPrompt]) -> None:
+        """Take note of what another router has queued."""
+        self.core.prompts_told(prompts)
+
+    def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> Effects[Job]:
+        """Set the entry workers' KV usage, and what was in flight there when it was read."""
+        effects: Effects[Job] = []
+        for worker in list(self.core.pool):
+            if worker.spec.role is self.core.entry:
+                worker.kv_usage_fraction = usage.get(worker.name)
+                worker.scraped_tokens = tokens.get(worker.name, 0)
+                worker.metrics_at_s = now_s
+                effects += self._at(now_s).load_read(worker, now_s)
+        return effects
+
+    # ------------------------------------------------------------------ gauges
+
+    def uncached_tokens(self, job: Job) -> int:
+        """Return the prompt tokens expected to be computed; the whole prompt of a job that was refused."""
+        expected = self.core.entry_queue.uncached_tokens(job)
+        return job.request.input_tokens if expected is None else expected
+
+    def inflight_tokens(self) -> Mapping[str, int]:
+        """Return the tokens in flight at each entry worker."""
+        return self.core.entry_queue.inflight_tokens()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for the first stage."""
+        return self.core.entry_queue.waiting
+
+    def queued_tokens(self, worker: str) -> int:
+        """Return the uncached prompt tokens that wait in the router for one worker."""
+        return self.core.entry_queue.queued_tokens(worker)
+
+    def pending_tokens(self, worker: str, now_s: float) -> int:
+        """Return the prompt tokens that other routers should count at one worker."""
+        return self.core.entry_queue.pending_tokens(worker, now_s)
+
+    # ------------------------------------------------------------------ within
+
+    def _at(self, now_s: float) -> RouterCore[Job]:
+        """Return the core, in whose first stage nothing starts while the router's process is away."""
+        is_down = self._faults.is_on(Fault.ROUTER_DOWN, now_s)
+        self.core.paused = (self.core.entry,) if is_down else ()
+        return self.core
+
+    def _arrival(self, job: Job) -> Arrival:
+        """Return a job as the first stage's policy sees it."""
+        chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
+        tokens, avoid = job.request.input_tokens, job.tries.avoid
+        return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier, worker=job.chosen)
+
+    def _fit_caches(self) -> None:
+        """Remember of the entry workers what they hold, as live with each scrape."""
+        for worker in self.core.pool:
+            if worker.spec.role is self.core.entry:
+                self.core.entry_queue.fit_cache(worker.name)
+
+    def _set_decode_loads(self, loads: Iterable[DecodeLoad], now_s: float) -> list[Worker]:
+        found = []
+        for load in loads:
+            worker = self.core.pool.get(load.name)
+            if worker is not None:
+                worker.inflight_requests, worker.inflight_tokens = load.requests, load.tokens
+                worker.kv_usage_fraction, worker.scraped_tokens = load.kv_usage_fraction, load.scraped_tokens
+                worker.metrics_at_s = now_s
+                found.append(worker)
+        return found
+
+    def _release(self, assignment: Assignment[Job], now_s: float) -> None:
+        """Give a share back without dispatching: what waits goes on with the next event."""
+        self.core.paused = tuple(self.core.queues)
+        self.core.release(assignment, now_s)
+
+    def _succeeded(self, assignment: Assignment[Job], now_s: float) -> Effects[Job]:
+        assignment.succeeded()
+        return self._at(now_s).release(assignment, now_s)
+
+    def _may_retry(self, job: Job, failure: FailedTry, now_s: float) -> bool:
+        return self._retries.retry(job.tries, failure, now_s, left_s=inf) is not None
+
+
+def policy_names() -> tuple[str, ...]:
+    """Return every policy that a simulated router knows."""
+    return tuple(POLICIES)
+
+
+def _assigned(assignment: Assignment[Job] | None) -> Assignment[Job]:
+    assert assignment is not None  # noqa: S101 - only asked for once the job was dispatched
+    return assignment
+
+
+def _settings(spec: RouterSpec, slo_s: float, size: WorkerSize) -> QueueSettings:
+    return QueueSettings(
+        worker_requests=size.requests if spec.tiers.is_enabled else None,
+        slot_tokens=spec.slot_tokens,
+        slot_requests=spec.slot_requests,
+        max_requests=spec.max_waiting,
+        max_wait_s=spec.max_wait_s,
+        max_wake_s=spec.max_wake_s,
+        order=spec.queue_order,
+        slo_s=slo_s,
+        rebalances=spec.policy in PAIRED and bool(spec.settings.get("rebalance", True)),
+        tiers=_tier_settings(spec),
+    )
+
+
+def _tier_settings(spec: RouterSpec) -> TierSettings | None:
+    return spec.tiers.settings if spec.tiers.is_enabled else None
+
+
+def _make_policy(spec: RouterSpec, slo_s: float) -> RoutingPolicy:
+    values = dict(spec.settings)
+    if "choice" in values:
+        values["choice"] = PairChoice(str(values["choice"]))
+    try:
+        settings = DualMapSettings(slo_s=slo_s, **values)  # type: ignore[arg-type]  # unknown keys raise
+    except TypeError as exc:
+        raise ConfigError(f"settings of {spec.policy}: {exc}") from exc
+    return make_policy(spec.policy, settings)

@@ -1,0 +1,351 @@
+"""What is simulated: workers, router, planner, joins, leaves and failures; checked when it is built.
+
+All times are virtual seconds from the workload's zero. The world reads this and nothing else, so a scenario
+and its requests are the whole input of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.api import QueueOrder, Role, Tier
+from penstock.core.errors import ConfigError
+from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.transfer import LinkTerms
+from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.planner.decide.config import DecideConfig
+from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.router.policy.slo_monitor import SheddingSettings
+from penstock.router.policy.tiers import TierSettings
+from penstock.simulator.faults import Faults
+from penstock.workload.traces import BLOCK_TOKENS
+
+
+def _require(key: str, value: object, *, is_fine: bool, bound: str) -> None:
+    if not is_fine:
+        raise ConfigError(f"{key}: {value!r} must be {bound}")
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleModel:
+    """A server that only prefills: uncached tokens times a constant, one request after the other.
+
+    Attributes:
+        name: For the results.
+        prefill_s_per_token: Seconds, > 0.
+        cache_tokens: Tokens whose KV it keeps, least recently used out first, >= 512.
+        slot_requests: Requests that a router hands to it at a time, >= 1. It computes one, and takes no time to begin
+            the next, so that a second one would only lose its place in the router's order.
+    """
+
+    name: str
+    prefill_s_per_token: float
+    cache_tokens: int
+    slot_requests: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        _require(
+            "prefill_s_per_token",
+            self.prefill_s_per_token,
+            is_fine=0 < self.prefill_s_per_token < math.inf,
+            bound="a finite number above 0",
+        )
+        _require(
+            "cache_tokens",
+            self.cache_tokens,
+            is_fine=self.cache_tokens >= BLOCK_TOKENS,
+            bound=f"at least {BLOCK_TOKENS}",
+        )
+        _require("slot_requests", self.slot_requests, is_fine=self.slot_requests >= 1, bound="at least 1")
+
+
+DUALMAP_7B = SimpleModel("dualmap-7b", 0.16e-3, 1_000_000)
+"""Qwen2.5-7B on an Ascend 910B4; source: the DualMap artefact's constants and the paper's cache size."""
+DUALMAP_14B = SimpleModel("dualmap-14b", 0.127e-3, 500_000)
+"""Qwen2.5-14B on an Ascend 910B3; source: as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
+    """The engine core with a latency profile: what the live worker runs.
+
+    Attributes:
+        profile: Name or path of a profile.
+        kv_tokens: KV capacity in tokens; None takes the profile's.
+        block_size: Tokens per KV block, a divisor of 512. The live worker has 16; a trace shares prefixes by
+            512, so that only partial last blocks differ, and a coarse block costs a third of the time.
+        max_num_batched_tokens: Tokens per step.
+        max_num_seqs: Requests in a batch.
+        link: Incoming KV link.
+        lease: Terms that a prefill worker grants.
+        preemption: How tiers preempt; None: requests have none.
+        request_limit: Most requests in the engine; further ones wait, or are turned away. None: no bound.
+        request_queue: Most requests that wait beyond the limit, >= 1.
+    """
+
+    profile: str
+    kv_tokens: int | None = None
+    block_size: int = 128
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    link: LinkTerms = field(default_factory=LinkTerms)
+    lease: LeaseTerms = field(default_factory=LeaseTerms)
+    preemption: PreemptionConfig | None = None
+    request_limit: int | None = None
+    request_queue: int = 16
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        divides = self.block_size >= 1 and BLOCK_TOKENS % self.block_size == 0
+        _require("block_size", self.block_size, is_fine=divides, bound=f"a divisor of {BLOCK_TOKENS}")
+        _require("max_num_seqs", self.max_num_seqs, is_fine=self.max_num_seqs >= 1, bound="at least 1")
+        _require(
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens,
+            is_fine=self.max_num_batched_tokens >= self.max_num_seqs,
+            bound=f"at least max_num_seqs ({self.max_num_seqs})",
+        )
+        limit, queue = self.request_limit, self.request_queue
+        _require("request_limit", limit, is_fine=limit is None or limit >= 1, bound="at least 1, or none")
+        _require("request_queue", queue, is_fine=queue >= 1, bound="at least 1")
+        if self.kv_tokens is not None:
+            _require("kv_tokens", self.kv_tokens, is_fine=self.kv_tokens >= 1, bound="at least 1")
+
+
+Model = SimpleModel | ProfiledModel
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """The workers of one role.
+
+    Attributes:
+        role: prefill, decode or aggregated.
+        replicas: Ready at time 0, >= 1.
+        model: How long they take.
+        gpus: Of one replica, >= 0.
+    """
+
+    role: Role
+    replicas: int
+    model: Model
+    gpus: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        _require(f"{self.role}.replicas", self.replicas, is_fine=self.replicas >= 1, bound="at least 1")
+        _require(f"{self.role}.gpus", self.gpus, is_fine=self.gpus >= 0, bound="at least 0")
+        is_alone = isinstance(self.model, ProfiledModel) or self.role is Role.AGGREGATED
+        _require("model", self.model, is_fine=is_alone, bound="a profile: the simple server only prefills")
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Somebody other than the planner sets a pool's size.
+
+    Attributes:
+        at_s: When.
+        role: Which pool.
+        replicas: Wanted ready + starting replicas, >= 0; joins start cold, leaves drain.
+    """
+
+    at_s: float
+    role: Role
+    replicas: int
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        _require("resize.at_s", self.at_s, is_fine=0 <= self.at_s < math.inf, bound="finite, at least 0")
+        _require("resize.replicas", self.replicas, is_fine=self.replicas >= 0, bound="at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """A worker dies with everything on it; nothing happens to one that is down, gone, or without a node.
+
+    Attributes:
+        at_s: When.
+        worker: Its name, such as ``prefill-0``.
+        back_s: When it serves again, with an empty cache; None: never. It holds its GPUs until then.
+    """
+
+    at_s: float
+    worker: str
+    back_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        _require("failure.at_s", self.at_s, is_fine=0 <= self.at_s < math.inf, bound="finite, at least 0")
+        is_later = self.back_s is None or self.at_s < self.back_s < math.inf
+        _require("failure.back_s", self.back_s, is_fine=is_later, bound=f"after at_s ({self.at_s:g})")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTiers:
+    """Priority tiers of a router.
+
+    Attributes:
+        settings: Shares and targets.
+        shedding: When lower tiers are refused.
+        default: Tier of a request that asks for none.
+        is_enabled: Whether the router orders and sheds by them; else their targets alone are read, by the scores.
+    """
+
+    settings: TierSettings = field(default_factory=TierSettings)
+    shedding: SheddingSettings = field(default_factory=SheddingSettings)
+    default: Tier = Tier.STANDARD
+    is_enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """The router.
+
+    Attributes:
+        policy: Name, as in a manifest.
+        settings: What the policy is told beyond its defaults, such as ``{"rebalance": False}``.
+        queue_order: Of each worker's queue in the router.
+        slot_requests: Most requests handed to one worker at a time; None: no such bound.
+        slot_tokens: Most prompt tokens handed to one worker at a time, a longer prompt alone; None: no bound.
+        propagation_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
+        routers: Routers side by side, requests in turn; each knows of its peers' by propagation only, >= 1.
+        owners: Of those, the ones that keep the workers' queues, each some of them, in [1, ``routers``]; others pass
+            requests on to them. None: each keeps queues of its own.
+        peer_interval_s: Between two times that routers ask each other what is in flight, > 0.
+        kv_events: Routers hear what workers have computed for other routers.
+        max_waiting: Requests that wait in the router; more are rejected. None: no bound.
+        max_wait_s: Longest wait in the router, then rejected. None: no bound.
+        max_decode_wait_s: Longest wait of a prefilled request for a decode worker, then it starts over. None: no bound.
+        max_wake_s: Longest wait while a stage has no ready worker; `max_wait_s` counts from when all have one. None:
+            `max_wait_s` alone.
+        max_retries: Of a request whose worker died before its first token.
+        retry_budget_fraction: Most retries as a fraction of recent requests, 0-1.
+        min_retries_per_s: Retries a second allowed whatever the fraction says, >= 0.
+        thresholds: Above which a worker is busy; a new request is rejected while all are.
+        tiers: How tiers share, are promised and are shed.
+    """
+
+    policy: str = "least-loaded"
+    settings: Mapping[str, bool | float | int | str] = field(default_factory=dict)
+    queue_order: QueueOrder = QueueOrder.ARRIVAL
+    slot_requests: int | None = None
+    slot_tokens: int | None = 8192
+    propagation_delay_s: float = 0.0
+    routers: int = 1
+    owners: int | None = None
+    peer_interval_s: float = 1.0
+    kv_events: bool = False
+    max_waiting: int | None = None
+    max_wait_s: float | None = None
+    max_decode_wait_s: float | None = None
+    max_wake_s: float | None = None
+    max_retries: int = 2
+    retry_budget_fraction: float = 0.1
+    min_retries_per_s: float = 1.0
+    thresholds: BusyThresholds = NO_THRESHOLDS
+    tiers: RouterTiers = RouterTiers(is_enabled=False)
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        is_time = 0 <= self.propagation_delay_s < math.inf
+        _require("propagation_delay_s", self.propagation_delay_s, is_fine=is_time, bound="finite, at least 0")
+        _require("routers", self.routers, is_fine=self.routers >= 1, bound="at least 1")
+        owners = self.owners
+        is_some = owners is None or 1 <= owners <= self.routers
+        _require("owners", owners, is_fine=is_some, bound=f"1 to {self.routers}, or none")
+        _require("peer_interval_s", self.peer_interval_s, is_fine=self.peer_interval_s > 0, bound="above 0")
+        for name in (
+            "slot_requests",
+            "slot_tokens",
+            "max_waiting",
+            "max_wait_s",
+            "max_decode_wait_s",
+            "max_wake_s",
+        ):
+            value = getattr(self, name)
+            _require(name, value, is_fine=value is None or value > 0, bound="above 0, or none")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One world.
+
+    Attributes:
+        pools: Either prefill and decode, or aggregated.
+        router: Of the first stage; decode workers are chosen by free KV and load.
+        planner: Its rules; None: no planner.
+        resizes: Joins and leaves at given times.
+        failures: Deaths and returns.
+        faults: What else goes wrong.
+        cold_start_s: From asking for a replica until it serves, >= 0.
+        max_gpus: Never exceeded by the GPUs of existing workers, draining ones included; None: no ceiling.
+        slo_s: TTFT that counts as in time, > 0.
+        itl_slo_s: Mean time between a request's tokens that counts as in time, > 0; None: any.
+        sample_s: Between two samples of loads and replicas, > 0.
+        seed: Of everything random: ring positions, and what the caller drew arrivals from.
+    """
+
+    pools: Sequence[PoolSpec]
+    router: RouterSpec = field(default_factory=RouterSpec)
+    planner: DecideConfig | None = None
+    resizes: Sequence[Resize] = ()
+    failures: Sequence[WorkerFailure] = ()
+    faults: Faults = field(default_factory=Faults)
+    cold_start_s: float = 30.0
+    max_gpus: int | None = None
+    slo_s: float = 5.0
+    itl_slo_s: float | None = None
+    sample_s: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the rules across fields.
+
+        Raises:
+            ConfigError: the message names the field, its value and its bound.
+        """
+        roles = {pool.role for pool in self.pools}
+        is_whole = len(roles) == len(self.pools) and roles in ({Role.PREFILL, Role.DECODE}, {Role.AGGREGATED})
+        _require(
+            "pools", sorted(roles), is_fine=is_whole, bound="prefill and decode, or aggregated, once each"
+        )
+        for name in ("slo_s", "sample_s"):
+            value = getattr(self, name)
+            _require(name, value, is_fine=0 < value < math.inf, bound="a finite number above 0")
+        itl_slo_s = self.itl_slo_s
+        _require("itl_slo_s", itl_slo_s, is_fine=itl_slo_s is None or itl_slo_s > 0, bound="above 0, or none")
+        is_time = 0 <= self.cold_start_s < math.inf
+        _require("cold_start_s", self.cold_start_s, is_fine=is_time, bound="finite, at least 0")
+        for change in self.resizes:
+            _require(
+                "resize.role", change.role, is_fine=change.role in roles, bound="one of the pools' roles"
+            )
+        if self.max_gpus is not None:
+            held = sum(pool.replicas * pool.gpus for pool in self.pools)
+            _require(
+                "max_gpus",
+                self.max_gpus,
+                is_fine=held <= self.max_gpus,
+                bound=f"at least the {held} at time 0",
+            )
+        if self.planner is not None and self.planner.max_gpu_budget != self.max_gpus:
+            raise ConfigError(
+                f"max_gpus: {self.max_gpus} differs from the planner's budget of {self.planner.max_gpu_budget}"
+            )
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prefill and decode are apart."""
+        return len(self.pools) == 2
+
+    @property
+    def entry_role(self) -> Role:
+        """Role of the workers that the router's policy chooses among."""
+        return Role.PREFILL if self.is_disaggregated else Role.AGGREGATED
+
+    def pool(self, role: Role) -> PoolSpec:
+        """Return the pool of ``role``."""
+        return next(pool for pool in self.pools if pool.role is role)

@@ -1,0 +1,125 @@
+"""The workers' metrics as routers hear of them: read each second, known after the propagation delay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.api import Role
+from penstock.router.core.queue_sharing import QueuedPrompt
+from penstock.simulator.engine_server import SimulatedEngine
+from penstock.simulator.fleet import SimulatedWorker, State
+from penstock.simulator.kernel import Order
+from penstock.simulator.routing import DecodeLoad, VirtualRouter
+
+if TYPE_CHECKING:
+    from penstock.simulator.world import World
+
+SCRAPE_S = 1.0
+"""Between two scrapes of the workers' metrics; the live router's default."""
+
+
+class Scrapes:
+    """All scrapes of one world."""
+
+    def __init__(self, world: World, routers: Sequence[VirtualRouter]) -> None:
+        self._world = world
+        self._routers = routers
+        self._next_prompt = [0] * len(routers)
+
+    def start(self) -> None:
+        """Scrape from now on."""
+        self._world.kernel.at(self._world.kernel.now_s, Order.MESSAGE, self._scrape)
+        if len(self._routers) > 1:
+            self._world.kernel.at(self._world.kernel.now_s, Order.MESSAGE, self._ask_peers)
+
+    def decode_loads(self) -> list[DecodeLoad]:
+        """Return what runs at each ready decode worker now."""
+        return [
+            DecodeLoad(
+                each.name, len(each.jobs), self._tokens_on(each), each.kv_usage_fraction, each.scraped_tokens
+            )
+            for each in self._world.fleet.of(Role.DECODE, State.READY)
+        ]
+
+    def _tokens_on(self, worker: SimulatedWorker) -> int:
+        """Return prompts in flight plus what was generated for them so far."""
+        server = worker.server
+        assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple, the scenario says
+        server.kv_usage_fraction(self._world.kernel.now_s)
+        return worker.prompt_tokens + max(0, server.engine.counters.generation_tokens - worker.ended_outputs)
+
+    def _scrape(self) -> None:
+        """Read the workers' gauges; the routers know them ``propagation_delay_s`` later."""
+        now_s, delay_s = self._world.kernel.now_s, self._world.scenario.router.propagation_delay_s
+        usage = {}
+        for worker in self._world.fleet.of(Role.DECODE, State.READY, State.DRAINING):
+            usage[worker.name] = (
+                worker.incarnation,
+                worker.server.kv_usage_fraction(now_s),
+                self._tokens_on(worker),
+            )
+        self._world.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage)
+        if any(router.reads_usage for router in self._routers):
+            entry = self._world.fleet.of(self._world.scenario.entry_role, State.READY)
+            gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
+            for router in self._routers:
+                tokens = router.inflight_tokens()
+                self._world.kernel.at(
+                    now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens
+                )
+        for router in self._routers:
+            self._world.apply(router.tick(now_s))
+        self._world.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
+
+    def _tell_usage(
+        self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, int]
+    ) -> None:
+        self._world.apply(router.set_usage(usage, tokens, self._world.kernel.now_s))
+
+    def _peer_tokens(self) -> list[dict[str, int]]:
+        """Return, for each router, what the others have pending at each entry worker."""
+        names = [worker.name for worker in self._world.fleet.of(self._world.scenario.entry_role, State.READY)]
+        now_s = self._world.kernel.now_s
+        own = [[router.pending_tokens(name, now_s) for name in names] for router in self._routers]
+        total = [sum(column) for column in zip(*own, strict=True)]
+        return [
+            {name: whole - part for name, whole, part in zip(names, total, parts, strict=True)}
+            for parts in own
+        ]
+
+    def _ask_peers(self) -> None:
+        """Let each router learn what the others have pending and have queued."""
+        kernel, spec = self._world.kernel, self._world.scenario.router
+        told = []
+        for number, router in enumerate(self._routers):
+            self._next_prompt[number], prompts = router.prompts_since(self._next_prompt[number])
+            told.append(prompts)
+        kernel.at(
+            kernel.now_s + spec.propagation_delay_s,
+            Order.MESSAGE,
+            self._tell_peers,
+            self._peer_tokens(),
+            told,
+            kernel.now_s,
+        )
+        kernel.at(kernel.now_s + spec.peer_interval_s, Order.MESSAGE, self._ask_peers)
+
+    def _tell_peers(
+        self, others: Sequence[Mapping[str, int]], told: Sequence[Sequence[QueuedPrompt]], asked_s: float
+    ) -> None:
+        for number, (router, tokens_of) in enumerate(zip(self._routers, others, strict=True)):
+            router.set_peer_tokens(tokens_of, self._world.kernel.now_s, asked_s=asked_s)
+            for other, prompts in enumerate(told):
+                if other != number:
+                    router.prompts_told(prompts)
+
+    def _propagate(self, usage: Mapping[str, tuple[int, float, int]]) -> None:
+        for name, (incarnation, fraction, tokens) in usage.items():
+            worker = self._world.fleet.get(name)
+            if worker is not None and worker.incarnation == incarnation:
+                worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
+        if self._world.scenario.is_disaggregated and self._world.scenario.router.thresholds.is_set:
+            loads = self.decode_loads()
+            for router in self._routers:
+                self._world.apply(router.read_decode_loads(loads, self._world.kernel.now_s))

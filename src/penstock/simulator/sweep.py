@@ -1,0 +1,198 @@
+"""Runs policies against rates and seeds, side by side on several cores, and sums up over the seeds.
+
+A run is a pure function of its `RunSpec`, so the order in which cores finish changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import numpy as np
+
+from penstock.planner.decide.config import Mode
+from penstock.simulator.observer import Recording
+from penstock.simulator.oracle_search import foreseen
+from penstock.simulator.scenario import Scenario
+from penstock.simulator.scoreboard import goodput, score
+from penstock.simulator.tier_scores import mean_tiers
+from penstock.simulator.workload import Workload, WorkloadSpec, prepare
+from penstock.simulator.world import World
+
+T = TypeVar("T")
+
+GOODPUT_SHARE = 0.9
+"""The DualMap paper's: goodput is the largest rate at which 90% of the requests are in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One run.
+
+    Attributes:
+        label: Under which runs are summed up; usually the policy's name.
+        scenario: The world; its seed is replaced by ``seed``.
+        workload: Its requests.
+        qps: Mean rate in requests/s; None: the workload's own.
+        seed: Of arrivals and rings.
+    """
+
+    label: str
+    scenario: Scenario
+    workload: WorkloadSpec
+    qps: float | None
+    seed: int
+
+
+def simulate(
+    spec: RunSpec, on_progress: Callable[[int], None] | None = None
+) -> tuple[Recording, Workload, dict[str, Any]]:
+    """Return a run's recording, its workload, and its figures with label, rate and seed in front."""
+    workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
+    scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
+    recording = World(scenario, workload.requests).run(on_progress)
+    figures = score(recording, workload, scenario)
+    named = {"policy": spec.label, "qps": spec.qps, "seed": spec.seed}
+    return recording, workload, {**named, **figures}
+
+
+def figures_of(spec: RunSpec) -> dict[str, Any]:
+    """Return a run's figures alone."""
+    return simulate(spec)[2]
+
+
+def run_all(
+    specs: Sequence[RunSpec],
+    *,
+    processes: int | None = None,
+    on_done: Callable[[int], None] | None = None,
+    work: Callable[[RunSpec], dict[str, Any]] = figures_of,
+) -> list[dict[str, Any]]:
+    """Return the figures of every run, in the order of ``specs``.
+
+    Args:
+        specs: What to run.
+        processes: Cores to use, >= 1; None: all. One runs in this process.
+        on_done: Called with how many runs have ended.
+        work: What is done for each; a function at the top of its module, so that other processes find it.
+    """
+    return map_all(work, specs, processes=processes, on_done=on_done)
+
+
+def map_all(
+    work: Callable[[T], dict[str, Any]],
+    specs: Sequence[T],
+    *,
+    processes: int | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Return ``work`` of every spec, in their order, side by side on several cores; see `run_all`."""
+    cores = min(processes or os.cpu_count() or 1, max(1, len(specs)))
+    if cores == 1:
+        return list(_counted(map(work, specs), on_done))
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        return list(_counted(pool.map(work, specs), on_done))
+
+
+def _counted(
+    results: Iterable[dict[str, Any]], on_done: Callable[[int], None] | None
+) -> Iterable[dict[str, Any]]:
+    for number, result in enumerate(results, start=1):
+        yield result
+        if on_done is not None:
+            on_done(number)
+
+
+_SUMMED = (
+    "capacity",
+    "hit_rate",
+    "hit_bound",
+    "hit_share_of_bound",
+    "hit_rate_per_request",
+    "imbalance_cv",
+    "busiest_share",
+    "pending_tokens_mean",
+    "gpu_hours",
+    "in_time_rps",
+    "violation_s",
+    "changes",
+    "reversals",
+)
+_RANKED = ("ttft_s", "e2e_s")
+
+
+def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per (policy, rate), means over the seeds with the least and the most capacity beside."""
+    groups: dict[tuple[str, float | None], list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["policy"], run["qps"]), []).append(run)
+    rows = []
+    for (policy, qps), members in groups.items():
+        row: dict[str, Any] = {"policy": policy, "qps": qps, "seeds": len(members)}
+        row |= {name: _mean(run[name] for run in members) for name in _SUMMED}
+        for name in _RANKED:
+            row[name] = {rank: _mean(run[name][rank] for run in members) for rank in ("p50", "p90", "p99")}
+        row["in_time"] = {
+            name: _mean(run["in_time"][name] for run in members) for name in ("ttft", "itl", "both")
+        }
+        capacities = [run["capacity"] for run in members]
+        row["capacity_min"], row["capacity_max"] = min(capacities), max(capacities)
+        row["rate_rps"] = _mean(run["rate_rps"] for run in members)
+        row["lost"] = sum(run["failed"] + run["rejected"] for run in members)
+        row["tiers"] = mean_tiers(members)
+        rows.append(row)
+    return rows
+
+
+def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to each planner's row its GPU-hours as a multiple of each oracle's, beside the same router at the same rate.
+
+    ``regret`` is by the oracle's mode; empty where none was run.
+    """
+    known = {(row["policy"], row["qps"]): row for row in rows}
+    for row in rows:
+        router, plus, _ = row["policy"].rpartition(" + ")
+        oracles = {
+            mode.value: best["gpu_hours"]
+            for mode in Mode
+            if mode.is_oracle and (best := known.get((f"{router}{plus}{mode.value}", row["qps"]))) is not None
+        }
+        row["regret"] = {name: round(row["gpu_hours"] / hours, 6) for name, hours in oracles.items() if hours}
+
+
+def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) -> list[dict[str, Any]]:
+    """Return each policy's goodput: the mean over its seeds, with the least and the most.
+
+    ``is_lower_bound`` says that some seed still held the share at the highest rate, ``seeds_missing`` how
+    many missed it at the lowest (they count as that many zeros nowhere: they are left out of the mean).
+    """
+    curves: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for run in runs:
+        if run["rate_rps"] is not None:
+            of_seed = curves.setdefault(run["policy"], {}).setdefault(run["seed"], [])
+            of_seed.append((run["qps"] if run["qps"] is not None else run["rate_rps"], run["capacity"]))
+    rows = []
+    for policy, of_policy in curves.items():
+        found = [goodput(sorted(points), share=share) for points in of_policy.values()]
+        rates = [rate for rate, _ in found if rate is not None]
+        rows.append(
+            {
+                "policy": policy,
+                "goodput_rps": _mean(rates),
+                "min_rps": min(rates, default=None),
+                "max_rps": max(rates, default=None),
+                "is_lower_bound": any(is_bound for _, is_bound in found),
+                "seeds_missing": len(found) - len(rates),
+                "share": share,
+            }
+        )
+    return rows
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(float(np.mean(known)), 6) if known else None

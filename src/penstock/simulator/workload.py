@@ -1,0 +1,179 @@
+"""The requests of a run: a trace or a synthetic process, spread, cut, limited and brought to a rate.
+
+Every choice that changes the workload is a field of `WorkloadSpec`, and the results carry all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.workload.arrivals import Spread, mean_rate, rescale, spread
+from penstock.workload.selection import OnLong, Selection, select
+from penstock.workload.synthetic import parse_synthetic, synthesise
+from penstock.workload.tier_mix import parse_mix, with_tiers
+from penstock.workload.traces import BLOCK_TOKENS, TraceFormat, TraceRequest, load_trace
+
+_IDS_APART = 1 << 48
+_LINES_APART = 10_000_000
+"""Far more than any trace has."""
+
+KEPT = 32
+"""Workloads that a process keeps: a sweep comes back to each with every policy. Chosen: five rates of five seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """Where requests come from and what is done to them, in the order of the fields.
+
+    Attributes:
+        source: A trace file, a packaged trace's name, or a synthetic process such as ``poisson:rate=4``.
+        spread: How Mooncake's batches of equal time are placed in their 3 s; None: poisson for Mooncake,
+            none for others. POISSON draws anew for every seed.
+        max_input_tokens: Longest prompt; None: no limit.
+        on_long: What happens to longer ones.
+        limit: Most requests; None: all.
+        warmup: Requests at the beginning that are served but not judged.
+        copies: Populations side by side: the same requests that many times, each with prefixes and a
+            spreading of its own; limit and warm-up count for each. For clusters too large for one trace.
+        tiers: Proportions in which requests ask for tiers, as ``premium=20,background=80``; None: they ask for none.
+    """
+
+    source: str
+    spread: Spread | None = None
+    max_input_tokens: int | None = None
+    on_long: OnLong = OnLong.TRUNCATE
+    limit: int | None = None
+    warmup: int = 0
+    copies: int = 1
+    tiers: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the bounds."""
+        if self.warmup < 0:
+            raise ConfigError(f"--warmup: {self.warmup} must be at least 0")
+        if self.copies < 1:
+            raise ConfigError(f"copies: {self.copies} must be at least 1")
+        if self.limit is not None and self.warmup >= self.limit:
+            raise ConfigError(f"--warmup: {self.warmup} leaves nothing of --limit {self.limit}")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests ready to run.
+
+    Attributes:
+        name: Of the source; begins with ``synthetic`` where no trace recorded it.
+        requests: In order of arrival.
+        warmup: How many at the beginning are not judged.
+        rate_rps: Mean arrivals per second; None when all arrive at once.
+        truncated, dropped: Prompts that the length limit touched.
+        spread: How batches were placed.
+    """
+
+    name: str
+    requests: tuple[TraceRequest, ...]
+    warmup: int
+    rate_rps: float | None
+    truncated: int
+    dropped: int
+    spread: Spread
+
+    @cached_property
+    def ideal_hits(self) -> Sequence[int]:
+        """Tokens of each prompt that one endless cache for everybody would hold."""
+        return ideal_hits(self.requests)
+
+
+@lru_cache(maxsize=4)
+def _read(source: str) -> tuple[str, TraceFormat, tuple[TraceRequest, ...]]:
+    trace = load_trace(source)
+    return f"{source} (sha256 {trace.sha256[:12]})", trace.format, trace.requests
+
+
+@lru_cache(maxsize=KEPT)
+def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workload:
+    """Return the requests of one run.
+
+    Args:
+        spec: What to take.
+        seed: Of spreading and of synthetic draws.
+        qps: Wanted mean rate in requests/s, by stretching time after spreading; None keeps the source's.
+
+    Raises:
+        ConfigError: no such source, or nothing is left of it.
+    """
+    rng = np.random.default_rng([seed, 1])
+    has_limit = spec.max_input_tokens is not None
+    chosen = Selection(
+        max_input_tokens=spec.max_input_tokens, on_long=spec.on_long if has_limit else None, limit=spec.limit
+    )
+    populations = []
+    for copy in range(spec.copies):
+        name, how, requests = _draw(spec, rng)
+        selected = select(requests, chosen)
+        populations.append(_apart(selected.requests, copy))
+    kept: Sequence[TraceRequest] = [request for population in populations for request in population]
+    if spec.copies > 1:
+        kept = sorted(kept, key=lambda request: (request.arrival_s, request.line))
+        name = f"{name}, {spec.copies} copies side by side"
+    if qps is not None:
+        kept, _ = rescale(kept, rate_rps=qps)
+    kept = with_tiers(kept, None if spec.tiers is None else parse_mix(spec.tiers), seed=seed)
+    warmup = spec.warmup * spec.copies
+    if warmup >= len(kept):
+        raise ConfigError(f"--warmup: {warmup} leaves nothing of {len(kept)} requests")
+    truncated, dropped = selected.truncated * spec.copies, selected.dropped * spec.copies
+    return Workload(name, tuple(kept), warmup, mean_rate(kept), truncated, dropped, how)
+
+
+def _draw(spec: WorkloadSpec, rng: np.random.Generator) -> tuple[str, Spread, Sequence[TraceRequest]]:
+    synthetic = parse_synthetic(spec.source)
+    if synthetic is not None:
+        return synthetic.name, Spread.NONE, synthesise(synthetic, rng)
+    name, trace_format, requests = _read(spec.source)
+    default = Spread.POISSON if trace_format is TraceFormat.MOONCAKE else Spread.NONE
+    how = default if spec.spread is None else spec.spread
+    return name, how, spread(requests, how, rng=rng)
+
+
+def _apart(requests: Sequence[TraceRequest], copy: int) -> list[TraceRequest]:
+    """Return the requests with ids and lines that no other copy has."""
+    if copy == 0:
+        return list(requests)
+    return [
+        replace(
+            request,
+            line=request.line + copy * _LINES_APART,
+            block_ids=None
+            if request.block_ids is None
+            else tuple(block_id + copy * _IDS_APART for block_id in request.block_ids),
+        )
+        for request in requests
+    ]
+
+
+def ideal_hits(requests: Sequence[TraceRequest]) -> list[int]:
+    """Return each prompt's tokens in a prefix that any earlier one had: one endless cache for everybody.
+
+    The last token of a prompt is always computed, so that a repeated prompt has all but one.
+    """
+    # A node is (its parent's number, id); 0 is the root.
+    nodes: dict[tuple[int, int], int] = {}
+    found = []
+    for request in requests:
+        parent, hits, is_known = 0, 0, True
+        for block_id in request.block_ids or ():
+            node = nodes.get((parent, block_id))
+            if node is None:
+                is_known = False
+                node = nodes[(parent, block_id)] = len(nodes) + 1
+            elif is_known:
+                hits += 1
+            parent = node
+        found.append(min(hits * BLOCK_TOKENS, request.input_tokens - 1))
+    return found

@@ -1,0 +1,486 @@
+"""The world: arrivals, routers, workers, hand-over and planner on one event heap.
+
+A request goes router → prefill worker → (KV over the link, under a lease) → decode worker, or router →
+aggregated worker. The bodies are the live ones: engine core, routing policies, `decide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from penstock.api import Role
+from penstock.engine.core.request_slots import SlotState
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.effects import Dispatch, Effects, RefusalReason
+from penstock.router.policy.baselines import LeastLoaded
+from penstock.simulator.control import Control
+from penstock.simulator.door import DoorCounters
+from penstock.simulator.engine_server import EngineModel
+from penstock.simulator.faults import Fault
+from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
+from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.handover import Heartbeats
+from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
+from penstock.simulator.kernel import Kernel, Order
+from penstock.simulator.observer import Recording, RunRecorder
+from penstock.simulator.routing import VirtualRouter
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
+from penstock.simulator.scrapes import Scrapes
+from penstock.simulator.servers import Server, ServiceStage, SimpleServer
+from penstock.simulator.worker_size import worker_size
+from penstock.workload.traces import TraceRequest
+
+PATIENCE_S = 3600.0
+"""Chosen: how long after the last arrival the world goes on; what has not ended then has failed."""
+
+
+class World:
+    """One run.
+
+    Attributes:
+        kernel: Its time.
+        gaps: Between successive tokens, over all workers.
+        fleet: Its workers.
+        jobs: In order of arrival.
+        door: What routers count of requests.
+        control: The planner's; None without one.
+    """
+
+    def __init__(
+        self, scenario: Scenario, requests: Sequence[TraceRequest], *, chains: PrefixChains | None = None
+    ) -> None:
+        """Build everything; nothing runs yet.
+
+        Args:
+            scenario: The world.
+            requests: Arrivals never decrease.
+            chains: Makes the prefix keys; None: from the requests' ids and the scenario's seed.
+
+        Raises:
+            ConfigError: no such profile or policy.
+        """
+        self.scenario = scenario
+        self.kernel = Kernel()
+        self.gaps = GapHistogram()
+        self._chains = chains or PrefixChains(scenario.seed)
+        self._models = {
+            pool.role: EngineModel(pool.role, pool.model)
+            for pool in scenario.pools
+            if isinstance(pool.model, ProfiledModel)
+        }
+        self.fleet = SimulatedFleet(scenario, self._make_server)
+        tiers = scenario.router.tiers
+        self.jobs = make_jobs(
+            requests, self._chains, default_tier=tiers.default if tiers.is_enabled else None
+        )
+        decode_policy = LeastLoaded()
+        self._routers = [
+            VirtualRouter(
+                scenario.router,
+                scenario.entry_role,
+                slo_s=scenario.slo_s,
+                decode_policy=decode_policy,
+                faults=scenario.faults,
+                sizes={
+                    each.role: worker_size(each, self._cache_tokens(each.role)) for each in scenario.pools
+                },
+            )
+            for _ in range(scenario.router.routers)
+        ]
+        self.control = None if scenario.planner is None else Control(self, scenario.planner)
+        self.door = DoorCounters(self.gaps)
+        self._heartbeats = Heartbeats(self)
+        self._scrapes = Scrapes(self, self._routers)
+        self._observer = RunRecorder(self)
+        self._open = len(self.jobs)
+        self._next_job = 0
+        self._last_s = self.jobs[-1].request.arrival_s if self.jobs else 0.0
+
+    # -- running --------------------------------------------------------------------------------------
+
+    def run(
+        self, on_progress: Callable[[int], None] | None = None, *, progress_events: int = 20_000
+    ) -> Recording:
+        """Run until every job has ended.
+
+        Args:
+            on_progress: Called with the number of jobs that have ended, now and then.
+            progress_events: Events between two calls.
+        """
+        self._schedule_start()
+        kernel, fleet = self.kernel, self.fleet
+        end_s = self._last_s + PATIENCE_S
+        while self._open and kernel.step():
+            fleet.check_budget()
+            if kernel.now_s > end_s:
+                break
+            if on_progress is not None and kernel.events % progress_events == 0:
+                on_progress(len(self.jobs) - self._open)
+        for job in self.jobs:
+            if job.outcome is None:
+                self._end(job, JobOutcome.FAILED)
+        return self._observer.finish()
+
+    def _schedule_start(self) -> None:
+        scenario, kernel = self.scenario, self.kernel
+        for pool in scenario.pools:
+            for _ in range(pool.replicas):
+                worker = self.fleet.join(pool.role, 0.0)
+                if worker is not None:
+                    worker.state = State.READY
+        self._tell_routers()
+        for resize in scenario.resizes:
+            kernel.at(resize.at_s, Order.FLEET, self._resize, resize)
+        for failure in scenario.failures:
+            kernel.at(failure.at_s, Order.FLEET, self._fail, failure)
+        self._schedule_faults()
+        if self.control is not None:
+            self.control.start()
+        kernel.at(0.0, Order.SAMPLE, self._sample)
+        self._scrapes.start()
+        self._schedule_arrival()
+
+    def _schedule_faults(self) -> None:
+        kernel, faults = self.kernel, self.scenario.faults
+        for change in faults.budget:
+            kernel.at(change.at_s, Order.FLEET, self.fleet.set_limit, change.gpus)
+        for period in faults.periods:
+            if period.kind is Fault.ROUTER_DOWN:
+                kernel.at(period.to_s, Order.FLEET, self._tell_routers)
+
+    def _make_server(self, role: Role) -> Server:
+        pool: PoolSpec = self.scenario.pool(role)
+        if isinstance(pool.model, ProfiledModel):
+            return self._models[role].make(self._chains.block_keys, self.gaps)
+        return SimpleServer(pool.model)
+
+    def _cache_tokens(self, role: Role) -> int:
+        model = self.scenario.pool(role).model
+        return self._models[role].longest_tokens() if isinstance(model, ProfiledModel) else model.cache_tokens
+
+    def _sample(self) -> None:
+        self._observer.sample(self.kernel.now_s)
+        self.kernel.at(self.kernel.now_s + self.scenario.sample_s, Order.SAMPLE, self._sample)
+
+    # -- arrivals and the first stage -----------------------------------------------------------------
+
+    def _schedule_arrival(self) -> None:
+        if self._next_job < len(self.jobs):
+            job = self.jobs[self._next_job]
+            self._next_job += 1
+            self.kernel.at(job.request.arrival_s, Order.ARRIVAL, self._arrive, job)
+
+    def _arrive(self, job: Job) -> None:
+        self._schedule_arrival()
+        job.router = self._router_of(job)
+        if self.scenario.faults.is_on(Fault.ROUTER_DOWN, self.kernel.now_s):
+            self._end(job, JobOutcome.FAILED)
+            return
+        request = job.request
+        longest = min((model.longest_tokens(job.priority) for model in self._models.values()), default=None)
+        if longest is not None and request.input_tokens + request.output_tokens > longest:
+            self._end(job, JobOutcome.REJECTED)
+        else:
+            self._submit(job)
+
+    def _router_of(self, job: Job) -> int:
+        """Return the router in whose queue a job waits: the one that it came to, in turn, or its worker's keeper."""
+        came_to = job.index % len(self._routers)
+        return self._routers[came_to].keeper(job, came_to, self.kernel.now_s)
+
+    def _submit(self, job: Job, *, again: bool = False) -> None:
+        router = self._routers[job.router]
+        now_s = self.kernel.now_s
+        effects = router.acquire(job, now_s, again=again)
+        if not again:
+            self.door.arrived(job, router.uncached_tokens(job))
+        self.door.queued(job)
+        self.apply(effects)
+        if job.outcome is None:
+            self._expire_later(router, job, self.scenario.entry_role)
+
+    def _expire_later(self, router: VirtualRouter, job: Job, role: Role) -> None:
+        for wait_s in router.longest_waits_s(job, role):
+            if wait_s < inf:
+                self.kernel.at(self.kernel.now_s + wait_s, Order.MESSAGE, self._expire, router)
+
+    def _expire(self, router: VirtualRouter) -> None:
+        self.apply(router.expire(self.kernel.now_s))
+
+    def apply(self, effects: Effects[Job]) -> None:
+        """Do what a router has decided."""
+        reached: set[str] = set()
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self._dispatched(effect.assignment, reached)
+                continue
+            job = effect.item
+            router = self._routers[job.router]
+            if effect.reason is RefusalReason.QUEUE_TIMEOUT and job.prefilled_s is not None:
+                self._heartbeats.give_back(job)
+                if router.retry_unread(job, self.kernel.now_s):
+                    self._start_over(job, may_retry=True)
+                    continue
+            self.door.not_taken(job, effect.reason)
+            router.rejected(job, effect.reason)
+            self._end(job, JobOutcome.REJECTED)
+
+    def _dispatched(self, assignment: Assignment[Job], reached: set[str]) -> None:
+        """Let a job go to its worker; ``reached`` are those that have got one at this moment."""
+        job, worker = assignment.item, self.fleet[assignment.worker.name]
+        slot = worker.slots.enter(job.index)
+        if slot is SlotState.REJECTED:
+            self._turned_away(assignment)
+            return
+        if worker.role is Role.DECODE:
+            job.decode_assignment = assignment
+            job.decoder = worker.name
+            self._heartbeats.track(worker, job)
+        else:
+            now_s = self.kernel.now_s
+            job.assignment, job.decode_assignment = assignment, None
+            job.worker, job.incarnation, job.handed_s = worker.name, worker.incarnation, now_s
+            job.pending_tokens = job.request.input_tokens - worker.server.cached_tokens(job)
+            worker.pending_tokens += job.pending_tokens
+            self.door.given(job, worker.name)
+        self._count_in(worker, job)
+        if slot is SlotState.QUEUED:
+            return
+        if worker.name in reached:
+            # Requests reach a worker one after the other: an idle one begins with the first alone.
+            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._deliver_later, worker, job, job.attempt)
+        else:
+            reached.add(worker.name)
+            self._deliver(worker, job)
+
+    def _turned_away(self, assignment: Assignment[Job]) -> None:
+        """Ask another worker for a job that one has no room for, each at most once."""
+        job, now_s = assignment.item, self.kernel.now_s
+        if not self._routers[job.router].turned_away(assignment, now_s):
+            self.door.refused(job)
+            self._end(job, JobOutcome.REJECTED)
+        elif assignment.role is Role.DECODE:
+            self._decode(job)
+        else:
+            self._submit(job, again=True)
+
+    def _count_in(self, worker: SimulatedWorker, job: Job) -> None:
+        worker.jobs[job.index] = job
+        worker.prompt_tokens += job.request.input_tokens
+
+    def _deliver(self, worker: SimulatedWorker, job: Job) -> None:
+        worker.server.add(job, self.kernel.now_s)
+        self.rearm(worker)
+
+    def _deliver_later(self, worker: SimulatedWorker, job: Job, attempt: int) -> None:
+        if worker.jobs.get(job.index) is job and job.attempt == attempt:
+            self._deliver(worker, job)
+
+    # -- workers --------------------------------------------------------------------------------------
+
+    def rearm(self, worker: SimulatedWorker) -> None:
+        """Schedule a worker's next wake-up; an older one becomes void."""
+        due_s = worker.server.next_s()
+        worker.version += 1
+        if due_s is not None:
+            due_s = max(due_s, self.kernel.now_s)
+            self.kernel.at(due_s, Order.ENGINE, self._wake, worker, worker.version)
+
+    def _wake(self, worker: SimulatedWorker, version: int) -> None:
+        if version != worker.version:
+            return
+        for report in worker.server.run(self.kernel.now_s):
+            self._hear(worker, report.job, report.stage)
+        self.rearm(worker)
+        if worker.state is State.DRAINING:
+            self.let_go_if_idle(worker)
+
+    def _hear(self, worker: SimulatedWorker, job: Job, stage: ServiceStage) -> None:
+        now_s = self.kernel.now_s
+        if stage is ServiceStage.PREFILLED:
+            self._prefilled(worker, job)
+        elif stage is ServiceStage.LOADED:
+            self._heartbeats.read(worker, job)
+        elif stage is ServiceStage.FIRST_TOKEN:
+            job.first_token_s = now_s
+            self._routers[job.router].first_token(job, now_s)
+            self.door.first_token(job, now_s)
+        elif stage is ServiceStage.DROPPED:
+            worker.pending_tokens -= job.pending_tokens
+            job.pending_tokens = 0
+            self.door.lost(job)
+            self._leave(worker, job, JobOutcome.FAILED)
+        else:
+            worker.ended_outputs += job.request.output_tokens
+            self.door.completed(job)
+            self._leave(worker, job, JobOutcome.OK)
+
+    def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
+        """End a job whose last worker is done with it."""
+        now_s = self.kernel.now_s
+        self.quit(worker, job)
+        router = self._routers[job.router]
+        is_decode = worker.role is Role.DECODE
+        effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
+        self._end(job, outcome)
+        self.apply(effects)
+
+    def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
+        job.prefilled_s = self.kernel.now_s
+        computed = job.request.input_tokens - job.cached_tokens
+        worker.busy_tokens += computed
+        worker.pending_tokens -= job.pending_tokens
+        job.pending_tokens = 0
+        self.door.prefilled(job)
+        router = self._routers[job.router]
+        if self.scenario.router.kv_events:
+            for each in self._routers:
+                if each is not router:
+                    each.stored(job, worker.name)
+        effects = router.prefilled(job, self.kernel.now_s)
+        if worker.role is Role.PREFILL:
+            self.quit(worker, job)
+            effects += router.left_entry(job, self.kernel.now_s)
+            self._decode(job)
+        self.apply(effects)
+
+    def quit(self, worker: SimulatedWorker, job: Job) -> None:
+        """Take a job off a worker."""
+        if worker.jobs.pop(job.index, None) is not None:
+            worker.prompt_tokens -= job.request.input_tokens
+        following = worker.slots.leave(job.index)
+        if following is not None:
+            queued = worker.jobs[following]
+            self.kernel.at(
+                self.kernel.now_s, Order.MESSAGE, self._deliver_later, worker, queued, queued.attempt
+            )
+
+    def let_go_if_idle(self, worker: SimulatedWorker) -> None:
+        """Remove a draining worker once nothing is left on it."""
+        if worker.state is State.DRAINING and not worker.jobs and worker.server.is_idle(self.kernel.now_s):
+            self._remove(worker)
+            self.fleet.check_budget()
+
+    # -- the second stage -----------------------------------------------------------------------------
+
+    def _decode(self, job: Job) -> None:
+        router = self._routers[job.router]
+        self.apply(router.acquire_decode(job, self._scrapes.decode_loads(), self.kernel.now_s))
+        if job.outcome is None and job.decode_assignment is None:
+            self._expire_later(router, job, Role.DECODE)
+
+    # -- ends -----------------------------------------------------------------------------------------
+
+    def _end(self, job: Job, outcome: JobOutcome) -> None:
+        assert job.outcome is None  # noqa: S101 - each job ends once
+        job.outcome = outcome
+        job.ended_s = self.kernel.now_s
+        self._routers[job.router].ended(job, self.kernel.now_s)
+        job.keys = None
+        self._open -= 1
+
+    def lose_kv(self, job: Job) -> None:
+        """Try a job again whose KV did not reach its decode worker, if its router allows it."""
+        self._start_over(job, may_retry=self._routers[job.router].retry_without_kv(job, self.kernel.now_s))
+
+    def _start_over(self, job: Job, *, may_retry: bool) -> None:
+        """Try a job again from the router, or end it."""
+        if not may_retry:
+            self._end(job, JobOutcome.FAILED)
+            return
+        job.attempt += 1
+        job.worker = job.decoder = ""
+        job.handed_s = job.prefilled_s = None
+        self._submit(job, again=True)
+
+    # -- joins, leaves, deaths ------------------------------------------------------------------------
+
+    def _tell_routers(self) -> None:
+        workers = [worker for worker in self.fleet if worker.state is State.READY]
+        for router in self._routers:
+            self.apply(router.set_workers(workers, self.kernel.now_s))
+
+    def scale(self, role: Role, replicas: int) -> None:
+        """Bring ready + starting replicas of a role to a number; leaves drain first."""
+        now_s = self.kernel.now_s
+        difference = replicas - self.fleet.counts(role).replicas
+        for _ in range(max(0, difference)):
+            worker = self.fleet.join(role, now_s)
+            if worker is not None and worker.is_placed:
+                self._start(worker)
+        for _ in range(max(0, -difference)):
+            worker = self.fleet.victim(role)
+            if worker is None:
+                break
+            self._drain(worker)
+        self.fleet.check_budget()
+        self._tell_routers()
+
+    def _start(self, worker: SimulatedWorker) -> None:
+        now_s = self.kernel.now_s
+        if not self.scenario.faults.is_on(Fault.NEVER_READY, now_s):
+            self.kernel.at(now_s + self.scenario.cold_start_s, Order.FLEET, self._ready, worker, 0)
+
+    def _remove(self, worker: SimulatedWorker) -> None:
+        self.fleet.remove(worker)
+        for placed in self.fleet.place_waiting():
+            self._start(placed)
+
+    def _drain(self, worker: SimulatedWorker) -> None:
+        if worker.state is State.READY:
+            worker.state = State.DRAINING
+            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self.let_go_if_idle, worker)
+        else:
+            self._remove(worker)
+
+    def _ready(self, worker: SimulatedWorker, incarnation: int) -> None:
+        if worker.state in {State.STARTING, State.DOWN} and worker.incarnation == incarnation:
+            worker.state = State.READY
+            self._tell_routers()
+
+    def _resize(self, resize: Resize) -> None:
+        self.scale(resize.role, resize.replicas)
+
+    def _fail(self, failure: WorkerFailure) -> None:
+        worker = self.fleet.get(failure.worker)
+        if worker is None or worker.state is State.DOWN or not worker.is_placed:
+            return
+        jobs = list(worker.jobs.values())
+        was_draining = worker.state is State.DRAINING
+        for job in jobs:
+            job.pending_tokens = 0
+        self._heartbeats.forget(worker)
+        self.fleet.renew(worker)
+        worker.version += 1
+        if failure.back_s is None or was_draining:
+            self._remove(worker)
+        else:
+            worker.state = State.DOWN
+            self.kernel.at(failure.back_s, Order.FLEET, self._ready, worker, worker.incarnation)
+        now_s = self.kernel.now_s
+        for job in jobs:
+            self.door.lost(job)
+            held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
+            assert held is not None  # noqa: S101 - it was dispatched to this worker
+            self._routers[job.router].lost(held, now_s)
+        self._tell_routers()
+        for job in jobs:
+            may_retry = job.first_token_s is None and self._routers[job.router].retry(job, now_s)
+            self._start_over(job, may_retry=may_retry)
+
+    # -- for the observer -----------------------------------------------------------------------------
+
+    def queued_tokens(self, worker: SimulatedWorker) -> int:
+        """Return the prompt tokens that wait in routers for one worker."""
+        return sum(router.queued_tokens(worker.name) for router in self._routers)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait in routers."""
+        return sum(router.waiting for router in self._routers)
+
+    def turned_away(self) -> dict[Role, float]:
+        """Return the jobs that each role had no worker for so far."""
+        counts = [router.core.turned_away for router in self._routers]
+        return {role: float(sum(each[role].total for each in counts)) for role in counts[0]}

@@ -1,0 +1,268 @@
+"""Sends one request and measures its stream; `replay` starts one of these per arrival.
+
+A request is one task that sleeps until its stream ends: the tokens come through a callback, because a
+task switch per token would cost more than reading it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import (
+    SaturatedError,
+    StreamBroken,
+    UpstreamConnectError,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from penstock.core.http.client import ConnectionPool, StreamingResponse, Timeouts
+from penstock.workload.meter import ClientStreamMeter, StreamError
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.traces import TraceRequest
+
+_MAX_ERROR_BYTES = 64 * 1024
+_REJECTED_STATUSES: Final = frozenset({429, 503})
+
+
+NO_TOKENS: Final = "no_tokens"
+"""Error class of a whole stream without text."""
+
+TIER_HEADER: Final = "x-penstock-tier"
+"""The router's by default."""
+
+
+class TargetEndpoint(StrEnum):
+    """Which OpenAI endpoint gets the requests."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+
+    @property
+    def path(self) -> str:
+        """Path below the server's address."""
+        return "/v1/completions" if self is TargetEndpoint.COMPLETIONS else "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class SendSettings:
+    """How requests are sent.
+
+    Attributes:
+        url: Server's address without a path.
+        model: Name to ask for.
+        endpoint: See `TargetEndpoint`.
+        timeout_s: Longest request, simulated seconds from sending to its last byte, > 0.
+        api_key: Sent as a bearer token; None sends none.
+        admin_key: Sent with the request for a router's workers; None sends none.
+        tier_header: Names the tier of a request that has one.
+    """
+
+    url: str
+    model: str
+    endpoint: TargetEndpoint = TargetEndpoint.COMPLETIONS
+    timeout_s: float = 600.0
+    api_key: str | None = None
+    admin_key: str | None = None
+    tier_header: str = TIER_HEADER
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How an exchange ended; ``error_class`` is None when it ended well."""
+
+    http_status: int | None
+    error_class: str | None = None
+    error: str | None = None
+
+
+class RequestSender:
+    """Sends requests of one replay; holds what they share."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        clock: SimulatedClock,
+        settings: SendSettings,
+        *,
+        on_first: Callable[[float], None],
+    ) -> None:
+        """Prepare what every request has in common.
+
+        Args:
+            pool: Kept by the caller, who closes it.
+            clock: Its speed is the servers' speed.
+            settings: See `SendSettings`.
+            on_first: Called with each TTFT in simulated seconds as it is measured.
+        """
+        self._pool = pool
+        self._clock = clock
+        self._on_first = on_first
+        self._url = settings.url.rstrip("/") + settings.endpoint.path
+        self._is_chat = settings.endpoint is TargetEndpoint.CHAT
+        self._timeouts = Timeouts(first_byte_s=None, idle_s=None, total_s=clock.to_real_s(settings.timeout_s))
+        self._headers = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream")]
+        if settings.api_key is not None:
+            self._headers.append((b"authorization", b"Bearer " + settings.api_key.encode()))
+        opening = b'"messages":[{"role":"user","content":"' if self._is_chat else b'"prompt":"'
+        self._tier_header = settings.tier_header.lower().encode()
+        self._before = b'{"model":' + orjson.dumps(settings.model) + b"," + opening
+        self._after = b'"}],' if self._is_chat else b'",'
+
+    def body(self, request: TraceRequest, prompt: bytes) -> bytes:
+        """Return the JSON body; ``prompt`` must need no escaping, so that 50 KB are copied and not scanned."""
+        return b"".join(
+            (
+                self._before,
+                prompt,
+                self._after,
+                b'"max_tokens":%d,"ignore_eos":true,"stream":true,' % request.output_tokens,
+                b'"stream_options":{"include_usage":true}}',
+            )
+        )
+
+    async def send(
+        self, request: TraceRequest, body: bytes, *, request_id: str, zero_s: float
+    ) -> RequestResult:
+        """Send one request and return what came of it; only cancellation escapes.
+
+        Args:
+            request: The trace's row.
+            body: From `body`.
+            request_id: Sent as ``X-Request-Id``.
+            zero_s: Clock time of the replay's zero.
+        """
+        meter = ClientStreamMeter()
+        sent_s = self._clock.now_s()
+        headers = [*self._headers, (b"x-request-id", request_id.encode())]
+        if request.tier is not None:
+            headers.append((self._tier_header, request.tier.value.encode()))
+        ending = await self._exchange(body, headers, meter, sent_s)
+        return RequestResult(
+            id=request_id,
+            line=request.line,
+            arrival_s=request.arrival_s,
+            sent_s=sent_s - zero_s,
+            ended_s=self._clock.now_s() - zero_s,
+            status=_status(ending),
+            http_status=ending.http_status,
+            error=ending.error,
+            error_class=ending.error_class,
+            trace_input_tokens=request.input_tokens,
+            trace_output_tokens=request.output_tokens,
+            block_ids=request.block_ids,
+            is_prompt_exact=not self._is_chat,
+            prompt_tokens=meter.prompt_tokens,
+            output_tokens=meter.output_tokens,
+            cached_tokens=meter.cached_tokens,
+            ttft_s=None if meter.first_s is None else meter.first_s - sent_s,
+            e2e_s=None if meter.first_s is None else meter.last_s - sent_s,
+            tpot_s=meter.tpot_s,
+            itl_s=meter.gaps_s,
+            tier=request.tier,
+        )
+
+    async def _exchange(
+        self, body: bytes, headers: list[tuple[bytes, bytes]], meter: ClientStreamMeter, sent_s: float
+    ) -> _Ending:
+        status: int | None = None
+        try:
+            response = await self._pool.stream(
+                "POST", self._url, body=body, headers=headers, timeouts=self._timeouts
+            )
+            status = response.status
+            async with response:
+                if status != 200:
+                    text = await response.read(limit_bytes=_MAX_ERROR_BYTES)
+                    return _Ending(status, f"http_{status}", _message(text))
+                await _Reading(response, meter, self._clock, self._on_first, sent_s).finished()
+        except (UpstreamError, SaturatedError) as exc:
+            return _Ending(status, _error_class(exc), str(exc))
+        if not meter.is_done:
+            return _Ending(status, "truncated", "the stream ended without [DONE]")
+        if meter.first_s is None:
+            return _Ending(status, NO_TOKENS, "the stream held no token")
+        return _Ending(status)
+
+
+class _Reading:
+    """Feeds a meter from a response by callbacks, and wakes the request's task at the end."""
+
+    __slots__ = ("_clock", "_done", "_meter", "_on_first", "_response", "_sent_s")
+
+    def __init__(
+        self,
+        response: StreamingResponse,
+        meter: ClientStreamMeter,
+        clock: SimulatedClock,
+        on_first: Callable[[float], None],
+        sent_s: float,
+    ) -> None:
+        self._response = response
+        self._meter = meter
+        self._clock = clock
+        self._on_first = on_first
+        self._sent_s = sent_s
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        response.set_sink(self._on_data, self._on_end, self._fail)
+
+    async def finished(self) -> None:
+        """Return when the body is complete.
+
+        Raises:
+            UpstreamError: it never will be.
+        """
+        await self._done
+
+    def _on_data(self, data: bytes) -> None:
+        meter = self._meter
+        is_first = meter.first_s is None
+        try:
+            meter.feed(self._clock.now_s(), data)
+        except StreamBroken as exc:
+            self._response.abort()
+            self._fail(exc)
+            return
+        if is_first and meter.first_s is not None:
+            self._on_first(meter.first_s - self._sent_s)
+
+    def _on_end(self) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def _fail(self, error: UpstreamError) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+
+def _status(ending: _Ending) -> RequestStatus:
+    if ending.error_class is None:
+        return RequestStatus.OK
+    return RequestStatus.REJECTED if ending.http_status in _REJECTED_STATUSES else RequestStatus.FAILED
+
+
+def _error_class(exc: UpstreamError | SaturatedError) -> str:
+    if isinstance(exc, UpstreamTimeout):
+        return f"timeout_{exc.phase}"
+    if isinstance(exc, UpstreamConnectError):
+        return "connect"
+    if isinstance(exc, StreamError):
+        return "stream_error"
+    return "client_connections" if isinstance(exc, SaturatedError) else "broken"
+
+
+def _message(body: bytes) -> str:
+    """Return the message of an OpenAI error body, or the beginning of whatever it is."""
+    try:
+        parsed: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        parsed = None
+    error = parsed.get("error", parsed) if isinstance(parsed, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else body[:200].decode("utf-8", "replace")

@@ -1,0 +1,79 @@
+"""The result of one replayed request: what the client saw, in simulated seconds."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock.api import Tier
+
+
+class RequestStatus(StrEnum):
+    """How a request ended.
+
+    OK: the whole answer came. REJECTED: the server was busy and said so (429 or 503).
+    FAILED: everything else.
+    """
+
+    OK = "ok"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+def _no_gaps() -> array[float]:
+    return array("f")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """One request. Times are simulated seconds from the replay's zero; durations count from sending.
+
+    Attributes:
+        id: Sent as ``X-Request-Id``.
+        line: 1-based line of the trace.
+        arrival_s: When it was to be sent.
+        sent_s: When it was sent; the difference is the client's lag, or its wait for the concurrency cap.
+        ended_s: When its last byte, or its failure, was seen.
+        status: See `RequestStatus`.
+        http_status: None when no answer came.
+        error: Class and message, or None.
+        error_class: ``connect``, ``timeout_<phase>``, ``broken``, ``stream_error``, ``truncated``,
+            ``http_<code>``; None when ok. Bounded, for counting.
+        trace_input_tokens: Prompt length in the trace.
+        trace_output_tokens: Output length in the trace.
+        block_ids: The trace's, one per begun 512 prompt tokens, so that the traffic can be replayed with the
+            prefixes that it shared; None when it has none.
+        is_prompt_exact: Whether ``prompt_tokens`` must equal the trace's: on /v1/completions, not on chat,
+            where the server's template adds its own.
+        prompt_tokens: As the server's usage says; None when it does not.
+        output_tokens: As the server's usage says; None when it does not.
+        cached_tokens: As the server's usage says; None when it does not.
+        ttft_s: From sending to the first token, queueing included.
+        e2e_s: From sending to the last token.
+        tpot_s: (e2e - TTFT) / (output tokens - 1); None below two tokens.
+        itl_s: Gaps between successive token events.
+        tier: The tier that it asked for; None: it asked for none.
+    """
+
+    id: str
+    line: int
+    arrival_s: float
+    sent_s: float
+    ended_s: float
+    status: RequestStatus
+    http_status: int | None
+    error: str | None
+    error_class: str | None
+    trace_input_tokens: int
+    trace_output_tokens: int
+    block_ids: tuple[int, ...] | None = None
+    is_prompt_exact: bool = True
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+    tpot_s: float | None = None
+    itl_s: array[float] = field(default_factory=_no_gaps)
+    tier: Tier | None = None

@@ -1,0 +1,201 @@
+"""Files of a load run: ``results.jsonl``, a line per request, and ``summary.json``.
+
+Written by the command line during and after a replay, read by the report. The schema is in docs/load.md.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import orjson
+
+from penstock.api import Tier
+from penstock.core.errors import FULL, ConfigError, PenstockError, unwritable
+from penstock.core.printable import printable
+from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.summary import check_summary
+
+RESULTS_FILE: Final = "results.jsonl"
+SUMMARY_FILE: Final = "summary.json"
+SCHEMA: Final = "penstock-load/1"
+
+_NUMBERS: Final = {
+    **dict.fromkeys(
+        ("line", "arrival_s", "sent_s", "ended_s", "trace_input_tokens", "trace_output_tokens"), int | float
+    ),
+    **dict.fromkeys(
+        ("prompt_tokens", "output_tokens", "cached_tokens", "ttft_s", "e2e_s", "tpot_s"), int | float | None
+    ),
+}
+"""Numbers of a line, and whether they may be unknown."""
+
+_DECIMALS = 6
+"""Microseconds: finer than any clock here is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """A run read back.
+
+    Attributes:
+        summary: As in summary.json, its strings fit for a terminal.
+        results: In order of arrival.
+    """
+
+    summary: dict[str, Any]
+    results: tuple[RequestResult, ...]
+
+
+class ResultWriter:
+    """Appends each result as it comes, so that a killed run leaves what it had measured."""
+
+    def __init__(self, directory: Path, *, with_gaps: bool = True) -> None:
+        """Create the directory and an empty results file.
+
+        Args:
+            directory: Made if missing; results of an earlier run in it are replaced.
+            with_gaps: Whether to write each request's inter-token gaps.
+
+        Raises:
+            ConfigError: the directory cannot be written to.
+        """
+        self.directory = directory
+        self._with_gaps = with_gaps
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / SUMMARY_FILE).unlink(missing_ok=True)
+            self._file: BinaryIO = (directory / RESULTS_FILE).open("wb")
+        except OSError as exc:
+            raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
+
+    def write(self, result: RequestResult) -> None:
+        """Append one line.
+
+        Raises:
+            PenstockError: the disk is full or gone.
+        """
+        try:
+            self._file.write(orjson.dumps(to_line(result, with_gaps=self._with_gaps)) + b"\n")
+        except OSError as exc:
+            raise _lost(self.directory, exc) from exc
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write summary.json in one step, after the results are on disk.
+
+        Raises:
+            PenstockError: the disk is full or gone.
+        """
+        target = self.directory / SUMMARY_FILE
+        partial = target.with_suffix(".tmp")
+        try:
+            self._file.flush()
+            partial.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
+            os.replace(partial, target)  # noqa: PTH105 - the atomic rename is the point
+        except OSError as exc:
+            raise _lost(self.directory, exc) from exc
+
+    def close(self, *, is_failing: bool) -> None:
+        """Close the results file; a failing flush is raised only when nothing else failed before.
+
+        Raises:
+            PenstockError: the disk is full or gone, and ``is_failing`` is false.
+        """
+        try:
+            self._file.close()
+        except OSError as exc:
+            if not is_failing:
+                raise _lost(self.directory, exc) from exc
+
+
+def _lost(directory: Path, exc: OSError) -> PenstockError:
+    leave_out = ", or leave out the inter-token gaps with --no-itl" if exc.errno in FULL else ""
+    return PenstockError(unwritable(f"--output-dir {directory}", exc) + leave_out)
+
+
+def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:
+    """Return the JSON object of one result."""
+    line: dict[str, Any] = {
+        "id": result.id,
+        "line": result.line,
+        "arrival_s": round(result.arrival_s, _DECIMALS),
+        "sent_s": round(result.sent_s, _DECIMALS),
+        "ended_s": round(result.ended_s, _DECIMALS),
+        "status": result.status.value,
+        "http_status": result.http_status,
+        "error": result.error,
+        "error_class": result.error_class,
+        "trace_input_tokens": result.trace_input_tokens,
+        "trace_output_tokens": result.trace_output_tokens,
+        "block_ids": result.block_ids,
+        "is_prompt_exact": result.is_prompt_exact,
+        "prompt_tokens": result.prompt_tokens,
+        "output_tokens": result.output_tokens,
+        "cached_tokens": result.cached_tokens,
+    }
+    for name in ("ttft_s", "e2e_s", "tpot_s"):
+        value = getattr(result, name)
+        line[name] = None if value is None else round(value, _DECIMALS)
+    if result.tier is not None:
+        line["tier"] = result.tier.value
+    if with_gaps:
+        line["itl_s"] = [round(gap, _DECIMALS) for gap in result.itl_s]
+    return line
+
+
+def from_line(line: dict[str, Any]) -> RequestResult:
+    """Return the result that `to_line` wrote.
+
+    Raises:
+        KeyError, ValueError, TypeError: not such a line.
+    """
+    for key, kinds in _NUMBERS.items():
+        if not isinstance(line.get(key, 0), kinds):
+            raise TypeError(f"{key}: {line[key]!r} is no number")
+    fields = dict(line)
+    tier, ids = fields.pop("tier", None), fields.pop("block_ids", None)
+    return RequestResult(
+        status=RequestStatus(fields.pop("status")),
+        itl_s=array("f", fields.pop("itl_s", ())),
+        block_ids=None if ids is None else tuple(ids),
+        tier=None if tier is None else Tier(tier),
+        **fields,
+    )
+
+
+def read_run(directory: Path) -> LoadRun:
+    """Read a run's two files.
+
+    Raises:
+        ConfigError: one is missing or cannot be read; the message names file and line.
+    """
+    summary_bytes = _read(directory / SUMMARY_FILE)
+    try:
+        summary = orjson.loads(summary_bytes)
+    except orjson.JSONDecodeError as exc:
+        raise ConfigError(f"{directory / SUMMARY_FILE}: not JSON: {exc}") from exc
+    schema = summary.get("schema") if isinstance(summary, dict) else None
+    if schema != SCHEMA:
+        raise ConfigError(f"{directory / SUMMARY_FILE}: schema {schema!r} is not {SCHEMA!r}")
+    check_summary(summary, str(directory / SUMMARY_FILE))
+    path = directory / RESULTS_FILE
+    results = []
+    for number, text in enumerate(_read(path).splitlines(), start=1):
+        try:
+            results.append(from_line(orjson.loads(text)))
+        except (KeyError, ValueError, TypeError, AttributeError) as exc:
+            raise ConfigError(f"{path}:{number}: not a result of `penstock load`: {exc}") from exc
+    results.sort(key=lambda result: (result.arrival_s, result.line))
+    return LoadRun(printable(summary), tuple(results))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(
+            f"{path}: cannot be read ({exc.strerror}); --run wants the --output-dir of a finished `penstock load`"
+        ) from exc

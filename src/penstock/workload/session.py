@@ -1,0 +1,304 @@
+"""One load run from configuration to summary: the body of `penstock load`.
+
+`plan_load` reads and shapes the trace and touches no network; `run_load` probes, replays and writes the
+files. The command line and the demo call both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+from penstock.core.http.client import ConnectionPool
+from penstock.workload.arrivals import Spread, mean_rate, rescale, spread
+from penstock.workload.exchange import TIER_HEADER, SendSettings, TargetEndpoint
+from penstock.workload.overload import OVERLOAD_FLAG, Capacity, measure_capacity
+from penstock.workload.probe import check_speed, find_model
+from penstock.workload.prompts import PromptMaker
+from penstock.workload.record import RequestResult
+from penstock.workload.replay import Replayer
+from penstock.workload.results import SCHEMA, ResultWriter
+from penstock.workload.selection import Selected, Selection, select
+from penstock.workload.statistics import summarise
+from penstock.workload.tier_mix import TierMix, with_tiers
+from penstock.workload.traces import OnBadRow, Trace, TraceFormat, load_trace
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """Everything a user can choose about a load run.
+
+    Attributes:
+        trace: Built-in name or file.
+        url: Server's address without a path.
+        speed: Time scale: simulated seconds per real second, > 0; the servers' own.
+        on_bad_row: See `OnBadRow`.
+        spread: None takes the format's default: even for Mooncake's batches, none for Azure.
+        selection: Window, sample, length limit, count.
+        rate_rps: Mean rate in requests/s after selection; excludes rate_scale.
+        rate_scale: Factor on the rate.
+        seed: Of sampling, Poisson spreading and prompt texts.
+        model: None asks the server.
+        endpoint: See `TargetEndpoint`.
+        timeout_s: Longest request in simulated seconds, > 0.
+        concurrency: Most requests in flight; None leaves the loop open.
+        api_key: Bearer token; never written to a file.
+        admin_key: The router's, to learn where its workers are; never written to a file.
+        output_dir: Where the files go; None writes none.
+        with_gaps: Whether results.jsonl holds the inter-token gaps.
+        tiers: Proportions in which requests ask for tiers; None: they ask for none.
+        tier_header: The router's.
+        overload: Offered load as a multiple of the capacity measured before; excludes rates and concurrency.
+        capacity_concurrency: Requests in flight while capacity is measured, >= 1.
+    """
+
+    trace: str
+    url: str
+    speed: float = 1.0
+    on_bad_row: OnBadRow = OnBadRow.REFUSE
+    spread: Spread | None = None
+    selection: Selection = field(default_factory=Selection)
+    rate_rps: float | None = None
+    rate_scale: float | None = None
+    seed: int = 0
+    model: str | None = None
+    endpoint: TargetEndpoint = TargetEndpoint.COMPLETIONS
+    timeout_s: float = 600.0
+    concurrency: int | None = None
+    api_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    output_dir: Path | None = None
+    with_gaps: bool = True
+    tiers: TierMix | None = None
+    tier_header: str = TIER_HEADER
+    overload: float | None = None
+    capacity_concurrency: int = 128
+
+    def __post_init__(self) -> None:
+        """Check what no part checks for itself.
+
+        Raises:
+            ConfigError: the time-out is not above 0, or the load is said twice.
+        """
+        others = {"--rate": self.rate_rps, "--rate-scale": self.rate_scale, "--concurrency": self.concurrency}
+        given = [flag for flag, value in others.items() if value is not None]
+        if self.overload is not None and given:
+            raise ConfigError(f"{OVERLOAD_FLAG}: sets the load, as {given[0]} does; give one")
+        if not self.timeout_s > 0:
+            raise ConfigError(f"--timeout-s: {self.timeout_s!r} must be above 0 simulated seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What will be sent.
+
+    Attributes:
+        config: As given.
+        trace: As read.
+        selected: The requests, with arrivals as they will be sent.
+        spread: The spreading applied.
+        rate_factor: By which the recorded rate was multiplied.
+    """
+
+    config: LoadConfig
+    trace: Trace
+    selected: Selected
+    spread: Spread
+    rate_factor: float
+
+
+def plan_load(config: LoadConfig) -> LoadPlan:
+    """Read the trace and shape it: spread, then select, then scale the rate.
+
+    Raises:
+        ConfigError: the trace, the selection or the rate is wrong.
+    """
+    trace = load_trace(config.trace, on_bad_row=config.on_bad_row)
+    default = Spread.EVEN if trace.format is TraceFormat.MOONCAKE else Spread.NONE
+    how = default if config.spread is None else config.spread
+    placed = spread(trace.requests, how, rng=np.random.default_rng(config.seed))
+    selected = select(placed, config.selection, seed=config.seed)
+    scaled, factor = rescale(selected.requests, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
+    shaped = tuple(with_tiers(scaled, config.tiers, seed=config.seed))
+    return LoadPlan(config, trace, replace(selected, requests=shaped), how, factor)
+
+
+def describe_plan(plan: LoadPlan) -> dict[str, Any]:
+    """Return what would be sent, as JSON: settings without the model, and the shaped trace."""
+    return {"settings": _settings(plan, plan.config.model), "trace": _trace(plan)}
+
+
+async def run_load(
+    plan: LoadPlan, *, stop: asyncio.Event, on_start: Callable[[Replayer], None] | None = None
+) -> dict[str, Any]:
+    """Replay a plan and return its summary, which is also written when there is an output directory.
+
+    Args:
+        plan: From `plan_load`.
+        stop: When set, everything in flight is cut off and the summary is marked partial.
+        on_start: Given the replayer before its first request, to watch it.
+
+    Raises:
+        UpstreamError, NoEndpointsError: the server does not serve; nothing was sent.
+        ConfigError: the model is not served, the server's speed is another, or the output directory cannot be written to.
+    """
+    config = plan.config
+    clock = SimulatedClock(config.speed)
+    pool = ConnectionPool()
+    results: list[RequestResult] = []
+    try:
+        model = await find_model(pool, config.url, model=config.model, api_key=config.api_key)
+        key = config.admin_key or config.api_key
+        await check_speed(pool, config.url, speed=config.speed, admin_key=key)
+        sending = SendSettings(
+            config.url,
+            model,
+            config.endpoint,
+            config.timeout_s,
+            config.api_key,
+            config.admin_key,
+            config.tier_header,
+        )
+        plan, capacity = await _overloaded(plan, pool, clock, sending, stop)
+        with _Sink(config, results) as sink:
+            replayer = Replayer(
+                pool,
+                clock,
+                sending,
+                PromptMaker(config.seed),
+                run_id=f"load-{time.time():.0f}",
+                concurrency=config.concurrency,
+                on_result=sink.take,
+            )
+            if on_start is not None:
+                on_start(replayer)
+            await replayer.run(plan.selected.requests, stop=stop)
+            summary = _summary(plan, replayer, results, model=model)
+            if capacity is not None:
+                summary["overload"] = {"factor": config.overload, "capacity": asdict(capacity)}
+            sink.finish(summary)
+    finally:
+        await pool.close()
+    return summary
+
+
+async def _overloaded(
+    plan: LoadPlan, pool: ConnectionPool, clock: SimulatedClock, sending: SendSettings, stop: asyncio.Event
+) -> tuple[LoadPlan, Capacity | None]:
+    """Return the plan at the multiple of capacity that is asked for, and the capacity; unchanged without one."""
+    config, requests = plan.config, plan.selected.requests
+    if config.overload is None:
+        return plan, None
+    capacity = await measure_capacity(
+        pool,
+        clock,
+        sending,
+        requests,
+        seed=config.seed + 1,
+        concurrency=config.capacity_concurrency,
+        stop=stop,
+    )
+    scaled, factor = rescale(requests, rate_rps=config.overload * capacity.rps)
+    return replace(
+        plan, selected=replace(plan.selected, requests=tuple(scaled)), rate_factor=factor
+    ), capacity
+
+
+class _Sink:
+    """Keeps results for the summary and, where configured, writes them as they come."""
+
+    def __init__(self, config: LoadConfig, results: list[RequestResult]) -> None:
+        self._results = results
+        self._writer = (
+            None if config.output_dir is None else ResultWriter(config.output_dir, with_gaps=config.with_gaps)
+        )
+
+    def take(self, result: RequestResult) -> None:
+        self._results.append(result)
+        if self._writer is not None:
+            self._writer.write(result)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.finish(summary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._writer is not None:
+            self._writer.close(is_failing=exc_info[0] is not None)
+
+
+def _summary(
+    plan: LoadPlan, replayer: Replayer, results: list[RequestResult], *, model: str
+) -> dict[str, Any]:
+    seen = replayer.snapshot()
+    measured = summarise(
+        results,
+        duration_s=replayer.duration_s,
+        speed=plan.config.speed,
+        punctuality=replayer.punctuality,
+    )
+    not_sent = seen.planned - seen.sent
+    measured["requests"] = {
+        "planned": seen.planned,
+        "sent": seen.sent,
+        **measured["requests"],
+        "unfinished": replayer.unfinished,
+        "not_sent": not_sent,
+    }
+    return {
+        "schema": SCHEMA,
+        "is_partial": bool(not_sent or replayer.unfinished),
+        "started": {"unix_s": round(replayer.zero_unix_s, 3), "model_s": round(replayer.zero_s, 6)},
+        **measured,
+        "settings": _settings(plan, model),
+        "trace": _trace(plan),
+    }
+
+
+def _settings(plan: LoadPlan, model: str | None) -> dict[str, Any]:
+    config = plan.config
+    return {
+        "url": config.url,
+        "model": model,
+        "endpoint": config.endpoint.value,
+        "speed": config.speed,
+        "seed": config.seed,
+        "loop": "open" if config.concurrency is None else "closed",
+        "concurrency": config.concurrency,
+        "timeout_s": config.timeout_s,
+        "spread": plan.spread.value,
+        "rate_factor": round(plan.rate_factor, 6),
+        "tiers": None
+        if config.tiers is None
+        else {tier.value: weight for tier, weight in config.tiers.items()},
+        **asdict(config.selection),
+    }
+
+
+def _trace(plan: LoadPlan) -> dict[str, Any]:
+    requests = plan.selected.requests
+    rate = mean_rate(requests)
+    return {
+        "name": plan.trace.name,
+        "format": plan.trace.format.value,
+        "sha256": plan.trace.sha256,
+        "rows": len(plan.trace.requests) + len(plan.trace.skipped),
+        "skipped_rows": [f"line {row.line}: {row.reason}" for row in plan.trace.skipped],
+        "truncated_prompts": plan.selected.truncated,
+        "dropped_prompts": plan.selected.dropped,
+        "mean_rate_rps": None if rate is None else round(rate, 6),
+        "span_s": round(requests[-1].arrival_s, 6),
+        "input_tokens": sum(request.input_tokens for request in requests),
+        "output_tokens": sum(request.output_tokens for request in requests),
+    }

@@ -1,0 +1,256 @@
+"""Makes requests that no trace recorded: arrival processes, lengths and shared prefixes; always called synthetic.
+
+Pure: the random generator is an argument. Called by the simulator's command line and benches; results
+carry `SyntheticSpec.name`, so that they are not taken for a trace's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import accumulate, count, islice, takewhile
+from typing import Final
+
+import numpy as np
+
+from penstock.core.errors import ConfigError
+from penstock.workload import rates
+from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
+
+MOST_REQUESTS: Final = 1_000_000
+"""Chosen: bounds a workload whose duration alone is given."""
+
+_UNIQUE_IDS_FROM: Final = 1 << 40
+"""Ids of unshared blocks start here, far above those of any shared prefix."""
+
+
+class Process(StrEnum):
+    """How arrivals are placed.
+
+    POISSON: independent gaps. GAMMA: independent gaps of a given coefficient of variation.
+    CONSTANT: equal gaps. BURSTS: Poisson that is switched on and off, with gaps of a given coefficient of
+    variation. The others are Poisson with a rate that changes: SINE swings about its mean, STEP jumps up and
+    back, RAMP rises once and stays, STAIRS climbs and comes down in steps, DAY goes from night to day and back.
+    """
+
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    SINE = "sine"
+    STEP = "step"
+    CONSTANT = "constant"
+    RAMP = "ramp"
+    STAIRS = "stairs"
+    DAY = "day"
+    BURSTS = "bursts"
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticSpec:
+    """One made-up workload.
+
+    Attributes:
+        process: See `Process`.
+        rate: Mean arrivals, requests/s, > 0; of STEP, RAMP, STAIRS and DAY the rate at the beginning.
+        count: Requests at most, >= 1.
+        duration_s: Arrivals from here on are left out, seconds, > 0; infinite: ``count`` alone decides.
+        cv: GAMMA, BURSTS: coefficient of variation of the gaps, > 0, of BURSTS > 1; 1 is Poisson.
+        amplitude: SINE: largest deviation as a share of the mean, in [0, 1].
+        period_s: SINE, DAY: length of a swing in seconds, > 0; of DAY at least four times ``step_length_s``.
+        peak: STEP, RAMP, STAIRS, DAY: largest factor on the rate, > 0; BURSTS: the rate's factor while on, > 1.
+        step_s: STEP, RAMP: when the change begins, seconds, >= 0.
+        step_length_s: STEP, RAMP: how long it lasts; STAIRS: length of each step; DAY: of morning and evening;
+            seconds, > 0.
+        steps: STAIRS: from the lowest rate to the highest, >= 1.
+        input_tokens: Mean prompt length in tokens, >= 1.
+        output_tokens: Mean output length in tokens, >= 1.
+        shift_s: From here on prompts and outputs have other lengths, seconds, >= 0; infinite: never.
+        shift_input: Factor on the prompts' lengths then, > 0.
+        shift_output: Factor on the outputs' lengths then, > 0.
+        length_cv: Coefficient of variation of both lengths (log-normal), >= 0; 0 makes them all equal.
+        max_tokens: Longest prompt and longest output, tokens; longer draws are cut there.
+        share: Share of the requests that begin with a shared prefix, in [0, 1].
+        prefixes: How many shared prefixes there are, >= 1.
+        prefix_tokens: Length of each in tokens, >= 1; rounded up to whole blocks of 512, and part of a
+            prompt only as far as the prompt reaches.
+        skew: Zipf exponent of their popularity, >= 0; 0 makes all equally popular.
+    """
+
+    process: Process = Process.POISSON
+    rate: float = 1.0
+    count: int = 1000
+    cv: float = 3.0
+    amplitude: float = 0.5
+    period_s: float = 600.0
+    peak: float = 3.0
+    step_s: float = 300.0
+    step_length_s: float = 300.0
+    steps: int = 3
+    duration_s: float = math.inf
+    input_tokens: int = 2048
+    output_tokens: int = 256
+    shift_s: float = math.inf
+    shift_input: float = 1.0
+    shift_output: float = 1.0
+    length_cv: float = 1.0
+    max_tokens: int = 131_072
+    share: float = 0.0
+    prefixes: int = 16
+    prefix_tokens: int = 1024
+    skew: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the bounds.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        above_0 = ("rate", "cv", "period_s", "peak", "step_length_s", "shift_input", "shift_output")
+        at_least_1 = (
+            *("count", "steps", "input_tokens", "output_tokens"),
+            *("max_tokens", "prefixes", "prefix_tokens"),
+        )
+        for name in above_0:
+            _check(name, getattr(self, name), getattr(self, name) > 0, "above 0")
+        for name in at_least_1:
+            _check(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        for name in ("step_s", "length_cv", "skew"):
+            _check(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        for name in ("amplitude", "share"):
+            _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        if not self.duration_s > 0:
+            raise ConfigError(f"--trace: duration_s={self.duration_s!r} must be above 0")
+        if not self.shift_s >= 0:
+            raise ConfigError(f"--trace: shift_s={self.shift_s!r} must be at least 0")
+        if self.process is Process.BURSTS:
+            _check("cv", self.cv, self.cv > 1, "above 1 for bursts")
+            _check("peak", self.peak, self.peak > 1, "above 1 for bursts")
+        if self.process is Process.DAY:
+            bound = f"at least four times step_length_s={self.step_length_s:g}"
+            _check("period_s", self.period_s, self.period_s >= 4 * self.step_length_s, bound)
+
+    @property
+    def name(self) -> str:
+        """The workload's name: ``synthetic poisson rate=4 count=1000 ...`` with what differs from the default."""
+        described = [
+            f"{field.name}={getattr(self, field.name):g}"
+            for field in fields(self)
+            if field.name != "process" and getattr(self, field.name) not in {field.default, MOST_REQUESTS}
+        ]
+        return " ".join(("synthetic", self.process.value, *described))
+
+
+def parse_synthetic(text: str) -> SyntheticSpec | None:
+    """Return the spec that ``poisson:rate=4,count=1000`` stands for, or None if it names no process.
+
+    Raises:
+        ConfigError: a key is unknown, or a value no number or out of its range.
+    """
+    word, _, rest = text.partition(":")
+    if word not in set(Process):
+        return None
+    kinds = {field.name: int if field.type == "int" else float for field in fields(SyntheticSpec)[1:]}
+    values: dict[str, float] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        key = key.strip().replace("-", "_")
+        if key not in kinds:
+            raise ConfigError(f"--trace {word}: unknown key {key!r}; known are {', '.join(kinds)}")
+        try:
+            values[key] = kinds[key](value)
+        except ValueError as exc:
+            raise ConfigError(f"--trace {word}: {key}={value!r} is not a number of its kind") from exc
+    if "duration_s" in values:
+        values.setdefault("count", MOST_REQUESTS)
+    return SyntheticSpec(process=Process(word), **values)  # type: ignore[arg-type]  # kinds checked above
+
+
+def synthesise(spec: SyntheticSpec, rng: np.random.Generator) -> list[TraceRequest]:
+    """Return the requests in order of arrival, ids included; `TraceRequest.line` counts from 1.
+
+    Raises:
+        ConfigError: no request arrives before ``duration_s``.
+    """
+    arrivals = arrival_times(spec, rng)
+    if not arrivals:
+        raise ConfigError(f"--trace: duration_s={spec.duration_s:g} ends before the first arrival")
+    inputs = _shifted(_lengths(spec.input_tokens, len(arrivals), spec, rng), arrivals, spec.shift_input, spec)
+    outputs = _shifted(
+        _lengths(spec.output_tokens, len(arrivals), spec, rng), arrivals, spec.shift_output, spec
+    )
+    prefixes = _prefixes(len(arrivals), spec, rng)
+    unique = _UNIQUE_IDS_FROM
+    requests = []
+    for line, (at_s, prompt, output, prefix) in enumerate(
+        zip(arrivals, inputs, outputs, prefixes, strict=True), start=1
+    ):
+        blocks = -(-prompt // BLOCK_TOKENS)
+        shared = 0 if prefix is None else min(blocks, -(-spec.prefix_tokens // BLOCK_TOKENS))
+        first = 0 if prefix is None else prefix * -(-spec.prefix_tokens // BLOCK_TOKENS)
+        own = range(unique, unique + blocks - shared)
+        unique += blocks - shared
+        requests.append(TraceRequest(at_s, prompt, output, (*range(first, first + shared), *own), line))
+    return requests
+
+
+def arrival_times(spec: SyntheticSpec, rng: np.random.Generator) -> list[float]:
+    """Return at most ``spec.count`` arrival times in seconds before ``spec.duration_s``, never decreasing."""
+    before_end = takewhile(lambda at_s: at_s < spec.duration_s, _arrivals(spec, rng))
+    return list(islice(before_end, spec.count))
+
+
+def _arrivals(spec: SyntheticSpec, rng: np.random.Generator) -> Iterator[float]:
+    if spec.process is Process.GAMMA:
+        shape = 1 / spec.cv**2
+        return accumulate(map(float, rng.gamma(shape, 1 / (shape * spec.rate), spec.count)))
+    if spec.process is Process.POISSON:
+        return accumulate(map(float, rng.exponential(1 / spec.rate, spec.count)))
+    if spec.process is Process.CONSTANT:
+        return (place / spec.rate for place in count())
+    if spec.process is Process.BURSTS:
+        return rates.bursts(spec.rate, peak=spec.peak, cv=spec.cv, rng=rng)
+    top = 1 + spec.amplitude if spec.process is Process.SINE else max(1.0, spec.peak)
+    return rates.thinned(_rate(spec), spec.rate * top, rng)
+
+
+def _rate(spec: SyntheticSpec) -> rates.Rate:
+    """Return the rate over time of a process whose rate changes."""
+    rate, peak, length_s = spec.rate, spec.peak, spec.step_length_s
+    if spec.process is Process.SINE:
+        return rates.sine(rate, amplitude=spec.amplitude, period_s=spec.period_s)
+    if spec.process is Process.STAIRS:
+        return rates.stairs(rate, peak=peak, steps=spec.steps, length_s=length_s)
+    if spec.process is Process.DAY:
+        return rates.day(rate, peak=peak, period_s=spec.period_s, length_s=length_s)
+    shape = rates.ramp if spec.process is Process.RAMP else rates.step
+    return shape(rate, peak=peak, start_s=spec.step_s, length_s=length_s)
+
+
+def _lengths(mean: int, number: int, spec: SyntheticSpec, rng: np.random.Generator) -> list[int]:
+    if spec.length_cv == 0:
+        return [min(mean, spec.max_tokens)] * number
+    sigma2 = math.log(1 + spec.length_cv**2)
+    drawn = rng.lognormal(math.log(mean) - sigma2 / 2, math.sqrt(sigma2), number)
+    return [int(each) for each in np.clip(np.rint(drawn), 1, spec.max_tokens)]
+
+
+def _shifted(
+    lengths: Sequence[int], arrivals: Sequence[float], factor: float, spec: SyntheticSpec
+) -> list[int]:
+    return [
+        length if at_s < spec.shift_s else min(max(1, round(length * factor)), spec.max_tokens)
+        for length, at_s in zip(lengths, arrivals, strict=True)
+    ]
+
+
+def _prefixes(number: int, spec: SyntheticSpec, rng: np.random.Generator) -> list[int | None]:
+    weights = np.arange(1, spec.prefixes + 1, dtype=np.float64) ** -spec.skew
+    chosen = rng.choice(spec.prefixes, size=number, p=weights / weights.sum())
+    has_one = rng.random(number) < spec.share
+    return [int(index) if given else None for index, given in zip(chosen, has_one, strict=True)]
+
+
+def _check(name: str, value: float, is_fine: bool, bound: str) -> None:  # noqa: FBT001 - the check's outcome
+    if not (is_fine and math.isfinite(value)):
+        raise ConfigError(f"--trace: {name}={value!r} must be {bound}")

@@ -1,0 +1,282 @@
+"""Reads request traces: Mooncake's JSONL and Azure's CSV become one list of `TraceRequest`.
+
+Called by the command line; `selection` and `arrivals` work on what comes out of here. A file is read
+whole (the largest public traces are a few megabytes), so that its sha256 can name it in the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from penstock.api import Tier
+from penstock.core.errors import ConfigError
+
+BLOCK_TOKENS: Final = 512
+"""Tokens that one hash id of a Mooncake trace stands for; stated by the trace's authors."""
+
+BUILT_IN: Final = {"mooncake": "mooncake_conversation_slice.jsonl"}
+"""Names of packaged traces; see data/README.md for their sources."""
+
+_SHOWN_BAD_ROWS = 5
+"""Chosen: enough to see a pattern, few enough to read."""
+
+
+class TraceFormat(StrEnum):
+    """Layouts that are distinguished by their first line."""
+
+    MOONCAKE = "mooncake"
+    AZURE = "azure"
+
+
+class OnBadRow(StrEnum):
+    """What to do with a row that cannot be read."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace.
+
+    Attributes:
+        arrival_s: Seconds since the trace's zero, >= 0.
+        input_tokens: Prompt length in tokens, >= 1.
+        output_tokens: Generated length in tokens, >= 1.
+        block_ids: One id per 512 prompt tokens, the last may be partial; None when the trace has none.
+        line: 1-based line in the file; names the request for good, whatever is selected.
+        tier: Priority tier that it asks for; None: it asks for none.
+    """
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    block_ids: tuple[int, ...] | None
+    line: int
+    tier: Tier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row left out: its 1-based line and why."""
+
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace as read, in the file's order.
+
+    Attributes:
+        name: As the user gave it: a built-in name or a path.
+        format: Layout found.
+        sha256: Of the file's bytes.
+        requests: At least one; arrivals never decrease.
+        skipped: Rows that could not be read, by line.
+    """
+
+    name: str
+    format: TraceFormat
+    sha256: str
+    requests: tuple[TraceRequest, ...]
+    skipped: tuple[BadRow, ...]
+
+
+class _RowError(ValueError):
+    """A row breaks the format; the text says which field and why."""
+
+
+def load_trace(source: str, *, on_bad_row: OnBadRow = OnBadRow.REFUSE) -> Trace:
+    """Read a trace by built-in name or path.
+
+    Args:
+        source: A key of `BUILT_IN`, or a file.
+        on_bad_row: REFUSE stops at unreadable rows and names them; SKIP leaves them out and lists them.
+
+    Raises:
+        ConfigError: no such file, empty, not UTF-8, an unknown layout, bad rows under REFUSE, or no
+            usable row at all.
+    """
+    data = _read_bytes(source)
+    lines = _decode(source, data).splitlines()
+    first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        raise ConfigError(f"--trace {source}: the file is empty; give a Mooncake JSONL or an Azure CSV")
+    trace_format = _detect(source, first)
+    parser = _MooncakeRows() if trace_format is TraceFormat.MOONCAKE else _AzureRows(first)
+    requests, bad = _parse(lines, parser)
+    if bad and on_bad_row is OnBadRow.REFUSE:
+        raise ConfigError(_refusal(source, bad))
+    if not requests:
+        raise ConfigError(
+            f"--trace {source}: none of its {len(bad)} rows can be used\n{_listing(source, bad)}"
+        )
+    return Trace(source, trace_format, hashlib.sha256(data).hexdigest(), tuple(requests), tuple(bad))
+
+
+def _read_bytes(source: str) -> bytes:
+    if source in BUILT_IN:
+        return (resources.files("penstock.workload") / "data" / BUILT_IN[source]).read_bytes()
+    try:
+        return Path(source).read_bytes()
+    except FileNotFoundError as exc:
+        names = ", ".join(sorted(BUILT_IN))
+        raise ConfigError(
+            f"--trace {source}: no such file, and not a built-in trace (there is: {names})"
+        ) from exc
+    except OSError as exc:
+        raise ConfigError(f"--trace {source}: cannot be read: {exc.strerror or exc}") from exc
+
+
+def _decode(source: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = data.count(b"\n", 0, exc.start) + 1
+        raise ConfigError(
+            f"--trace {source}:{line}: byte {exc.start} is not UTF-8; is this a trace, and uncompressed?"
+        ) from exc
+
+
+def _detect(source: str, first: str) -> TraceFormat:
+    if first.lstrip().startswith("{"):
+        return TraceFormat.MOONCAKE
+    if first.strip().upper().startswith("TIMESTAMP,"):
+        return TraceFormat.AZURE
+    raise ConfigError(
+        f"--trace {source}: neither Mooncake JSONL (a line starts with {{) nor Azure CSV"
+        f" (header TIMESTAMP,ContextTokens,GeneratedTokens); the first line is {first[:60]!r}"
+    )
+
+
+def _parse(lines: list[str], parser: _MooncakeRows | _AzureRows) -> tuple[list[TraceRequest], list[BadRow]]:
+    requests: list[TraceRequest] = []
+    bad: list[BadRow] = []
+    newest_s = 0.0
+    for number, text in _rows(lines, skip_header=parser.has_header):
+        try:
+            request = _in_order(parser.parse(text, number), newest_s)
+        except _RowError as exc:
+            bad.append(BadRow(number, str(exc)))
+            continue
+        newest_s = request.arrival_s
+        requests.append(request)
+    return requests, bad
+
+
+def _in_order(request: TraceRequest, newest_s: float) -> TraceRequest:
+    if request.arrival_s < newest_s:
+        raise _RowError(f"its time is {newest_s - request.arrival_s:.3f} s before an earlier row's")
+    return request
+
+
+def _rows(lines: list[str], *, skip_header: bool) -> Iterator[tuple[int, str]]:
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        if skip_header:
+            skip_header = False
+            continue
+        yield number, text
+
+
+class _MooncakeRows:
+    """``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}`` a line."""
+
+    has_header = False
+
+    def parse(self, text: str, line: int) -> TraceRequest:
+        try:
+            row = orjson.loads(text)
+        except orjson.JSONDecodeError as exc:
+            raise _RowError(f"not JSON: {exc}") from exc
+        if not isinstance(row, dict):
+            raise _RowError(f"must be a JSON object, is a {type(row).__name__}")
+        timestamp = row.get("timestamp")
+        if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or timestamp < 0:
+            raise _RowError(f"timestamp: {timestamp!r} must be milliseconds >= 0")
+        tokens = _whole("input_length", row.get("input_length"))
+        return TraceRequest(
+            arrival_s=timestamp / 1000,
+            input_tokens=tokens,
+            output_tokens=_whole("output_length", row.get("output_length")),
+            block_ids=_block_ids(row.get("hash_ids"), tokens),
+            line=line,
+        )
+
+
+class _AzureRows:
+    """``TIMESTAMP,ContextTokens,GeneratedTokens`` a line; time counts from the first usable row."""
+
+    has_header = True
+
+    def __init__(self, header: str) -> None:
+        self._columns = [name.strip().lower() for name in header.split(",")]
+        self._zero: datetime | None = None
+
+    def parse(self, text: str, line: int) -> TraceRequest:
+        cells = text.split(",")
+        if len(cells) != len(self._columns):
+            raise _RowError(f"{len(cells)} columns, the header has {len(self._columns)}")
+        row = dict(zip(self._columns, (cell.strip() for cell in cells), strict=True))
+        tokens = _whole("ContextTokens", _digits(row.get("contexttokens")))
+        output_tokens = _whole("GeneratedTokens", _digits(row.get("generatedtokens")))
+        at = _timestamp(row.get("timestamp", ""))
+        if self._zero is None:
+            self._zero = at
+        arrival_s = (at - self._zero).total_seconds()
+        return TraceRequest(arrival_s, tokens, output_tokens, None, line)
+
+
+def _timestamp(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise _RowError(f"TIMESTAMP: {text!r} is not a date and time") from exc
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+
+
+def _digits(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _RowError(f"{key}: {value!r} must be a whole number >= 1")
+    return value
+
+
+def _block_ids(ids: Any, tokens: int) -> tuple[int, ...]:
+    if not isinstance(ids, list) or any(type(item) is not int or item < 0 for item in ids):
+        raise _RowError("hash_ids: must be a list of whole numbers >= 0")
+    needed = -(-tokens // BLOCK_TOKENS)
+    if len(ids) != needed:
+        raise _RowError(
+            f"hash_ids: {len(ids)} ids for {tokens} tokens, must be {needed} of {BLOCK_TOKENS} tokens"
+        )
+    return tuple(ids)
+
+
+def _listing(source: str, bad: list[BadRow]) -> str:
+    shown = [f"{source}:{row.line}: {row.reason}" for row in bad[:_SHOWN_BAD_ROWS]]
+    if len(bad) > len(shown):
+        shown.append(f"... and {len(bad) - len(shown)} more")
+    return "\n".join(shown)
+
+
+def _refusal(source: str, bad: list[BadRow]) -> str:
+    rows = "1 row" if len(bad) == 1 else f"{len(bad)} rows"
+    return (
+        f"--trace {source}: {rows} cannot be read; mend them, or pass --on-bad-row skip to leave them out"
+        f"\n{_listing(source, bad)}"
+    )

@@ -1,0 +1,317 @@
+import asyncio
+
+import orjson
+import pytest
+
+from penstock.core.errors import ConfigError, SaturatedError, StreamBroken
+from penstock.core.http.client import PoolLimits, Timeouts, parse_http_url
+
+
+async def echo(request, responder):
+    """Answer with what was asked."""
+    headers = {k.decode(): v.decode() for k, v in request.headers.items()}
+    answer = {"method": request.method, "target": request.target.decode(), "headers": headers}
+    responder.send(200, orjson.dumps({**answer, "body": request.body.decode()}))
+
+
+def url_of(server, path="/"):
+    """Return the URL of a path at a server."""
+    return f"http://127.0.0.1:{server.port}{path}"
+
+
+async def test_request_sends_what_it_is_given(serve, pool):
+    """Method, target, headers and body arrive; the answer comes back with status and headers."""
+    server = await serve(echo)
+    response = await pool.request(
+        "POST", url_of(server, "/a?b=c%20d"), body=b"hello", headers=[(b"x-request-id", b"r1")]
+    )
+    assert response.status == 200
+    assert response.headers[b"content-type"] == b"application/json"
+    seen = orjson.loads(response.body)
+    assert seen["method"] == "POST"
+    assert seen["target"] == "/a?b=c%20d"
+    assert seen["body"] == "hello"
+    assert seen["headers"] == {
+        "host": f"127.0.0.1:{server.port}",
+        "content-length": "5",
+        "x-request-id": "r1",
+    }
+
+
+@pytest.mark.parametrize(("method", "length"), [("GET", None), ("POST", "0"), ("PUT", "0"), ("DELETE", None)])
+async def test_content_length_is_sent_where_a_body_is_expected(serve, pool, method, length):
+    """An empty POST says that it is empty; a GET says nothing."""
+    response = await pool.request(method, url_of(await serve(echo)))
+    assert orjson.loads(response.body)["headers"].get("content-length") == length
+
+
+async def test_connections_are_reused_one_after_the_other(serve, pool):
+    """Ten requests in a row need one connection."""
+    server = await serve(echo)
+    for _ in range(10):
+        await pool.request("GET", url_of(server))
+    assert (server.connections, pool.connections, pool.idle_connections) == (1, 1, 1)
+
+
+async def test_concurrent_requests_use_connections_of_their_own(serve, pool):
+    """Five requests at once need five connections, which are all kept."""
+    server = await serve(echo)
+    await asyncio.gather(*(pool.request("GET", url_of(server)) for _ in range(5)))
+    assert (server.connections, pool.idle_connections) == (5, 5)
+
+
+async def test_idle_connections_are_bounded(serve, make_pool, until):
+    """Connections beyond the bound are closed when they come free."""
+    pool = make_pool(limits=PoolLimits(max_idle_per_origin=2))
+    server = await serve(echo)
+    await asyncio.gather(*(pool.request("GET", url_of(server)) for _ in range(5)))
+    assert pool.idle_connections == 2
+    await until(lambda: server.connections <= 2)
+
+
+async def test_idle_connections_expire(serve, make_pool, until):
+    """A kept connection that nobody uses is closed by the sweep."""
+    pool = make_pool(limits=PoolLimits(keep_alive_s=0.05))
+    server = await serve(echo)
+    await pool.request("GET", url_of(server), timeouts=Timeouts(first_byte_s=0.2))
+    assert pool.connections == 1
+    await until(lambda: not (server.connections or pool.connections))
+
+
+async def test_open_connections_are_bounded(serve, make_pool, until):
+    """The request too many is refused with the bound in its message; later ones find room."""
+    gate = asyncio.Event()
+
+    async def handler(request, responder):
+        await gate.wait()
+        responder.send(200, b"")
+
+    pool = make_pool(limits=PoolLimits(max_connections=1))
+    server = await serve(handler)
+    first = asyncio.create_task(pool.request("GET", url_of(server)))
+    await until(lambda: server.handlers)
+    with pytest.raises(SaturatedError, match="max_connections=1"):
+        await pool.request("GET", url_of(server))
+    gate.set()
+    assert (await first).status == 200
+    assert (await pool.request("GET", url_of(server))).status == 200
+
+
+async def test_bodies_are_bounded(serve, make_pool):
+    """A body over the bound breaks the request and is not kept in memory; at the bound it is fine."""
+
+    async def handler(request, responder):
+        responder.send(200, b"x" * int(request.query["n"]))
+
+    pool = make_pool(limits=PoolLimits(max_body_bytes=1000))
+    server = await serve(handler)
+    assert len((await pool.request("GET", url_of(server, "/?n=1000"))).body) == 1000
+    with pytest.raises(StreamBroken, match="exceeds 1000 bytes"):
+        await pool.request("GET", url_of(server, "/?n=1001"))
+
+
+async def test_stream_yields_bytes_as_they_arrive(serve, pool):
+    """The head comes before the body, and each chunk before the next is written."""
+    steps = [asyncio.Event() for _ in range(3)]
+
+    async def handler(request, responder):
+        responder.start(200)
+        for number, step in enumerate(steps):
+            await step.wait()
+            responder.write(b"chunk%d" % number)
+        responder.end()
+
+    server = await serve(handler)
+    async with await pool.stream("POST", url_of(server), body=b"{}") as response:
+        assert response.status == 200
+        parts = []
+        steps[0].set()
+        async for part in response:
+            parts.append(part)
+            if len(parts) < 3:
+                steps[len(parts)].set()
+    assert parts == [b"chunk0", b"chunk1", b"chunk2"]
+    assert response.ended
+    assert pool.idle_connections == 1
+
+
+async def test_a_slow_consumer_pauses_the_upstream(serve, pool, flood, at_rest):
+    """Unread body bytes are bounded: the server is held back until the consumer goes on."""
+    source = flood(200)
+    server = await serve(source)
+    async with await pool.stream("GET", url_of(server)) as response:
+        await at_rest(lambda: source.sent)
+        assert source.sent < source.total
+        assert response._buffered_bytes < 2 * 1024 * 1024
+        received = 0
+        async for part in response:
+            received += len(part)
+    assert received == source.total
+
+
+async def test_a_sink_gets_everything_in_order(serve, pool, in_two):
+    """Callbacks receive what came before they were set, then the rest, then the end."""
+    gate = asyncio.Event()
+    server = await serve(in_two(gate, b"early ", b"late"))
+    response = await pool.stream("GET", url_of(server))
+    await asyncio.sleep(0.02)
+    seen = []
+    done = asyncio.get_running_loop().create_future()
+    response.set_sink(seen.append, lambda: done.set_result("end"), done.set_exception)
+    gate.set()
+    assert await asyncio.wait_for(done, 5) == "end"
+    assert seen == [b"early ", b"late"]
+
+
+async def test_a_sink_set_after_the_end_gets_body_and_end(serve, pool, until):
+    """A response that is complete already is delivered at once."""
+    response = await pool.stream("GET", url_of(await serve(echo)))
+    await until(lambda: response.ended)
+    seen = []
+    response.set_sink(seen.append, lambda: seen.append("end"), seen.append)
+    assert len(seen) == 2
+    assert seen[1] == "end"
+
+
+async def test_pause_holds_a_sink_until_resume(serve, pool, until, in_two):
+    """Between pause and resume the sink gets nothing."""
+    gate = asyncio.Event()
+    server = await serve(in_two(gate, b"a", b"b"))
+    response = await pool.stream("GET", url_of(server))
+    seen = []
+    done = asyncio.get_running_loop().create_future()
+    response.set_sink(seen.append, lambda: done.set_result(None), done.set_exception)
+    await until(lambda: seen)
+    response.pause()
+    gate.set()
+    await asyncio.sleep(0.05)
+    assert seen == [b"a"]
+    response.resume()
+    await asyncio.wait_for(done, 5)
+    assert seen == [b"a", b"b"]
+
+
+async def test_abort_closes_the_upstream_connection(serve, pool):
+    """An aborted stream disconnects at the server and calls no callback."""
+    gone = asyncio.Event()
+
+    async def handler(request, responder):
+        responder.on_disconnect(gone.set)
+        responder.start(200)
+        await gone.wait()
+
+    server = await serve(handler)
+    response = await pool.stream("GET", url_of(server))
+    calls = []
+    response.set_sink(calls.append, lambda: calls.append("end"), calls.append)
+    response.abort()
+    await asyncio.wait_for(gone.wait(), 5)
+    assert calls == []
+    with pytest.raises(StreamBroken, match="aborted"):
+        await response.read(limit_bytes=10)
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_cancelling_closes_the_upstream_connection(serve, pool, started, until):
+    """A cancelled request disconnects at the server, before and after the head."""
+    gone = asyncio.Event()
+
+    async def handler(request, responder):
+        responder.on_disconnect(gone.set)
+        if started:
+            responder.start(200)
+        await gone.wait()
+
+    server = await serve(handler)
+    task = asyncio.create_task(pool.request("POST", url_of(server), body=b"{}"))
+    await until(lambda: server.handlers)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(gone.wait(), 5)
+    await until(lambda: not pool.connections)
+
+
+async def test_close_breaks_what_is_under_way(serve, make_pool):
+    """Closing the pool ends open streams with an error and refuses new requests."""
+
+    async def handler(request, responder):
+        responder.start(200)
+        await asyncio.Event().wait()
+
+    pool = make_pool()
+    server = await serve(handler)
+    response = await pool.stream("GET", url_of(server))
+    await pool.close()
+    with pytest.raises(StreamBroken, match="pool was closed"):
+        await response.read(limit_bytes=10)
+    assert pool.connections == 0
+
+
+async def test_head_responses_leave_the_connection_usable(serve, pool):
+    """The body that a HEAD answer only announces is not waited for."""
+    server = await serve(echo)
+    head = await pool.request("HEAD", url_of(server))
+    assert head.status == 200
+    assert head.body == b""
+    assert int(head.headers[b"content-length"]) > 0
+    assert (await pool.request("GET", url_of(server))).status == 200
+    assert server.connections == 1
+
+
+async def test_204_has_no_body(serve, pool):
+    """Answers without a body end at their head and keep the connection."""
+
+    async def handler(request, responder):
+        responder.send(204, b"")
+
+    server = await serve(handler)
+    for _ in range(2):
+        assert (await pool.request("POST", url_of(server))).body == b""
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://x/", "only plain http"),
+        ("x:80/path", "only plain http"),
+        ("http:///path", "only plain http"),
+        ("http://x:99999/", "out of range"),
+        ("http://x/a b", "percent-encoded"),
+        ("http://x/é", "percent-encoded"),
+    ],
+)
+def test_urls_that_cannot_be_sent_are_named(url, reason):
+    """A bad URL is refused before anything is sent, with the reason."""
+    with pytest.raises(ConfigError, match=reason):
+        parse_http_url(url)
+
+
+def test_line_breaks_in_urls_are_not_sent():
+    """A URL cannot smuggle a header into the request."""
+    assert parse_http_url("http://x/a\r\nb").path == b"/ab"
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "path", "host"),
+    [
+        ("http://h", ("h", 80), b"/", b"h"),
+        ("http://h:8000/a/b?c=d", ("h", 8000), b"/a/b?c=d", b"h:8000"),
+        ("http://[::1]:80/", ("::1", 80), b"/", b"[::1]:80"),
+        ("http://user:pw@h/x", ("h", 80), b"/x", b"h"),
+    ],
+)
+def test_urls_are_split(url, origin, path, host):
+    """Origin, target and host header come from the URL; credentials are not sent."""
+    target = parse_http_url(url)
+    assert (target.origin, target.path, target.host) == (origin, path, host)
+
+
+async def test_headers_with_line_breaks_are_refused(serve, pool):
+    """A header that would split the request is refused before anything is sent."""
+    server = await serve(echo)
+    with pytest.raises(ValueError, match="CR, LF"):
+        await pool.request("GET", url_of(server), headers=[(b"a", b"b\r\nc: d")])
+    assert server.connections == 0

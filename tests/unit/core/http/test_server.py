@@ -1,0 +1,413 @@
+import asyncio
+import socket
+
+import orjson
+import pytest
+
+from penstock.core.errors import ClientDisconnected, ConfigError, PenstockError, PortInUseError, UpstreamError
+from penstock.core.http.server import HttpServer
+
+
+async def echo(request, responder):
+    """Answer with what was asked."""
+    answer = {
+        "method": request.method,
+        "path": request.path,
+        "query": request.query,
+        "body": request.body.decode(),
+    }
+    responder.send(200, orjson.dumps(answer))
+
+
+async def test_answers_a_request_and_keeps_the_connection(serve, connect):
+    """Two requests on one connection are both answered, without connection: close."""
+    client = await connect(await serve(echo))
+    for path in ("/first", "/second"):
+        client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
+        status, headers, body = await client.response()
+        assert status == 200
+        assert orjson.loads(body)["path"] == path
+        assert "connection" not in headers
+        assert headers["date"].endswith("GMT")
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        (b"/a", "/a", {}),
+        (b"/a%20b/c", "/a b/c", {}),
+        (b"/a?x=1&y=", "/a", {"x": "1", "y": ""}),
+        (b"/a?x=1&x=2", "/a", {"x": "2"}),
+        (b"/a?m=%C3%A9+e", "/a", {"m": "é e"}),
+        (b"http://host:80/p/q?z=3", "/p/q", {"z": "3"}),
+        (b"http://host", "/", {}),
+    ],
+)
+async def test_splits_the_target(serve, connect, target, path, query):
+    """Path and query are decoded, from origin form and absolute form."""
+    client = await connect(await serve(echo))
+    client.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % target)
+    answer = orjson.loads((await client.response())[2])
+    assert (answer["path"], answer["query"]) == (path, query)
+
+
+async def test_headers_are_lower_case_and_repeated_ones_joined(serve, connect):
+    """Handlers look headers up by lower-case name; a repeated header keeps both values."""
+    seen = {}
+
+    async def handler(request, responder):
+        seen.update(request.headers)
+        responder.send(204, b"")
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\nX-Tag: a\r\nx-tag: b\r\n\r\n")
+    await client.head()
+    assert seen == {b"host": b"x", b"x-tag": b"a, b"}
+
+
+async def test_reads_chunked_bodies_in_any_pieces(serve, connect):
+    """A chunked body with extensions and trailers arrives whole, one byte per packet or not."""
+    client = await connect(await serve(echo))
+    raw = (
+        b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"5;ext=1\r\nhello\r\n6\r\n world\r\n0\r\nX-Trailer: t\r\n\r\n"
+    )
+    for byte in raw:
+        client.send(bytes([byte]))
+        await asyncio.sleep(0)
+    assert orjson.loads((await client.response())[2])["body"] == "hello world"
+
+
+async def test_pipelined_requests_are_answered_in_order(serve, connect, until):
+    """A slow first handler holds back the second answer; the second handler starts after it."""
+    gate = asyncio.Event()
+    started = []
+
+    async def handler(request, responder):
+        started.append(request.path)
+        if request.path == "/slow":
+            await gate.wait()
+        responder.send(200, request.path.encode())
+
+    client = await connect(await serve(handler))
+    client.send(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\nGET /fast HTTP/1.1\r\nHost: x\r\n\r\n")
+    await until(lambda: started)
+    await asyncio.sleep(0.01)
+    assert started == ["/slow"]
+    gate.set()
+    assert (await client.response())[2] == b"/slow"
+    assert (await client.response())[2] == b"/fast"
+
+
+async def test_a_thousand_pipelined_requests_are_all_answered(serve, connect):
+    """Reading stops while many requests wait, and goes on: none is lost or reordered."""
+    client = await connect(await serve(echo))
+    for number in range(1000):
+        client.send(b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc" % number)
+    for number in range(1000):
+        assert orjson.loads((await client.response())[2])["path"] == f"/{number}"
+
+
+async def test_head_gets_the_headers_only(serve, connect):
+    """HEAD answers carry the content-length of the body that is left out."""
+    client = await connect(await serve(echo))
+    client.send(b"HEAD /h HTTP/1.1\r\nHost: x\r\n\r\nGET /g HTTP/1.1\r\nHost: x\r\n\r\n")
+    status, headers = await client.head()
+    assert status == "HTTP/1.1 200 OK"
+    assert int(headers["content-length"]) > 0
+    assert orjson.loads((await client.response())[2])["path"] == "/g"
+
+
+async def test_a_started_response_to_head_has_no_chunks(serve, connect):
+    """Chunks of a streamed answer to HEAD are dropped."""
+
+    async def handler(request, responder):
+        responder.start(200)
+        responder.write(b"data: x\n\n")
+        responder.end()
+
+    client = await connect(await serve(handler))
+    client.send(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    _, headers = await client.head()
+    assert headers["transfer-encoding"] == "chunked"
+    assert await client.rest() == b""
+
+
+async def test_streams_chunks_as_they_are_written(serve, connect):
+    """Each write is one chunk on the wire at once; an empty write does not end the body."""
+    gate = asyncio.Event()
+
+    async def handler(request, responder):
+        responder.start(200, headers=[(b"x-request-id", b"r1")])
+        responder.write(b"data: a\n\n")
+        responder.write(b"")
+        await gate.wait()
+        responder.write(b"data: b\n\n")
+        responder.end()
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    _, headers = await client.head()
+    assert headers["content-type"] == "text/event-stream"
+    assert headers["x-request-id"] == "r1"
+    assert await client.exactly(14) == b"9\r\ndata: a\n\n\r\n"
+    gate.set()
+    assert await client.exactly(19) == b"9\r\ndata: b\n\n\r\n0\r\n\r\n"
+
+
+async def test_http_1_0_clients_get_bytes_until_close(serve, connect):
+    """A client that knows no chunks gets the plain body, ended by close."""
+
+    async def handler(request, responder):
+        responder.start(200)
+        responder.write(b"one")
+        responder.write(b"two")
+        responder.end()
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.0\r\n\r\n")
+    _, headers = await client.head()
+    assert headers["connection"] == "close"
+    assert await client.rest() == b"onetwo"
+
+
+async def test_http_1_0_keep_alive_is_honoured(serve, connect):
+    """An HTTP/1.0 client that asks for keep-alive is told that it gets it."""
+    client = await connect(await serve(echo))
+    for _ in range(2):
+        client.send(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        _, headers, _ = await client.response()
+        assert headers["connection"] == "keep-alive"
+
+
+async def test_connection_close_is_honoured(serve, connect):
+    """After a request with connection: close the server says so and closes."""
+    client = await connect(await serve(echo))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    _, headers, _ = await client.response()
+    assert headers["connection"] == "close"
+    assert await client.rest() == b""
+
+
+async def test_expect_100_continue_is_answered_before_the_body(serve, connect):
+    """A client that waits for permission gets it, then its answer."""
+    client = await connect(await serve(echo))
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+    assert (await client.head())[0] == "HTTP/1.1 100 Continue"
+    client.send(b"hi")
+    assert orjson.loads((await client.response())[2])["body"] == "hi"
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 4\r\n\r\nbody", b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"]
+)
+async def test_an_upgrade_offer_is_ignored_and_the_body_kept(serve, connect, framing):
+    """Clients that offer h2c are served as plain HTTP/1.1, body included."""
+    client = await connect(await serve(echo))
+    offer = b"POST /u HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    client.send(offer + framing + b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = orjson.loads((await client.response())[2])
+    assert (answer["path"], answer["body"]) == ("/u", "body")
+    assert orjson.loads((await client.response())[2])["path"] == "/next"
+
+
+async def test_upgrade_offers_in_one_read_are_all_served(serve, connect):
+    """Thousands of pipelined offers are served one behind the other; none costs a level of the stack."""
+    client = await connect(await serve(echo))
+    count = 3000
+    client.send(b"GET /u HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n" * count)
+    for _ in range(count):
+        assert orjson.loads((await client.response())[2])["path"] == "/u"
+
+
+async def test_an_offer_to_upgrade_hides_no_close(serve, connect):
+    """A client that offers an upgrade and asks for a close gets the close."""
+    client = await connect(await serve(echo))
+    client.send(b"GET /u HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n")
+    assert (await client.response())[1]["connection"] == "close"
+    assert await client.rest() == b""
+
+
+async def test_options_of_the_whole_server_reach_the_handler(serve, connect):
+    """The target of OPTIONS may be an asterisk."""
+    client = await connect(await serve(echo))
+    client.send(b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert orjson.loads((await client.response())[2])["path"] == "*"
+
+
+class UnspeakableError(PenstockError):
+    """An error that cannot be put into words."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+async def test_a_handler_that_fails_in_its_own_failure_closes_the_connection(serve, connect, caplog):
+    """When even the answer of last resort fails, the client sees a close, and shutdown is not held."""
+
+    async def handler(request, responder):
+        raise UnspeakableError
+
+    server = await serve(handler)
+    client = await connect(server)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await client.rest() == b""
+    assert server.handlers == 0
+    assert "request could not be answered" in caplog.text
+
+
+async def test_accepted_sockets_have_nodelay(serve, connect):
+    """Small chunks are not held back by Nagle's algorithm."""
+    seen = []
+
+    async def handler(request, responder):
+        sock = responder._transport.get_extra_info("socket")
+        seen.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        responder.send(200, b"")
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await client.response()
+    assert seen == [1]
+
+
+async def test_a_handler_that_raises_is_answered_500(serve, connect, caplog):
+    """An unexpected exception becomes a JSON error without its text, and the connection lives on."""
+
+    async def handler(request, responder):
+        if request.path == "/boom":
+            raise ValueError("secret")
+        responder.send(200, b"{}")
+
+    client = await connect(await serve(handler))
+    client.send(b"GET /boom HTTP/1.1\r\nHost: x\r\n\r\nGET /ok HTTP/1.1\r\nHost: x\r\n\r\n")
+    status, _, body = await client.response()
+    assert status == 500
+    assert orjson.loads(body)["error"]["code"] == "internal_error"
+    assert b"secret" not in body
+    assert (await client.response())[0] == 200
+
+
+async def test_a_known_error_is_answered_with_its_message(serve, connect, caplog):
+    """Penstock's own errors are written for users and reach them."""
+
+    async def handler(request, responder):
+        raise UpstreamError("worker w1 is gone")
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert orjson.loads((await client.response())[2])["error"]["message"] == "worker w1 is gone"
+
+
+async def test_a_handler_that_raises_in_mid_stream_breaks_the_connection(serve, connect, caplog):
+    """A stream that cannot be completed is cut without the last chunk, so the client can tell."""
+
+    async def handler(request, responder):
+        responder.start(200)
+        responder.write(b"part")
+        await asyncio.sleep(0)
+        raise ValueError
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert not (await client.rest()).endswith(b"0\r\n\r\n")
+
+
+async def test_a_handler_without_an_answer_is_reported(serve, connect, caplog):
+    """A handler that returns silently still gets its client an answer, and a log line."""
+
+    async def handler(request, responder):
+        return
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await client.response())[0] == 500
+    assert "handler returned before its response was complete" in caplog.text
+
+
+async def test_misuse_of_the_responder_is_refused(serve, connect):
+    """A second response, writing before the start, and headers with line breaks raise."""
+    errors = []
+
+    def attempt(call):
+        try:
+            call()
+        except (RuntimeError, ValueError) as exc:
+            errors.append(type(exc))
+
+    async def handler(request, responder):
+        attempt(lambda: responder.write(b"x"))
+        attempt(responder.end)
+        attempt(lambda: responder.send(200, b"", headers=[(b"a", b"b\r\nc: d")]))
+        responder.send(200, b"ok")
+        attempt(lambda: responder.send(200, b""))
+        attempt(lambda: responder.start(200))
+        responder.write(b"late")
+        responder.end()
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert (await client.response())[2] == b"ok"
+    assert await client.rest() == b""
+    assert errors == [RuntimeError, RuntimeError, ValueError, RuntimeError, RuntimeError]
+
+
+async def test_disconnect_calls_back_and_drain_raises(serve, connect):
+    """When the client leaves, callbacks run once, drain raises, writes are dropped; nothing is cancelled."""
+    events = []
+    finished = asyncio.Event()
+
+    async def handler(request, responder):
+        gone = asyncio.Event()
+        responder.on_disconnect(lambda: events.append("callback"))
+        responder.on_disconnect(gone.set)
+        responder.start(200)
+        await gone.wait()
+        responder.write(b"to nobody")
+        responder.end()
+        responder.on_disconnect(lambda: events.append("late callback"))
+        try:
+            await responder.drain()
+        except ClientDisconnected:
+            events.append("drain raised")
+        events.append((responder.disconnected, responder.closed, responder.started))
+        finished.set()
+
+    client = await connect(await serve(handler))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await client.head()
+    await client.close()
+    await asyncio.wait_for(finished.wait(), 5)
+    assert events == ["callback", "late callback", "drain raised", (True, True, True)]
+
+
+async def test_no_disconnect_is_reported_after_the_answer(serve, connect, until):
+    """A client that leaves after its answer was complete is no disconnect."""
+    calls = []
+
+    async def handler(request, responder):
+        responder.on_disconnect(lambda: calls.append("gone"))
+        responder.send(200, b"")
+        responder.on_disconnect(lambda: calls.append("late"))
+
+    server = await serve(handler)
+    client = await connect(server)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await client.response()
+    await client.close()
+    await until(lambda: not server.connections)
+    assert calls == []
+
+
+async def test_a_port_in_use_names_port_and_remedy(serve):
+    """The second server on a port says which port and what to do."""
+    server = await serve(echo)
+    with pytest.raises(PortInUseError, match=rf"port {server.port} .* --port"):
+        await HttpServer(echo).start("127.0.0.1", server.port)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+async def test_an_address_that_is_not_ours_is_a_config_error(host):
+    """Binding a foreign or unknown address names it."""
+    with pytest.raises(ConfigError, match=host):
+        await HttpServer(echo).start(host, 0)

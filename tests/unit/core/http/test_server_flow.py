@@ -1,0 +1,338 @@
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from penstock.core.errors import ClientDisconnected
+from penstock.core.http.server import HttpServer
+from penstock.core.http.server_connection import ServerConnection
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def slow_socket(port):
+    """Connect a socket whose receive buffer is small, so that its peer feels back-pressure soon."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", port))
+    sock.setblocking(False)
+    return sock
+
+
+async def test_drain_bounds_what_a_slow_reader_costs(serve, at_rest):
+    """A writer that drains is held while its client does not read, then sends every byte."""
+    written = 0
+    total = 64 * 65536
+    backlog = []
+
+    async def handler(request, responder):
+        nonlocal written
+        responder.start(200)
+        for _ in range(64):
+            responder.write(b"x" * 65536)
+            written += 65536
+            backlog.append(responder._transport.get_write_buffer_size())
+            await responder.drain()
+        responder.end()
+
+    server = await serve(handler, write_high_bytes=65536)
+    loop = asyncio.get_running_loop()
+    with slow_socket(server.port) as sock:
+        await loop.sock_sendall(sock, GET)
+        await at_rest(lambda: written, look_s=0.05)
+        assert written < total
+        received = 0
+        while received < total:
+            received += len(await loop.sock_recv(sock, 1 << 20))
+        assert max(backlog) < 3 * 65536
+
+
+async def test_pause_and_resume_callbacks_follow_the_buffer(serve, until):
+    """The hooks fire once per crossing, and at once when the buffer is already full."""
+    events = []
+
+    async def handler(request, responder):
+        responder.start(200)
+        while not responder._paused:
+            responder.write(b"x" * 65536)
+            await asyncio.sleep(0)
+        responder.on_pause(lambda: events.append("pause"))
+        responder.on_resume(lambda: events.append("resume"))
+        await responder.drain()
+        responder.end()
+
+    server = await serve(handler)
+    loop = asyncio.get_running_loop()
+    with slow_socket(server.port) as sock:
+        await loop.sock_sendall(sock, GET)
+        await until(lambda: events)
+        assert events == ["pause"]
+        tail = b""
+        while not tail.endswith(b"0\r\n\r\n"):
+            tail = (tail + await loop.sock_recv(sock, 1 << 20))[-5:]
+    assert events == ["pause", "resume"]
+
+
+async def test_a_client_that_never_reads_is_cut_off(serve):
+    """A stalled client is disconnected after the bound, which frees its handler."""
+    outcome = asyncio.get_running_loop().create_future()
+
+    async def handler(request, responder):
+        responder.start(200)
+        try:
+            while True:
+                responder.write(b"x" * 65536)
+                await responder.drain()
+        except ClientDisconnected:
+            outcome.set_result("freed")
+            raise
+
+    server = await serve(handler, write_stall_s=0.1)
+    with slow_socket(server.port) as sock:
+        await asyncio.get_running_loop().sock_sendall(sock, GET)
+        assert await asyncio.wait_for(outcome, 5) == "freed"
+
+
+async def test_a_client_that_leaves_its_last_answer_unread_is_cut_off(serve, until):
+    """A closing connection does not wait for ever for a client that does not read."""
+
+    async def handler(request, responder):
+        responder.send(200, b"x" * 8_000_000)
+
+    server = await serve(handler, write_stall_s=0.1)
+    with slow_socket(server.port) as sock:
+        await asyncio.get_running_loop().sock_sendall(sock, GET[:-2] + b"Connection: close\r\n\r\n")
+        await until(lambda: server.connections)
+        await until(lambda: not server.connections)
+
+
+async def test_no_new_handler_starts_for_a_client_that_does_not_read(serve, at_rest):
+    """Pipelining without reading does not pile answers up in memory."""
+    started = 0
+
+    async def handler(request, responder):
+        nonlocal started
+        started += 1
+        responder.send(200, b"x" * 1_000_000)
+
+    server = await serve(handler)
+    loop = asyncio.get_running_loop()
+    with slow_socket(server.port) as sock:
+        await loop.sock_sendall(sock, GET * 20)
+        await at_rest(lambda: started, look_s=0.05)
+        assert started < 20
+        received = 0
+        while received < 20_000_000:
+            received += len(await loop.sock_recv(sock, 1 << 20))
+    assert started == 20
+
+
+async def test_requests_that_wait_for_their_turn_are_bounded(serve, connect, until):
+    """While one handler is busy, the server stops reading what is pipelined behind it, and loses nothing."""
+    gate = asyncio.Event()
+    answered = []
+
+    async def handler(request, responder):
+        await gate.wait()
+        answered.append(request.path)
+        responder.send(200, b"")
+
+    server = await serve(handler)
+    client = await connect(server)
+    count, body = 300, b"x" * 20_000
+    for number in range(count):
+        client.send(
+            b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (number, len(body), body)
+        )
+    (connection,) = server._shared.connections
+    await until(lambda: connection._paused_since_s is not None)
+    waiting = len(connection._queue)
+    await asyncio.sleep(0.05)
+    assert len(connection._queue) == waiting < 100
+    gate.set()
+    await until(lambda: len(answered) == count)
+    assert answered == [f"/{number}" for number in range(count)]
+
+
+async def test_close_lets_a_response_finish(serve, connect, in_two):
+    """Within the grace, a response under way is completed and idle connections are closed at once."""
+    gate = asyncio.Event()
+    server = await serve(in_two(gate, b"a", b"b"))
+    idle, busy = await connect(server), await connect(server)
+    busy.send(GET)
+    await busy.head()
+    closing = asyncio.create_task(server.close(grace_s=5))
+    assert await idle.rest() == b""
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", server.port)
+    gate.set()
+    assert await busy.rest() == b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n"
+    await asyncio.wait_for(closing, 5)
+    assert server.connections == 0
+
+
+async def test_close_marks_answers_that_have_not_begun(serve, connect, until):
+    """An answer that starts during the shutdown tells its client that the connection ends."""
+    gate = asyncio.Event()
+
+    async def handler(request, responder):
+        await gate.wait()
+        responder.send(200, b"last")
+
+    server = await serve(handler)
+    client = await connect(server)
+    client.send(GET)
+    await until(lambda: server.handlers)
+    closing = asyncio.create_task(server.close(grace_s=5))
+    await asyncio.sleep(0)
+    gate.set()
+    status, headers, body = await client.response()
+    assert (status, body, headers["connection"]) == (200, b"last", "close")
+    await closing
+
+
+async def test_close_cuts_off_after_the_grace(connect):
+    """A response that outlasts the grace is broken off, and its handler cancelled."""
+    cancelled = asyncio.Event()
+
+    async def handler(request, responder):
+        responder.start(200)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    server = HttpServer(handler)
+    await server.start("127.0.0.1", 0)
+    client = await connect(server)
+    client.send(GET)
+    await client.head()
+    await asyncio.wait_for(server.close(grace_s=0.05), 5)
+    assert cancelled.is_set()
+    assert await client.rest() == b""
+
+
+async def test_disconnect_can_cancel_the_handler(serve, connect, until):
+    """A handler that wants to be cancelled by a disconnect hands over its own task's cancel."""
+    cancelled = asyncio.Event()
+
+    async def handler(request, responder):
+        responder.on_disconnect(asyncio.current_task().cancel)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    server = await serve(handler)
+    client = await connect(server)
+    client.send(GET)
+    await until(lambda: server.handlers)
+    await client.close()
+    await asyncio.wait_for(cancelled.wait(), 5)
+    await until(lambda: not server.handlers)
+
+
+async def test_close_is_idempotent(serve):
+    """Closing twice, or before the start, does nothing."""
+
+    async def handler(request, responder):
+        responder.send(200, b"")
+
+    server = HttpServer(handler)
+    await server.close(grace_s=0)
+    await server.start("127.0.0.1", 0)
+    await server.close(grace_s=0)
+    with contextlib.suppress(OSError):
+        await server.close(grace_s=0)
+    assert server.connections == 0
+
+
+@pytest.mark.parametrize("sent", [b"POST / HTTP/1.1\r\nHost", GET[:-2] + b"Content-Length: 9\r\n\r\nbody"])
+async def test_close_does_not_wait_for_a_request_that_still_arrives(serve, connect, until, sent):
+    """Neither head nor body in time: 503 long before the grace is over, which is for requests under way."""
+
+    async def handler(request, responder):
+        responder.send(200, b"")
+
+    server = await serve(handler, closing_s=0.05)
+    client = await connect(server)
+    client.send(sent)
+    await until(lambda: [each for each in server._shared.connections if each._reader.begun])
+    closing = asyncio.create_task(server.close(grace_s=60))
+    status, _, body = await client.response()
+    assert (status, b"shutting_down" in body) == (503, True)
+    await client.close()
+    await asyncio.wait_for(closing, 5)
+
+
+async def test_close_does_not_wait_for_a_silent_client_that_was_accepted_meanwhile(serve, connect, until):
+    """Accepted in the turn of the loop in which the server began to close: it gets no keep-alive time."""
+    finish = asyncio.Event()
+
+    async def handler(request, responder):
+        await finish.wait()
+        responder.send(200, b"")
+
+    server = await serve(handler, closing_s=0.05)
+    busy = await connect(server)
+    busy.send(GET)
+    await until(lambda: server._shared.tasks)
+    closing = asyncio.create_task(server.close(grace_s=60))
+    await until(lambda: server._shared.closing_since_s is not None)
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    with ours:
+        ours.setblocking(False)
+        await loop.connect_accepted_socket(lambda: ServerConnection(server._shared), theirs)
+        assert await asyncio.wait_for(loop.sock_recv(ours, 1), 5) == b""
+    finish.set()
+    await asyncio.wait_for(closing, 5)
+
+
+async def test_close_does_not_wait_for_a_client_that_does_not_read(serve, until):
+    """A client that takes not one byte is cut off, though its response is under way and the grace is long."""
+
+    async def handler(request, responder):
+        responder.start(200)
+        while True:
+            responder.write(b"x" * 65536)
+            await responder.drain()
+
+    server = await serve(handler, closing_s=0.05)
+    with slow_socket(server.port) as sock:
+        await asyncio.get_running_loop().sock_sendall(sock, GET)
+        await until(
+            lambda: [each for each in server._shared.connections if each._stalled_since_s is not None]
+        )
+        await asyncio.wait_for(server.close(grace_s=60), 5)
+    assert server.connections == 0
+
+
+async def test_close_lets_a_slow_reader_go_on_until_it_stops_reading(serve, until):
+    """Some bytes between two looks keep a response alive, however long it takes; none for too long end it."""
+
+    async def handler(request, responder):
+        responder.send(200, b"x" * 8_000_000)
+
+    server = await serve(handler, closing_s=5)
+    loop = asyncio.get_running_loop()
+    with slow_socket(server.port) as sock:
+        await loop.sock_sendall(sock, GET)
+        await until(
+            lambda: [each for each in server._shared.connections if each._stalled_since_s is not None]
+        )
+        closing = asyncio.create_task(server.close(grace_s=60))
+        await until(lambda: server._shared.closing)
+        (connection,), now_s = server._shared.connections, loop.time()
+        connection.sweep(now_s)
+        for look in range(1, 5):
+            unsent_bytes = connection._transport.get_write_buffer_size()
+            while connection._transport.get_write_buffer_size() == unsent_bytes:
+                await loop.sock_recv(sock, 65536)
+            connection.sweep(now_s + 4 * look)
+            assert server.connections == 1
+        connection.sweep(now_s + 4 * 4 + 6)
+        await asyncio.wait_for(closing, 5)

@@ -1,0 +1,134 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import StreamBroken
+from penstock.core.http.sse import DONE, EventSplitter, encode_event, payload
+
+TOKEN = b'data: {"choices":[{"text":"a"}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
+NULL_USAGE = b'data: {"choices":[{"text":"a"}],"usage":null}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "event"),
+    [
+        (b"x", b"data: x\n\n"),
+        (b"", b"data: \n\n"),
+        (b"a\nb", b"data: a\ndata: b\n\n"),
+        (b"a\r\nb\rc", b"data: a\ndata: b\ndata: c\n\n"),
+    ],
+)
+def test_encode(data, event):
+    """Data with line breaks takes several data lines."""
+    assert encode_event(data) == event
+
+
+@pytest.mark.parametrize(
+    ("event", "data"),
+    [
+        (b"data: x\n\n", b"x"),
+        (b"data:x\n\n", b"x"),
+        (b"data:  x\n\n", b" x"),
+        (b"data: x\r\n\r\n", b"x"),
+        (b"id: 7\ndata: x\ndata: y\nevent: e\n\n", b"x\ny"),
+        (b": ping\n\n", None),
+        (b"event: ping\n\n", None),
+        (DONE, b"[DONE]"),
+    ],
+)
+def test_payload(event, data):
+    """Field names go, lines are joined, comments have no data."""
+    assert payload(event) == data
+
+
+@given(st.binary().filter(lambda b: b"\r" not in b and not b.endswith(b"\n") and b"\n\n" not in b))
+def test_payload_undoes_encode(data):
+    """What is encoded can be read back."""
+    lines = b"\n".join(data.splitlines())
+    assert payload(encode_event(lines)) == lines
+
+
+@pytest.mark.parametrize(
+    ("chunks", "events"),
+    [
+        ([TOKEN], [TOKEN]),
+        ([TOKEN + TOKEN], [TOKEN, TOKEN]),
+        ([TOKEN[:5], TOKEN[5:]], [TOKEN]),
+        ([TOKEN[:-1], b"\n" + TOKEN], [TOKEN, TOKEN]),
+        ([b"data: x\r\n\r\n"], [b"data: x\r\n\r\n"]),
+        ([b"data: x\r\n\r", b"\ndata: y\n\n"], [b"data: x\r\n\r\n", b"data: y\n\n"]),
+        ([b"data: x\r\n\r\ndata: y\n\n"], [b"data: x\r\n\r\n", b"data: y\n\n"]),
+        ([b"data: x"], []),
+        ([b""], []),
+    ],
+)
+def test_split(chunks, events):
+    """Events are cut at blank lines, wherever the pieces were cut."""
+    splitter = EventSplitter()
+    assert [event for chunk in chunks for event in splitter.feed(chunk)] == events
+
+
+BLOCKS = st.sampled_from(
+    [TOKEN, USAGE, NULL_USAGE, DONE, b": ping\n\n", b"data: a\ndata: b\r\n\r\n", b"id: 1\r\ndata: c\r\n\r\n"]
+)
+
+
+@given(st.lists(BLOCKS, max_size=12), st.data())
+def test_events_do_not_depend_on_the_pieces(blocks, data):
+    """Any cutting of the same bytes gives the same events."""
+    whole = b"".join(blocks)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=20)))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    splitter = EventSplitter()
+    assert [event for piece in pieces for event in splitter.feed(piece)] == blocks
+    assert splitter.tail == b""
+
+
+MIXED = (
+    b": hello\n\n"
+    b'data: {"choices":[{"index":0,"text":"abcd"}]}\n\n'
+    b"event: x\r\ndata: one\r\ndata:two\r\n\r\n"
+    b"retry: 3\n\n"
+    b"data: [DONE]\n\n"
+)
+
+
+@given(st.lists(st.integers(0, len(MIXED)), max_size=8).map(sorted))
+def test_payloads_are_the_same_wherever_the_reads_were_cut(cuts):
+    """A read boundary inside an event, a line end or a name changes nothing."""
+    splitter = EventSplitter()
+    edges = [0, *cuts, len(MIXED)]
+
+    events = [event for a, b in pairwise(edges) for event in splitter.feed(MIXED[a:b])]
+
+    found = [content for event in events if (content := payload(event)) is not None]
+    assert found == [b'{"choices":[{"index":0,"text":"abcd"}]}', b"one\ntwo", b"[DONE]"]
+    assert not splitter.tail
+
+
+def test_a_cut_off_event_is_kept_and_named():
+    """What exceeds the bound is an error, and what was cut off is still between the events."""
+    splitter = EventSplitter(max_event_bytes=10)
+
+    with pytest.raises(StreamBroken, match="exceeds 10 bytes"):
+        splitter.feed(b"data: 0123456789")
+    assert splitter.tail
+
+
+def test_endless_events_are_refused():
+    """A stream that never ends its event is broken at the bound, not kept."""
+    splitter = EventSplitter(max_event_bytes=100)
+    splitter.feed(b"x" * 100)
+    with pytest.raises(StreamBroken, match="exceeds 100 bytes"):
+        splitter.feed(b"x")
+
+
+def test_many_small_pieces_are_searched_once():
+    """Feeding byte by byte keeps the search at the end of what came, so the cost stays linear."""
+    splitter = EventSplitter()
+    for _ in range(50_000):
+        splitter.feed(b"x")
+    assert splitter._searched >= 50_000 - 3

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import yaml
+
+from penstock.api import Role
+from penstock.api.manifests import parse_manifests
+from penstock.operator.resources import adapter, children, gpu_ceiling
+
+GRAPH_LABELS = {"penstock.dev/graph": "llama", "app.kubernetes.io/managed-by": "penstock"}
+OWNER = {
+    "apiVersion": "penstock.dev/v1alpha1",
+    "kind": "GraphDeployment",
+    "name": "llama",
+    "uid": "uid-1",
+    "controller": True,
+    "blockOwnerDeletion": True,
+}
+
+
+def service_labels(service, role):
+    """Labels of a child of one service."""
+    return {**GRAPH_LABELS, "penstock.dev/service": service, "penstock.dev/role": role}
+
+
+def test_children_come_in_the_order_of_their_use(objects):
+    """What pods need comes before them, workers before the routers that look for them."""
+    assert list(objects()) == [
+        ("ServiceAccount", "llama-router"),
+        ("ServiceAccount", "llama-worker"),
+        ("Role", "llama-router"),
+        ("RoleBinding", "llama-router"),
+        ("ConfigMap", "llama-router"),
+        ("NetworkPolicy", "llama-worker"),
+        ("NetworkPolicy", "llama-router"),
+        ("Service", "llama-decode"),
+        ("PodDisruptionBudget", "llama-decode"),
+        ("Service", "llama-prefill"),
+        ("PodDisruptionBudget", "llama-prefill"),
+        ("Service", "llama-frontend"),
+        ("PodDisruptionBudget", "llama-frontend"),
+        ("Deployment", "llama-decode"),
+        ("Deployment", "llama-prefill"),
+        ("Deployment", "llama-frontend"),
+    ]
+
+
+def test_every_child_has_its_place_labels_and_owner(objects):
+    """Namespace, the graph's labels and a controlling owner are on each child."""
+    for each in objects().values():
+        metadata = each["metadata"]
+        assert metadata["namespace"] == "serving"
+        assert metadata["ownerReferences"] == [OWNER]
+        assert metadata["labels"].items() >= GRAPH_LABELS.items()
+
+
+def test_without_a_uid_there_is_no_owner(build, context):
+    """A rendering of a graph that is in no cluster names no owner: the collector would delete its children."""
+    free = dataclasses.replace(context, owner_uid="")
+    found = children(build(), free, replicas={}, unavailable={})
+    assert all("ownerReferences" not in each["metadata"] for each in found)
+
+
+def test_service_children_name_service_and_role(objects):
+    """Deployment, Service and disruption budget of a service carry its name and role."""
+    found = objects()
+    for kind in ("Deployment", "Service", "PodDisruptionBudget"):
+        assert found[kind, "llama-decode"]["metadata"]["labels"] == service_labels("decode", "decode")
+
+
+def test_deployment_selects_by_graph_and_service_alone(objects):
+    """A selector is immutable, so nothing in it may change during a pod's life."""
+    spec = objects()["Deployment", "llama-decode"]["spec"]
+    assert spec["selector"] == {
+        "matchLabels": {"penstock.dev/graph": "llama", "penstock.dev/service": "decode"}
+    }
+    assert spec["template"]["metadata"]["labels"] == {
+        **service_labels("decode", "decode"),
+        "penstock.dev/serving": "true",
+    }
+
+
+def test_routers_are_never_taken_out_of_service(objects):
+    """The label that takes a worker out of its Service is not on routers."""
+    labels = objects()["Deployment", "llama-frontend"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == service_labels("frontend", "router")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "unavailable", "expected"),
+    [
+        ({}, {}, (3, {"maxSurge": 1, "maxUnavailable": 0})),
+        ({"decode": 5}, {"decode": 0}, (5, {"maxSurge": 1, "maxUnavailable": 0})),
+        ({"decode": 0}, {"decode": 1}, (0, {"maxSurge": 0, "maxUnavailable": 1})),
+        ({"decode": 5}, {"decode": 2}, (5, {"maxSurge": 0, "maxUnavailable": 2})),
+        ({"prefill": 5}, {"prefill": 1}, (3, {"maxSurge": 1, "maxUnavailable": 0})),
+    ],
+)
+def test_replicas_and_rollout_are_the_callers(objects, replicas, unavailable, expected):
+    """The number and how many may be away come from the caller, the graph's own number where it has none."""
+    found = objects(replicas=replicas, unavailable=unavailable, services={"decode": {"replicas": 3}})
+    spec = found["Deployment", "llama-decode"]["spec"]
+    strategy = {"type": "RollingUpdate", "rollingUpdate": expected[1]}
+    assert (spec["replicas"], spec["strategy"]) == (expected[0], strategy)
+
+
+def test_rollout_may_take_as_long_as_leaving_and_loading(objects):
+    """A rollout counts as stuck only after an old pod's grace, a new one's start and a minute."""
+    service = {"startupTimeoutSeconds": 1200.5, "terminationGracePeriodSeconds": 300}
+    spec = objects(services={"decode": service})["Deployment", "llama-decode"]["spec"]
+    assert spec["progressDeadlineSeconds"] == 1561
+
+
+def test_router_service_has_an_address(objects):
+    """Clients reach routers at one address, port 8000."""
+    assert objects()["Service", "llama-frontend"]["spec"] == {
+        "selector": {"penstock.dev/graph": "llama", "penstock.dev/service": "frontend"},
+        "ports": [{"name": "http", "port": 8000, "targetPort": "http", "protocol": "TCP"}],
+    }
+
+
+def test_worker_service_is_headless_and_leaves_out_draining_pods(objects):
+    """Routers find workers in its EndpointSlices; a pod whose serving label changed is in none."""
+    spec = objects()["Service", "llama-decode"]["spec"]
+    assert spec["clusterIP"] == "None"
+    assert spec["selector"] == {
+        "penstock.dev/graph": "llama",
+        "penstock.dev/service": "decode",
+        "penstock.dev/serving": "true",
+    }
+
+
+def test_dynamo_services_carry_its_discovery_labels(objects):
+    """Dynamo's processes watch EndpointSlices by two labels of theirs; other runtimes have none of them."""
+    labels = objects(runtime="dynamo")["Service", "llama-decode"]["metadata"]["labels"]
+    assert labels == {
+        **service_labels("decode", "decode"),
+        "nvidia.com/dynamo-discovery-backend": "kubernetes",
+        "nvidia.com/dynamo-discovery-enabled": "true",
+    }
+    assert objects()["Service", "llama-decode"]["metadata"]["labels"] == service_labels("decode", "decode")
+
+
+def test_an_eviction_takes_one_replica_at_a_time(objects):
+    """Workers and routers alike; a pod that never got ready holds up no node's drain."""
+    for service in ("frontend", "decode"):
+        assert objects()["PodDisruptionBudget", f"llama-{service}"]["spec"] == {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": {"penstock.dev/graph": "llama", "penstock.dev/service": service}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }
+
+
+def test_routers_may_watch_slices_and_nothing_else(objects):
+    """The Role reads EndpointSlices and is bound to the routers' account alone."""
+    found = objects()
+    assert found["Role", "llama-router"]["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+    binding = found["RoleBinding", "llama-router"]
+    assert binding["roleRef"]["name"] == "llama-router"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "llama-router", "namespace": "serving"}]
+
+
+def test_dynamo_workers_may_register(objects):
+    """Under Dynamo the Role writes its worker records too, and workers hold it."""
+    found = objects(runtime="dynamo")
+    assert found["Role", "llama-router"]["rules"][1] == {
+        "apiGroups": ["nvidia.com"],
+        "resources": ["dynamoworkermetadatas"],
+        "verbs": ["create", "get", "list", "patch", "watch"],
+    }
+    subjects = found["RoleBinding", "llama-router"]["subjects"]
+    assert [each["name"] for each in subjects] == ["llama-router", "llama-worker"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "expected"),
+    [
+        ("vllm", {"frontend": True, "prefill": False, "decode": False}),
+        ("simulated", {"frontend": True, "prefill": False, "decode": False}),
+        ("dynamo", {"frontend": True, "prefill": True, "decode": True}),
+    ],
+)
+def test_only_who_asks_the_api_server_gets_a_token(objects, runtime, expected):
+    """Accounts mount no token by themselves; a pod that needs one says so."""
+    found = objects(runtime=runtime)
+    for suffix in ("router", "worker"):
+        assert found["ServiceAccount", f"llama-{suffix}"]["automountServiceAccountToken"] is False
+    for service, has_token in expected.items():
+        spec = found["Deployment", f"llama-{service}"]["spec"]["template"]["spec"]
+        assert spec["automountServiceAccountToken"] is has_token
+        suffix = "router" if service == "frontend" else "worker"
+        assert spec["serviceAccountName"] == f"llama-{suffix}"
+
+
+def test_routers_read_a_valid_graph_of_their_own(objects, build):
+    """The ConfigMap's graph loads, and has the model, the roles, the router's settings and the lease."""
+    changes = {
+        "router": {"policy": "dualmap", "ttftSloSeconds": 2},
+        "lease": {"durationSeconds": 12},
+        "services": {"decode": {"replicas": 4, "gpusPerReplica": 2, "scaling": {}}},
+        "planner": {"maxGpuBudget": 64},
+    }
+    text = objects(**changes)["ConfigMap", "llama-router"]["data"]["graph.yaml"]
+    manifests, problems = parse_manifests(text, "graph.yaml")
+    assert problems == []
+    (graph,) = manifests.graphs
+    original = build(**changes)
+    assert graph.name == "llama"
+    assert (graph.spec.model, graph.spec.router, graph.spec.lease.duration_seconds) == (
+        original.spec.model,
+        original.spec.router,
+        original.spec.lease.duration_seconds,
+    )
+    assert {name: each.role for name, each in graph.spec.services.items()} == {
+        "frontend": Role.ROUTER,
+        "prefill": Role.PREFILL,
+        "decode": Role.DECODE,
+    }
+
+
+def test_dynamo_needs_no_config_map(objects):
+    """Its frontend is told everything by flags."""
+    assert ("ConfigMap", "llama-router") not in objects(runtime="dynamo")
+
+
+def test_adapter_names_graph_and_service(build, context):
+    """With a number for its creation, without one afterwards."""
+    graph = build(services={"decode": {"scaling": {}}})
+    made = adapter(graph, "decode", context, replicas=2)
+    assert made == {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ScalingAdapter",
+        "metadata": {
+            "name": "llama-decode",
+            "namespace": "serving",
+            "labels": service_labels("decode", "decode"),
+            "ownerReferences": [OWNER],
+        },
+        "spec": {"graph": "llama", "service": "decode", "replicas": 2},
+    }
+    assert adapter(graph, "decode", context, replicas=None)["spec"] == {"graph": "llama", "service": "decode"}
+
+
+@pytest.mark.parametrize(
+    ("planner", "expected"),
+    [({}, 8), ({"maxGpuBudget": 64}, 64), ({"maxGpuBudget": None}, None), ({"enabled": False}, None)],
+)
+def test_ceiling_is_the_enabled_planners(build, planner, expected):
+    """A graph without a planner, or whose planner has no ceiling, has none."""
+    assert gpu_ceiling(build(planner=planner)) == expected
+
+
+def test_objects_survive_yaml(objects):
+    """Children are plain data: no tuples, no enums."""
+    for each in objects().values():
+        assert yaml.safe_load(yaml.safe_dump(each)) == each

@@ -1,0 +1,452 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from penstock.core.errors import InvalidSpecError
+from penstock.operator.resources import children
+
+POOLS = {
+    "a100": {
+        "nodeSelector": {"pool": "a100", "arch": "amd64"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "gpuResourceName": "amd.com/gpu",
+        "cacheMount": "/models",
+    }
+}
+POOLED = {"nodePools": POOLS, "services": {"decode": {"nodePool": "a100"}}}
+
+
+def values(container):
+    """Literal variables by name."""
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+
+
+def refs(container):
+    """Variables that Kubernetes fills, by name."""
+    return {each["name"]: each["valueFrom"] for each in container["env"] if "valueFrom" in each}
+
+
+def test_router_command(container):
+    """A router reads the mounted graph, finds workers by the API and listens on all addresses."""
+    found = container("frontend")
+    assert [*found["command"], *found["args"]] == [
+        "python", "-m", "penstock.cli", "router", "serve", "--graph", "/etc/penstock/graph.yaml",
+        "--discovery", "kubernetes", "--host", "0.0.0.0", "--port", "8000", "--speed", "1",
+    ]  # fmt: skip
+    assert found["ports"] == [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
+
+
+def test_worker_command(container):
+    """A vLLM worker gets its lease, the priority order and its ports; the user's arguments come last."""
+    found = container(
+        "prefill",
+        router={"tiers": {"enabled": True}},
+        lease={"durationSeconds": 12, "decoderBlocksTtlSeconds": 60},
+        services={"prefill": {"args": ["--dtype", "half"]}},
+    )
+    transfer = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"kv_lease_duration": 12},
+    }
+    assert [*found["command"], *found["args"]] == [
+        "vllm", "serve", "meta/llama", "--served-model-name", "llama", "--host", "0.0.0.0", "--port", "8000",
+        "--enable-prompt-tokens-details", "--tensor-parallel-size", "1", "--scheduling-policy", "priority",
+        "--kv-transfer-config", json.dumps(transfer, separators=(",", ":")), "--dtype", "half",
+    ]  # fmt: skip
+    assert (
+        values(found).items()
+        >= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "$(POD_IP)",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
+            "VLLM_HOST_IP": "$(POD_IP)",
+        }.items()
+    )
+
+
+def test_address_comes_before_those_who_use_it(container):
+    """Kubernetes expands $(POD_IP) only in variables after it."""
+    for runtime in ("vllm", "dynamo", "simulated"):
+        names = [each["name"] for each in container("decode", runtime=runtime)["env"]]
+        assert names[:2] == ["POD_IP", "POD_NAME"]
+    found = refs(container("decode", runtime="dynamo"))
+    assert {name: each["fieldRef"]["fieldPath"] for name, each in found.items()} == {
+        "POD_IP": "status.podIP",
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_UID": "metadata.uid",
+    }
+
+
+def test_dynamo_finds_its_like_by_the_api_server(container):
+    """A namespace per graph, discovery by Kubernetes, and an address that others reach."""
+    assert (
+        values(container("decode", runtime="dynamo")).items()
+        >= {
+            "DYN_NAMESPACE": "serving-llama",
+            "DYN_DISCOVERY_BACKEND": "kubernetes",
+            "DYN_TCP_RPC_HOST": "$(POD_IP)",
+            "DYN_SYSTEM_PORT": "8000",
+        }.items()
+    )
+
+
+def test_users_variables_win_and_secrets_stay_references(container):
+    """A name occurs once, whoever set it; Secrets are named, never read."""
+    token = {"secretKeyRef": {"name": "hf", "key": "token"}}
+    found = container(
+        "decode",
+        env=[
+            {"name": "HF_TOKEN", "valueFrom": token},
+            {"name": "A", "value": "graph"},
+            {"name": "HOME", "value": "/h"},
+        ],
+        envFrom=[{"secretRef": {"name": "more"}, "prefix": "X_"}],
+        services={
+            "decode": {
+                "env": [{"name": "A", "value": "service"}, {"name": "VLLM_HOST_IP", "valueFrom": token}],
+                "envFrom": [{"configMapRef": {"name": "c", "optional": True}}],
+            }
+        },
+    )
+    names = [each["name"] for each in found["env"]]
+    assert len(names) == len(set(names))
+    assert values(found).items() >= {"A": "service", "HOME": "/h"}.items()
+    assert refs(found)["HF_TOKEN"] == refs(found)["VLLM_HOST_IP"] == token
+    assert found["envFrom"] == [
+        {"prefix": "X_", "secretRef": {"name": "more"}},
+        {"configMapRef": {"name": "c", "optional": True}},
+    ]
+
+
+def test_graphs_variables_do_not_reach_routers(container):
+    """They are the workers'; a router has its own."""
+    changes = {"env": [{"name": "A", "value": "1"}], "envFrom": [{"secretRef": {"name": "hf"}}]}
+    found = container("frontend", **changes)
+    assert "A" not in values(found)
+    assert "envFrom" not in found
+
+
+@pytest.mark.parametrize(
+    ("runtime", "service", "expected"),
+    [
+        ("vllm", "frontend", "own:1"),
+        ("vllm", "decode", "vllm/vllm-openai:v0.32.0"),
+        ("simulated", "frontend", "own:1"),
+        ("simulated", "decode", "own:1"),
+        ("dynamo", "frontend", "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1"),
+    ],
+)
+def test_operators_image_replaces_the_releases(build, context, runtime, service, expected):
+    """Where the graph names none and the process is Penstock's."""
+    own = dataclasses.replace(context, penstock_image="own:1", image_pull_policy="Never")
+    found = children(build(runtime=runtime), own, replicas={}, unavailable={})
+    (template,) = (
+        each["spec"]["template"] for each in found if each["metadata"]["name"] == f"llama-{service}" and each["kind"] == "Deployment"
+    )  # fmt: skip
+    (container,) = template["spec"]["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == (expected, "Never")
+
+
+@pytest.mark.parametrize(
+    ("changes", "service", "expected"),
+    [
+        ({"runtime": "simulated", "image": "graph:2"}, "decode", "graph:2"),
+        ({"runtime": "vllm", "image": "graph:2"}, "frontend", "own:1"),
+        ({"services": {"frontend": {"image": "router:3"}}}, "frontend", "router:3"),
+    ],
+)
+def test_an_image_that_the_graph_names_stays(build, context, changes, service, expected):
+    """The operator's default is a default."""
+    own = dataclasses.replace(context, penstock_image="own:1")
+    found = {
+        (each["kind"], each["metadata"]["name"]): each
+        for each in children(build(**changes), own, replicas={}, unavailable={})
+    }
+    template = found["Deployment", f"llama-{service}"]["spec"]["template"]
+    assert template["spec"]["containers"][0]["image"] == expected
+
+
+def test_node_pool_places_and_names_the_gpus(template):
+    """Selector, taints and resource are the pool's; requests equal limits."""
+    found = template("decode", **POOLED, planner={"enabled": False})
+    spec = found["spec"]
+    assert spec["nodeSelector"] == {"arch": "amd64", "pool": "a100"}
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    resources = spec["containers"][0]["resources"]
+    assert resources == {"requests": {"amd.com/gpu": "1"}, "limits": {"amd.com/gpu": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"runtime": "vllm"}, {"nvidia.com/gpu": "1"}),
+        ({"runtime": "simulated"}, None),
+        ({"runtime": "simulated", **POOLED}, {"amd.com/gpu": "1"}),
+        ({"runtime": "dynamo"}, {"nvidia.com/gpu": "1"}),
+        ({"runtime": "dynamo", "engine": {"mocker": True}}, None),
+        ({"runtime": "dynamo", "engine": {"mocker": True}, **POOLED}, {"amd.com/gpu": "1"}),
+    ],
+)
+def test_modelled_gpus_are_asked_for_only_in_a_pool(template, changes, asked):
+    """Workers without real GPUs run on a cluster without them, and count all the same."""
+    found = template("decode", **changes)
+    resources = found["spec"]["containers"][0].get("resources", {})
+    assert resources.get("limits") == asked
+    assert found["metadata"]["annotations"]["penstock.dev/gpus"] == "1"
+
+
+def test_routers_count_no_gpus(template):
+    """Their pods carry no number and no gate."""
+    found = template("frontend")
+    assert set(found["metadata"]["annotations"]) == {"penstock.dev/config"}
+    assert "schedulingGates" not in found["spec"]
+
+
+@pytest.mark.parametrize("planner", [{"maxGpuBudget": None}, {"enabled": False}])
+def test_workers_wait_for_the_budget_only_where_there_is_one(template, planner):
+    """The gate is on worker pods of a graph with a ceiling."""
+    assert template("decode")["spec"]["schedulingGates"] == [{"name": "penstock.dev/gpu-budget"}]
+    assert "schedulingGates" not in template("decode", planner=planner)["spec"]
+
+
+def test_a_routers_setting_rolls_routers(template):
+    """The digest of what routers read is on their template, and on theirs alone."""
+    plain, changed = (template("frontend", **each) for each in ({}, {"router": {"ttftSloSeconds": 2}}))
+    key = "penstock.dev/config"
+    assert plain["metadata"]["annotations"][key] != changed["metadata"]["annotations"][key]
+    assert template("decode") == template("decode", router={"ttftSloSeconds": 2})
+
+
+def test_scaling_a_worker_rolls_nobody(objects):
+    """Replicas and bounds are not in any pod template."""
+    plain, scaled = (
+        objects(services={"decode": each}) for each in ({}, {"replicas": 2, "scaling": {"maxReplicas": 4}})
+    )
+    differing = [key for key in plain if plain[key] != scaled[key]]
+    assert differing == [("Deployment", "llama-decode")]
+    templates = [each["Deployment", "llama-decode"]["spec"]["template"] for each in (plain, scaled)]
+    assert templates[0] == templates[1]
+
+
+def test_api_keys_are_mounted_not_read(template):
+    """The Secret is a folder in routers, given by its flag; workers do not see it."""
+    changes = {"router": {"auth": {"apiKeysSecret": "keys"}}, "services": {"frontend": {"args": ["--x"]}}}
+    spec = template("frontend", **changes)["spec"]
+    assert {"name": "api-keys", "secret": {"secretName": "keys"}} in spec["volumes"]
+    (container,) = spec["containers"]
+    assert container["args"][-3:] == ["--api-keys-file", "/etc/penstock-api-keys", "--x"]
+    mount = {"name": "api-keys", "mountPath": "/etc/penstock-api-keys", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert "keys" not in json.dumps(template("decode", **changes))
+
+
+def test_keys_of_tiers_are_mounted_where_tiers_are_on(template):
+    """A second folder in routers; workers do not see it, and without tiers nobody reads it."""
+    changes = {"router": {"tiers": {"enabled": True, "keysSecret": "tier-secret"}}}
+    spec = template("frontend", **changes)["spec"]
+    assert {"name": "tier-keys", "secret": {"secretName": "tier-secret"}} in spec["volumes"]
+    (container,) = spec["containers"]
+    assert container["args"][-2:] == ["--tier-keys-file", "/etc/penstock-tier-keys"]
+    mount = {"name": "tier-keys", "mountPath": "/etc/penstock-tier-keys", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert "tier-secret" not in json.dumps(template("decode", **changes))
+    changes["router"]["tiers"]["enabled"] = False
+    assert "tier-secret" not in json.dumps(template("frontend", **changes))
+
+
+@pytest.mark.parametrize(
+    ("cache", "volume"),
+    [
+        ({"cacheMount": "/models"}, {"hostPath": {"path": "/models", "type": "Directory"}}),
+        (
+            {"cacheMount": "/models", "cacheClaim": "weights"},
+            {"persistentVolumeClaim": {"claimName": "weights"}},
+        ),
+    ],
+)
+def test_model_cache_is_a_folder_of_the_node_or_a_claim(template, cache, volume):
+    """Mounted at the path that the pool names, which is where models are looked for."""
+    spec = template("decode", nodePools={"p": cache}, services={"decode": {"nodePool": "p"}})["spec"]
+    assert {"name": "model-cache", **volume} in spec["volumes"]
+    (container,) = spec["containers"]
+    assert {"name": "model-cache", "mountPath": "/models"} in container["volumeMounts"]
+    assert values(container)["HF_HOME"] == "/models"
+
+
+def test_simulated_workers_mount_no_cache(template):
+    """They load no model, and a node's folder would need a privileged namespace."""
+    spec = template("decode", runtime="simulated", **POOLED)["spec"]
+    assert [each["name"] for each in spec["volumes"]] == ["tmp"]
+
+
+def test_engines_get_shared_memory_and_a_home(template):
+    """Engines talk through /dev/shm and write caches below a home that user 1000 owns."""
+    spec = template("decode")["spec"]
+    assert spec["volumes"] == [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "home", "emptyDir": {}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+    ]
+    (container,) = spec["containers"]
+    assert [each["mountPath"] for each in container["volumeMounts"]] == ["/tmp", "/home/penstock", "/dev/shm"]
+    assert values(container).items() >= {"HOME": "/home/penstock", "USER": "penstock"}.items()
+    assert container["securityContext"]["readOnlyRootFilesystem"] is False
+
+
+def test_penstocks_own_pods_write_below_tmp_alone(container):
+    """Read-only root, home in /tmp, a small request so that samples fit anywhere."""
+    found = container("decode", runtime="simulated")
+    assert found["securityContext"]["readOnlyRootFilesystem"] is True
+    assert [each["mountPath"] for each in found["volumeMounts"]] == ["/tmp"]
+    assert values(found)["HOME"] == "/tmp"
+    assert found["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}}
+
+
+@pytest.mark.parametrize(("startup_s", "failures"), [(600, 300), (0.5, 1), (7, 4), (86400, 43200)])
+def test_a_slow_load_is_waited_for(container, startup_s, failures):
+    """Period times failures is at least the start-up time-out."""
+    probe = container("decode", services={"decode": {"startupTimeoutSeconds": startup_s}})["startupProbe"]
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (2, failures)
+    assert probe["httpGet"] == {"path": "/health", "port": "http"}
+
+
+def test_a_busy_worker_is_not_killed(container):
+    """Liveness gives up after ten minutes of silence; then the process has nothing to finish."""
+    probe = container("decode")["livenessProbe"]
+    assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (10, 60)
+    assert probe["terminationGracePeriodSeconds"] == 30
+
+
+@pytest.mark.parametrize(("liveness_s", "failures"), [(600, 60), (605, 61), (1, 1)])
+def test_a_services_own_liveness_limit_sets_the_failures(container, liveness_s, failures):
+    """Period times failures is at least the limit."""
+    probe = container("decode", services={"decode": {"livenessTimeoutSeconds": liveness_s}})["livenessProbe"]
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (10, failures)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "service", "path", "period_s"),
+    [
+        ("vllm", "frontend", "/health", 1),
+        ("vllm", "decode", "/health", 2),
+        ("dynamo", "frontend", "/live", 1),
+    ],
+)
+def test_readiness_follows_the_process(container, runtime, service, path, period_s):
+    """A router is ready without workers: it holds requests, or says why not."""
+    probe = container(service, runtime=runtime)["readinessProbe"]
+    assert (probe["httpGet"]["path"], probe["periodSeconds"]) == (path, period_s)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "service", "hook"),
+    [
+        ("vllm", "frontend", "sleep"),
+        ("vllm", "decode", "exec"),
+        ("dynamo", "frontend", "sleep"),
+        ("dynamo", "decode", "exec"),
+        ("simulated", "decode", "sleep"),
+    ],
+)
+def test_who_aborts_at_sigterm_gets_it_when_idle(container, runtime, service, hook):
+    """Workers of vLLM and Dynamo wait in the hook; the others finish their requests themselves."""
+    assert list(container(service, runtime=runtime)["lifecycle"]["preStop"]) == [hook]
+
+
+def test_prefill_and_decode_wish_for_one_zone(template):
+    """A wish, because a zone that is full must not stop a scale-up."""
+    (wish,) = template("decode")["spec"]["affinity"]["podAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert wish["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
+
+
+def test_routers_spread_over_hosts_and_zones(template):
+    """So that one node's end leaves a router."""
+    spread = template("frontend")["spec"]["topologySpreadConstraints"]
+    assert [(each["topologyKey"], each["whenUnsatisfiable"]) for each in spread] == [
+        ("kubernetes.io/hostname", "ScheduleAnyway"),
+        ("topology.kubernetes.io/zone", "ScheduleAnyway"),
+    ]
+
+
+def overlaid(template, patch, service="decode", **changes):
+    """The template of a service with a podTemplate."""
+    return template(service, services={service: {"podTemplate": patch, **changes}})
+
+
+def test_overlay_reaches_the_main_container(template):
+    """A patch of ``main`` keeps what it does not name."""
+    patch = {"spec": {"containers": [{"name": "main", "resources": {"limits": {"memory": "80Gi"}}}]}}
+    (container,) = overlaid(template, patch)["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "80Gi"}
+    assert container["command"] == ["vllm"]
+
+
+def test_overlay_cannot_break_what_selectors_budget_and_rollouts_need(template):
+    """Own labels, the counted GPUs and the gate stand, whatever the overlay says."""
+    plain = template("decode")
+    patch = {
+        "metadata": {
+            "labels": {"penstock.dev/graph": "x", "penstock.dev/serving": None, "team": "a"},
+            "annotations": {"penstock.dev/gpus": "0", "note": "b"},
+        },
+        "spec": {"schedulingGates": [{"$patch": "replace"}, {"name": "mine"}]},
+    }
+    found = overlaid(template, patch)
+    assert found["metadata"] == {
+        "labels": {**plain["metadata"]["labels"], "team": "a"},
+        "annotations": {"penstock.dev/gpus": "1", "note": "b"},
+    }
+    assert found["spec"]["schedulingGates"] == [{"name": "penstock.dev/gpu-budget"}, {"name": "mine"}]
+
+
+def gpus(name, number, container="main", key="containers"):
+    """An overlay that asks for GPUs."""
+    limits = {"limits": {name: number}, "requests": {name: number}}
+    return {"spec": {key: [{"name": container, "resources": limits}]}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "words"),
+    [
+        (gpus("nvidia.com/gpu", "2"), "nvidia.com/gpu 2 of main, but the budget counts 1"),
+        (gpus("amd.com/gpu", 3), "amd.com/gpu 3 of main, but the budget counts 1"),
+        (gpus("nvidia.com/gpu", 1, "side"), "nvidia.com/gpu 1 of side, but the budget counts 0"),
+        (gpus("nvidia.com/gpu", 4, "load", "initContainers"), "4 of load, but the budget counts 1"),
+        ({"spec": {"containers": [{"name": "main", "$patch": "delete"}]}}, "removes container main"),
+        ({"spec": None}, "removes container main"),
+    ],
+)
+def test_overlay_may_not_ask_for_uncounted_gpus(template, patch, words):
+    """The refusal says where and what to do instead."""
+    with pytest.raises(InvalidSpecError, match=words) as caught:
+        overlaid(template, patch)
+    assert caught.value.problems[0].path.startswith("spec.services.decode.podTemplate.spec.")
+
+
+@pytest.mark.parametrize(
+    ("patch", "path"),
+    [
+        ({"spec": {"initContainers": "x"}}, "spec.initContainers: is no list"),
+        ({"spec": {"schedulingGates": 3}}, "spec.schedulingGates: is no list"),
+        ({"metadata": {"annotations": "x"}}, "metadata.annotations: is no map"),
+    ],
+)
+def test_overlay_of_the_wrong_shape_is_refused(template, patch, path):
+    """Also where the template has nothing to compare it with."""
+    with pytest.raises(InvalidSpecError, match=f"spec.services.decode.podTemplate.{path}"):
+        overlaid(template, patch)
+
+
+@pytest.mark.parametrize(
+    "patch", [gpus("nvidia.com/gpu", None), gpus("nvidia.com/gpu", 1, "load", "initContainers")]
+)
+def test_overlay_may_ask_for_no_gpu_or_the_same(template, patch):
+    """A CPU build of vLLM needs none; what counts is the annotation."""
+    found = overlaid(template, patch)
+    assert found["metadata"]["annotations"]["penstock.dev/gpus"] == "1"

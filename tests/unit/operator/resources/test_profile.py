@@ -1,0 +1,238 @@
+"""The objects of a ProfileRequest: one Job with the GPUs of the largest size, and the least rights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import yaml
+
+from penstock.api import ProfileRequest
+from penstock.core.errors import InvalidSpecError
+from penstock.operator.resources.profile import profile_objects
+
+POOLS = {
+    "a100": {
+        "nodeSelector": {"pool": "a100"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "gpuResourceName": "amd.com/gpu",
+        "cacheMount": "/models",
+        "cacheClaim": "weights",
+    },
+    "h100": {"gpuResourceName": "nvidia.com/gpu"},
+}
+POOLED = {"nodePools": POOLS, "services": {"decode": {"nodePool": "a100"}}}
+
+
+def request(**spec):
+    """A request for a graph by name."""
+    return ProfileRequest.model_validate(
+        {"metadata": {"name": "fast"}, "spec": {"graph": "llama", "isl": 3000, "osl": 150, **spec}}
+    )
+
+
+@pytest.fixture(name="objects")
+def made_objects(build, context):
+    """Return a function that makes a request's objects for the changed base graph."""
+
+    def make(context=context, graph=None, **spec):
+        return profile_objects(request(**{"image": "own:1", **spec}), build(**(graph or {})), context)
+
+    return make
+
+
+@pytest.fixture(name="pod")
+def made_pod(objects):
+    """Return a function that makes the specification of the Job's pod."""
+
+    def make(**changes):
+        return objects(**changes).job["spec"]["template"]["spec"]
+
+    return make
+
+
+def test_every_object_belongs_to_the_request(objects):
+    """So that its deletion takes all of them along; and none carries the graph's label, whose pods are counted."""
+    found = objects()
+    assert [(each["kind"], each["metadata"]["name"]) for each in (*found.before, found.job)] == [
+        ("ServiceAccount", "fast-profile"),
+        ("Role", "fast-profile"),
+        ("RoleBinding", "fast-profile"),
+        ("ConfigMap", "fast-profile"),
+        ("ConfigMap", "fast"),
+        ("NetworkPolicy", "fast-profile"),
+        ("Job", "fast-profile"),
+    ]
+    for each in (*found.before, found.job):
+        [owner] = each["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("ProfileRequest", "uid-1", True)
+        assert each["metadata"]["labels"] == {"penstock.dev/profile": "fast"}
+    assert found.job["spec"]["template"]["metadata"]["labels"] == {"penstock.dev/profile": "fast"}
+
+
+def test_the_job_may_fill_one_config_map(objects):
+    """Named, read and patched; the object itself is made by the operator and left without data."""
+    found = {(each["kind"], each["metadata"]["name"]): each for each in objects(configMap="kept").before}
+    assert found["Role", "fast-profile"]["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": ["kept"],
+            "verbs": ["get", "patch"],
+        }
+    ]
+    assert "data" not in found["ConfigMap", "kept"]
+
+
+def test_nobody_reaches_the_workers_under_test(objects):
+    """They ask for no key."""
+    [policy] = [each for each in objects().before if each["kind"] == "NetworkPolicy"]
+    assert policy["spec"] == {
+        "podSelector": {"matchLabels": {"penstock.dev/profile": "fast"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [],
+    }
+
+
+def test_the_graph_lies_beside_the_job_as_it_is(objects, build):
+    """With its planner and its router: what is recommended is written into it."""
+    config, _ = (each for each in objects().before if each["kind"] == "ConfigMap")
+    manifest = yaml.safe_load(config["data"]["graph.yaml"])
+    assert manifest["spec"] == build().spec.to_manifest()
+    assert manifest["metadata"] == {"name": "llama"}
+
+
+def test_the_job_ends_in_time_and_never_runs_twice_at_once(objects):
+    """One pod, replaced only once it is gone; wrong options are not tried again, evictions do not count."""
+    spec = objects(timeoutSeconds=600, retries=2).job["spec"]
+    assert (spec["parallelism"], spec["completions"], spec["podReplacementPolicy"]) == (1, 1, "Failed")
+    assert (spec["activeDeadlineSeconds"], spec["backoffLimit"]) == (600, 2)
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert spec["podFailurePolicy"]["rules"] == [
+        {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "In", "values": [2]}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "arguments", "gpus"),
+    [
+        ({}, "--ttft 500 --itl 50 --gpus 1", "1"),
+        ({"ttftSeconds": 0.2, "itlSeconds": 0.0125}, "--ttft 200 --itl 12.5 --gpus 1", "1"),
+        ({"maxGpus": 8}, "--ttft 500 --itl 50 --gpus 8", "8"),
+        ({"maxGpus": 6}, "--ttft 500 --itl 50 --gpus 4", "4"),
+        ({"maxGpus": 8, "tensorParallel": [4, 1, 4]}, "--ttft 500 --itl 50 --gpus 4 --tp 1,4", "4"),
+    ],
+)
+def test_the_pod_holds_the_gpus_of_the_largest_size(objects, spec, arguments, gpus):
+    """No more than maxGpus, and what is measured is told by the same number."""
+    template = objects(**spec).job["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    said = "profile --config /etc/penstock-profile/graph.yaml --output-dir /tmp/profile --isl 3000 --osl 150"
+    assert container["command"] == ["penstock"]
+    assert " ".join(container["args"]) == f"{said} {arguments} --config-map fast"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+    assert template["metadata"]["annotations"] == {"penstock.dev/gpus": gpus}
+
+
+def test_targets_come_from_the_graph_where_the_request_has_none(objects):
+    """planner.sla."""
+    sla = {"planner": {"sla": {"ttftSeconds": 1.5, "itlSeconds": 0.03}}}
+    [container] = objects(graph=sla).job["spec"]["template"]["spec"]["containers"]
+    assert "--ttft 1500 --itl 30" in " ".join(container["args"])
+
+
+def test_the_pod_goes_where_the_graphs_workers_go(pod):
+    """Its pool's labels, taints, GPUs and weights."""
+    found = pod(graph=POOLED)
+    assert found["nodeSelector"] == {"pool": "a100"}
+    assert [each["key"] for each in found["tolerations"]] == ["nvidia.com/gpu"]
+    [container] = found["containers"]
+    assert container["resources"]["limits"] == {"amd.com/gpu": "1"}
+    assert {"name": "model-cache", "mountPath": "/models"} in container["volumeMounts"]
+    assert {"name": "HF_HOME", "value": "/models"} in container["env"]
+    assert "nodeSelector" not in pod(graph=POOLED, nodePool="h100")
+
+
+def test_simulated_workers_ask_for_gpus_of_a_pool_alone(pod):
+    """So that a profile of the sample runs on a cluster without GPUs."""
+    simulated = {"runtime": "simulated"}
+    [container] = pod(graph=simulated)["containers"]
+    assert set(container["resources"]) == {"requests"}
+    [container] = pod(graph={**simulated, **POOLED})["containers"]
+    assert container["resources"]["limits"] == {"amd.com/gpu": "1"}
+
+
+def test_only_kubernetes_variables_are_the_pods(pod):
+    """Literals reach the workers with the graph; Secrets by the pod, which the workers inherit."""
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
+    keys = {"secretRef": {"name": "keys"}}
+    graph = {
+        "env": [token, {"name": "PLAIN", "value": "1"}],
+        "services": {"prefill": {"envFrom": [keys]}, "decode": {"envFrom": [keys]}},
+    }
+    [container] = pod(graph=graph)["containers"]
+    assert token in container["env"]
+    assert "PLAIN" not in [each["name"] for each in container["env"]]
+    assert container["envFrom"] == [keys]
+
+
+@pytest.mark.parametrize("runtime", ["simulated", "vllm"])
+def test_the_pod_passes_the_restricted_standard(pod, runtime):
+    """Not root, no capabilities, seccomp's default; Penstock's own with a read-only root."""
+    found = pod(graph={"runtime": runtime})
+    assert found["securityContext"]["runAsNonRoot"] is True
+    assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    [container] = found["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": runtime == "simulated",
+    }
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_an_overlay_reaches_the_pod_and_not_its_promises(objects):
+    """Requests and labels are its author's; the counted GPUs, the policy and the request's label are not."""
+    overlay = {
+        "metadata": {"labels": {"team": "a", "penstock.dev/profile": "other"}},
+        "spec": {
+            "restartPolicy": "OnFailure",
+            "containers": [{"name": "main", "resources": {"requests": {"cpu": "250m"}}}],
+        },
+    }
+    template = objects(podTemplate=overlay).job["spec"]["template"]
+    assert template["metadata"]["labels"] == {"team": "a", "penstock.dev/profile": "fast"}
+    assert template["spec"]["restartPolicy"] == "Never"
+    assert template["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "250m"
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"nodePool": "l4"}, "spec.nodePool: l4 is no node pool of graph llama"),
+        ({"image": None}, "spec.image: null, but the release's image holds no vllm"),
+        ({"graph": {"runtime": "dynamo"}}, "spec.graph: workers of runtime dynamo"),
+        (
+            {"podTemplate": {"spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}}},
+            "nvidia.com/gpu 8 of main, but the budget counts 1; remove it and set spec.maxGpus",
+        ),
+        ({"podTemplate": {"spec": {"hostPID": True}}}, "spec.podTemplate.spec.hostPID: true is not allowed"),
+        (
+            {"podTemplate": {"spec": {"serviceAccountName": "admin"}}},
+            "spec.podTemplate.spec.serviceAccountName: admin is not allowed",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_key(objects, changes, part):
+    """Before anything is made."""
+    with pytest.raises(InvalidSpecError) as caught:
+        objects(**changes)
+    assert part in "; ".join(f"{each.path}: {each.message}" for each in caught.value.problems)
+
+
+def test_privileges_are_the_operators_to_allow(objects, context):
+    """As for graphs."""
+    allowed = dataclasses.replace(context, allows_privileges=True)
+    template = objects(context=allowed, podTemplate={"spec": {"hostPID": True}}).job["spec"]["template"]
+    assert template["spec"]["hostPID"] is True
