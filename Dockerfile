@@ -17,21 +17,7 @@ print("\n".join([*p["dependencies"], *(d for each in extras for d in p["optional
     "${EXTRAS}" > requirements.txt \
     && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements.txt
 COPY LICENSE README.md ./
-COPY core ./core
-COPY performance ./performance
-COPY wire ./wire
-COPY kube ./kube
-COPY api ./api
-COPY engine ./engine
-COPY router ./router
-COPY planner ./planner
-COPY operator ./operator
-COPY local ./local
-COPY workload ./workload
-COPY report ./report
-COPY simulator ./simulator
-COPY profiler ./profiler
-COPY cli ./cli
+COPY src ./src
 COPY manifests/samples ./manifests/samples
 RUN /opt/penstock/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /dist . \
     && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /dist/*.whl \

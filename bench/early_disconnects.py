@@ -19,12 +19,12 @@ import time
 from contextlib import suppress
 
 from penstock.api import Role, RouterConfig
-from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.server import RouterServer
-from penstock.router.settings import RouterSettings
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.loop import run
 from penstock.core.http.server import HttpServer, Request, Responder
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
 
 _BODY = b'{"model":"m","prompt":"hello","max_tokens":1}'
 _HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

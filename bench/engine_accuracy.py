@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.errors import UpstreamError
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.loop import run
 from penstock.engine.core.engine import Engine
 from penstock.engine.core.prefix_keys import prefix_keys
 from penstock.engine.core.requests import EngineRequest
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.local.ports import ephemeral_port
-from penstock.core.http.client import ConnectionPool
-from penstock.core.http.loop import run
 
 RELATIVE, ABSOLUTE_S = 0.05, 0.002
 MODEL = "bench"

@@ -25,8 +25,8 @@ import graphs
 import router_process
 import sse_load
 
-from penstock.local.ports import ephemeral_port
 from penstock.core.http.loop import run
+from penstock.local.ports import ephemeral_port
 
 ITL_MS = 5.0
 TOKENS = 16

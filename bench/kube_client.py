@@ -26,8 +26,8 @@ import kubernetes  # noqa: E402
 import kubernetes.aio  # noqa: E402
 from apiserver import ControlPlane, missing_assets  # noqa: E402
 
-from penstock.kube.client import KubeClient  # noqa: E402
 from penstock.core.http.loop import run  # noqa: E402
+from penstock.kube.client import KubeClient  # noqa: E402
 
 ROUNDS = 5
 OPTIONS = {"field_manager": "bench", "force": True, "_content_type": "application/apply-patch+yaml"}

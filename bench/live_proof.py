@@ -36,11 +36,13 @@ import sse_load
 from live_page import Request, Side
 
 from penstock.api import GraphDeployment, Role
+from penstock.api.manifests import load_graph
 from penstock.core.clock import SimulatedClock
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.loop import run
 from penstock.core.local_state import EntryState
 from penstock.engine.core.prefix_keys import prefix_keys
 from penstock.local.ports import ephemeral_port
-from penstock.api.manifests import load_graph
 from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
 from penstock.runtimes import simulated
 from penstock.runtimes.process import RuntimeContext
@@ -49,8 +51,6 @@ from penstock.simulator.jobs import Job, PrefixChains
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.simulator.world import World
-from penstock.core.http.client import ConnectionPool
-from penstock.core.http.loop import run
 from penstock.workload.arrivals import Spread
 from penstock.workload.exchange import SendSettings
 from penstock.workload.prompts import PromptMaker

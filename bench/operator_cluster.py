@@ -28,10 +28,10 @@ sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
 from apiserver import ControlPlane, free_port, missing_assets  # noqa: E402
 
+from penstock.core.http.loop import run  # noqa: E402
 from penstock.kube.client import KubeClient  # noqa: E402
 from penstock.kube.informer import Informer  # noqa: E402
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT  # noqa: E402
-from penstock.core.http.loop import run  # noqa: E402
 
 PER_NAMESPACE = 100
 GOALS = {"first_s": 120.0, "change_p99_s": 1.0, "rss_mb": 400.0, "cpu_fraction": 0.05, "writes": 0}

@@ -27,6 +27,9 @@ import uvloop
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.clock import SimulatedClock
+from penstock.core.http import loop as event_loop
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 from penstock.core.logs import configure
 from penstock.kube.client import KubeClient
 from penstock.planner.cluster.fleet import last_report
@@ -46,9 +49,6 @@ from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.kubernetes import KubernetesTarget
 from penstock.planner.targets.pods import PodFacts
-from penstock.core.http import loop as event_loop
-from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer
 
 BUDGET = 1.0
 """CPU seconds per second for 200 graphs of 16 workers; the product's bound."""

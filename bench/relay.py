@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sse_load
 from aiohttp import web
 
-from penstock.local.ports import ephemeral_port
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run
 from penstock.core.http.relay import relay
 from penstock.core.http.server import HttpServer, Request, Responder
+from penstock.local.ports import ephemeral_port
 
 _ITL_MS = 5.0
 _STREAMS = 64
@@ -208,7 +208,11 @@ def _measure_all(seconds: float) -> dict[str, dict[str, float]]:
     source_process, source = sse_load.spawn_source(_ITL_MS)
     figures: dict[str, dict[str, float]] = {}
     try:
-        for name, kind in (("penstock.core.http", "wire"), ("aiohttp", "aiohttp"), ("bare uvloop bytes", "bytes")):
+        for name, kind in (
+            ("penstock.core.http", "wire"),
+            ("aiohttp", "aiohttp"),
+            ("bare uvloop bytes", "bytes"),
+        ):
             with python_relay(kind, source) as (url, pid):
                 figures[name] = run(lambda _, url=url, pid=pid: _measure(url, pid, seconds))  # type: ignore[misc]
         nginx = sse_load.which_nginx()

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import graphs
 import sse_load
 
-from penstock.local.ports import ephemeral_port
 from penstock.core.http.loop import run
+from penstock.local.ports import ephemeral_port
 
 RIVALS = {
     "smg": ("smg", ("bin/smg", "launch")),

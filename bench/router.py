@@ -27,8 +27,8 @@ import graphs
 import relay as relays
 import sse_load
 
-from penstock.local.ports import ephemeral_port
 from penstock.core.http.loop import run
+from penstock.local.ports import ephemeral_port
 
 _ITL_MS = 5.0
 _STREAMS = 64

@@ -32,9 +32,9 @@ import router_process
 import sse_load
 
 from penstock.core.errors import PenstockError
-from penstock.local.ports import ephemeral_port
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.loop import run
+from penstock.local.ports import ephemeral_port
 
 WORKERS = 4
 PREFIXES = 64

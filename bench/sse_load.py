@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 import orjson
 import psutil
 
-from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.loop import run
 from penstock.core.http.problem import TEXT
 from penstock.core.http.server import HttpServer, Request, Responder
 from penstock.core.http.sse import DONE
+from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 
 MODEL = "bench-model"
 _TIMEOUTS = Timeouts(connect_s=10.0, first_byte_s=60.0, idle_s=60.0)

@@ -13,10 +13,10 @@ import yaml
 from manifest_table import TABLE, manifest_of, merged, named
 
 from penstock.api import GraphDeployment, ProfileRequest, ScalingAdapter
-from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.api.crd import definitions
-from penstock.kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
 from penstock.api.manifests import parse_manifests
+from penstock.core.errors import InvalidObjectError, NotFoundError
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
 
 pytestmark = pytest.mark.cluster
 

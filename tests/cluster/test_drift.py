@@ -14,8 +14,8 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ForbiddenError, InvalidObjectError
 from penstock.kube.kinds import KINDS
 from penstock.kube.objects.names import OPERATOR
-from penstock.operator.resources import BuildContext, adapter, children
 from penstock.operator.plan.drift import drifted, stamped
+from penstock.operator.resources import BuildContext, adapter, children
 
 pytestmark = pytest.mark.cluster
 

@@ -6,8 +6,8 @@ import pytest
 from operating import all_children, graph, running, settled, until
 
 from penstock.api import Role
-from penstock.kube.kinds import CONFIG_MAP, DEPLOYMENT, GRAPH_DEPLOYMENT
 from penstock.api.manifests import load_graph
+from penstock.kube.kinds import CONFIG_MAP, DEPLOYMENT, GRAPH_DEPLOYMENT
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.router.server import RouterServer

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import orjson
 import pytest
 
+from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.server import EngineServer
 from penstock.engine.serve.settings import ServeFlags, resolve
@@ -14,7 +15,6 @@ from penstock.kube.client import KubeClient
 from penstock.kube.kinds import ENDPOINT_SLICE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
 from penstock.router.server import RouterServer
 from penstock.router.settings import GraphPlace, RouterSettings
-from penstock.core.http.client import ConnectionPool, Timeouts
 
 pytestmark = [
     pytest.mark.cluster,

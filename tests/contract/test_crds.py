@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.api import GraphDeployment, ProfileRequest, ScalingAdapter
-from penstock.api.fields import keys_of, sections
 from penstock.api.crd import definitions, file_name
 from penstock.api.crd.__main__ import FOLDERS, documents, main, stale
+from penstock.api.fields import keys_of, sections
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from penstock.api import Role, RouterConfig
+from penstock.core.http.server import HttpServer
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
-from penstock.core.http.server import HttpServer
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from endpoint import LEASE_S, Process
 
 from penstock.api.enums import Environment
-from penstock.local.ports import ephemeral_port
 from penstock.api.manifests import load_graph
+from penstock.local.ports import ephemeral_port
 from penstock.runtimes import RuntimeContext, filled_env, process_specs
 from penstock.runtimes.process import SIDE_CHANNEL_PORT
 

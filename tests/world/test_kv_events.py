@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.api import RouterConfig
+from penstock.core.http.client import ConnectionPool
 from penstock.core.simulated_tokens import token_ids
 from penstock.engine.serve.server import EngineServer
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.router.policy.keys import Prefix, token_keys
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
-from penstock.core.http.client import ConnectionPool
 
 pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 pytest.importorskip("zmq", reason="pyzmq is not installed")

@@ -9,8 +9,8 @@ import psutil
 import pytest
 import yaml
 
-from penstock.engine import profiles
 from penstock.api.manifests import load_graph
+from penstock.engine import profiles
 from penstock.performance.profile import profile_from
 from penstock.profiler.journal import JOURNAL
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 import yaml
 
+from penstock.api.manifests import load_graph
 from penstock.cli import option
 from penstock.cli.demo_run import DemoOptions, run_demo
-from penstock.local.ports import ephemeral_port
-from penstock.api.manifests import load_graph
-from penstock.report.build import require_plots
 from penstock.core.http.loop import run
+from penstock.local.ports import ephemeral_port
+from penstock.report.build import require_plots
 
 
 @click.command()

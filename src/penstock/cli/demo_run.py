@@ -18,6 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from penstock.api.manifests import load_graph
 from penstock.cli.report import with_counterfactual
 from penstock.cli.terminal import tensorboard_hint
 from penstock.core.errors import ConfigError, PenstockError, unwritable
@@ -26,7 +27,6 @@ from penstock.local.line_follower import LineFollower
 from penstock.local.render import render
 from penstock.local.status import LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, UpOptions, up
-from penstock.api.manifests import load_graph
 from penstock.report.build import write_report
 from penstock.report.findings import analyse, with_graph
 from penstock.report.text import report_text

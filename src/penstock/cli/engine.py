@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli import option
+from penstock.core.http import loop
 from penstock.engine import profiles
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.server import serve as run_worker
 from penstock.engine.serve.settings import ServeFlags, resolve
-from penstock.core.http import loop
 
 _LIST_WIDTH = 150
 """Columns that the list of profiles needs; narrower terminals wrap its lines."""

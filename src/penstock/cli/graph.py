@@ -13,13 +13,13 @@ import click
 import yaml
 
 from penstock.api import GraphDeployment
+from penstock.api.manifests import Manifests, load_graph, parse_manifests, read_text
 from penstock.cli import option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.objects import as_yaml, objects_of
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
-from penstock.runtimes.importer import import_dgd
-from penstock.api.manifests import Manifests, load_graph, parse_manifests, read_text
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
+from penstock.runtimes.importer import import_dgd
 
 _EXIT_INVALID = 2
 

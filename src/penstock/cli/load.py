@@ -14,8 +14,8 @@ from rich.console import Console
 from penstock.cli import option
 from penstock.cli.load_progress import show_progress
 from penstock.core.errors import PenstockError
-from penstock.report.text import load_summary
 from penstock.core.http.loop import run
+from penstock.report.text import load_summary
 from penstock.workload.arrivals import Spread
 from penstock.workload.exchange import TIER_HEADER, TargetEndpoint
 from penstock.workload.overload import parse_overload

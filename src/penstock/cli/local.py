@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from penstock.api.manifests import load_graph
 from penstock.cli import interruptible, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.terminal import printer, tensorboard_hint
@@ -30,7 +31,6 @@ from penstock.local.status import StatusReader
 from penstock.local.store import StateStore
 from penstock.local.up import StartedGraph, UpOptions
 from penstock.local.up import up as start_graph
-from penstock.api.manifests import load_graph
 from penstock.planner.options import FLAGS
 
 _PLANNER = "planner_"

@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 
 from penstock.cli import option
 from penstock.core.errors import ConfigError
-from penstock.operator.settings import OperatorSettings, settings_of
 from penstock.core.http import loop
+from penstock.operator.settings import OperatorSettings, settings_of
 
 _SWITCHES = {
     "all_namespaces": "--all-namespaces/--one-namespace",

@@ -13,6 +13,7 @@ import orjson
 from pydantic.fields import FieldInfo
 
 from penstock.api import Environment, PlannerMode, Predictor
+from penstock.api.manifests import load_graph
 from penstock.cli import option
 from penstock.cli.planner_cluster import (
     CLUSTER_FLAGS,
@@ -23,8 +24,8 @@ from penstock.cli.planner_cluster import (
 )
 from penstock.cli.planner_decide import decide
 from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
-from penstock.api.manifests import load_graph
 from penstock.planner import explain as explaining
 from penstock.planner import replay as replaying
 from penstock.planner.decide.codec import to_plain
@@ -32,7 +33,6 @@ from penstock.planner.ledger import read_ledger
 from penstock.planner.options import PlannerOptions, join, stated
 from penstock.planner.service import PlannerService, run_until_stopped
 from penstock.planner.sources.prometheus import require_client
-from penstock.core.http import loop
 
 _CHOICES = {
     "environment": ["local", "kubernetes"],

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from penstock.api import GraphDeployment
+from penstock.api.manifests import load_graph
 from penstock.cli import interruptible, option
 from penstock.cli.profile_cluster import (
     CLUSTER_FLAGS,
@@ -28,7 +29,6 @@ from penstock.cli.profile_cluster import (
 )
 from penstock.cli.profile_progress import ProfileProgress
 from penstock.core.errors import ConfigError
-from penstock.api.manifests import load_graph
 from penstock.performance.quality import Severity, sweep_findings
 from penstock.performance.reading import PROFILE_FILE
 from penstock.performance.recommend import Recommendation, Targets, recommend

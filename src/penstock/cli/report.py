@@ -11,9 +11,9 @@ import orjson
 from rich.console import Console
 
 from penstock.api import GraphDeployment
+from penstock.api.manifests import load_graph
 from penstock.cli import option
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.api.manifests import load_graph
 from penstock.report.build import as_json, require_plots, write_report
 from penstock.report.findings import RunReport, analyse, with_graph
 from penstock.report.text import report_text

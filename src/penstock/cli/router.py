@@ -17,16 +17,16 @@ from penstock.api import (
     RouterPolicy,
     TiersConfig,
 )
+from penstock.api.manifests import load_graph
 from penstock.cli import option
 from penstock.core.errors import ConfigError
-from penstock.api.manifests import load_graph
+from penstock.core.http import loop
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.discovery.static import parse_static_workers
 from penstock.router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
 from penstock.router.proxy.tier_keys import TIER_KEYS, TierKeys, read_tier_keys
 from penstock.router.server import RouterServer
 from penstock.router.settings import GraphPlace, RouterSettings
-from penstock.core.http import loop
 
 KUBERNETES = "kubernetes"
 """Value of --discovery; a statefile of that name is ``./kubernetes``."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 _PACKAGED = Path(__file__).parent / "data" / "samples"
-_IN_CLONE = Path(__file__).parents[2] / "manifests" / "samples"
+_IN_CLONE = Path(__file__).parents[3] / "manifests" / "samples"
 
 
 def sample_files() -> dict[str, Path]:

@@ -23,8 +23,8 @@ from penstock.core.errors import (
     UpstreamError,
 )
 from penstock.core.exposition import Sample, parse_samples
-from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.core.http.client import ConnectionPool, Response, Timeouts
+from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 
 _TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
 """Real seconds. Chosen: loopback answers in milliseconds; an overloaded process may take seconds."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock.api import Environment, GraphDeployment, PlannerMode, Role, Runtime
+from penstock.api.manifests import load_graph
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError, unwritable
 from penstock.core.local_state import EMPTY_STATES, EntryState
@@ -31,7 +32,6 @@ from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.statefile_json import to_json
 from penstock.local.store import StateStore, log_root
 from penstock.local.vllm_program import check_vllm
-from penstock.api.manifests import load_graph
 from penstock.planner.options import join
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, vllm
 from penstock.runtimes.dynamo import python_of

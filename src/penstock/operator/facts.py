@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.api import GraphDeployment
-from penstock.operator.resources.labels import selector
-from penstock.operator.resources.pod import gpu_ceiling
 from penstock.operator.plan.bounds import Bounded
 from penstock.operator.plan.budget import Waiting
 from penstock.operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
@@ -16,6 +14,8 @@ from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.replicas import count
 from penstock.operator.plan.rollout import RolloutView
 from penstock.operator.plan.scale import ScalePlan
+from penstock.operator.resources.labels import selector
+from penstock.operator.resources.pod import gpu_ceiling
 
 _SLOW_AFTER_STARTUP: float = 0.5
 """Part of a service's startup timeout after which its start is reported as slow. Chosen."""

@@ -18,6 +18,7 @@ import aiohttp
 import kopf
 
 from penstock.core.errors import ClusterError, ConfigError
+from penstock.core.http.loop import reclaim_signals
 from penstock.core.logs import get_logger
 from penstock.kube.backoff import Backoff
 from penstock.kube.client import KubeClient, selector_of
@@ -25,7 +26,6 @@ from penstock.kube.informer import SETTLED_S, STREAM_S, ObjectKey, key_of
 from penstock.kube.transport import ANSWER_S, CONNECT_S, SILENCE_S
 from penstock.operator.handler_store import HandlerStore, Listed
 from penstock.operator.trim import Object, version_of
-from penstock.core.http.loop import reclaim_signals
 
 CHECK_S: Final = 60.0
 """Chosen: between two comparisons with a list; a thousand graphs cost some 30 ms of processor time each."""

@@ -15,11 +15,11 @@ from typing import Final, Protocol
 from penstock.api import Role
 from penstock.core.errors import ObservationError, SaturatedError, UpstreamError
 from penstock.core.exposition import parse_samples
+from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
 from penstock.kube.objects.names import WORKER_PORT
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.scale import Load
-from penstock.core.http.client import ConnectionPool, Timeouts
 
 PARALLEL: Final = 32
 """Pages read at once. Chosen: a hundred draining workers take four rounds of milliseconds."""

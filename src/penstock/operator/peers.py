@@ -11,8 +11,8 @@ from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
 from penstock.kube.lease import Election
 from penstock.kube.lease_scopes import Keys, LeaseScope
-from penstock.kube.ownership import ElectionScope, GraphOwnership
 from penstock.kube.objects.names import COMPONENT_LABEL, GRAPH_LABEL, SCOPE_LABEL
+from penstock.kube.ownership import ElectionScope, GraphOwnership
 from penstock.operator.events import EventRecorder
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.queue import Key

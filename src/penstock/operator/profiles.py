@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
+from penstock.api.manifests.profile_requests import template_of
+from penstock.api.manifests.validation import validate
 from penstock.core.errors import InvalidSpecError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
@@ -21,17 +23,15 @@ from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import CONFIG_MAP, JOB, POD, PROFILE_REQUEST
-from penstock.api.manifests.profile_requests import template_of
-from penstock.api.manifests.validation import validate
 from penstock.kube.objects.names import PROFILE_LABEL, profile_name
 from penstock.operator.apply import Applied, Applier, Owner
-from penstock.operator.resources.context import BuildContext
-from penstock.operator.resources.profile import profile_objects
 from penstock.operator.events import EventRecorder
 from penstock.operator.handler_store import HandlerStore
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
 from penstock.operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
+from penstock.operator.resources.context import BuildContext
+from penstock.operator.resources.profile import profile_objects
 from penstock.operator.trim import Object, trim_child
 
 WAIT_S: Final = 5.0

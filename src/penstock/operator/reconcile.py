@@ -20,8 +20,6 @@ from penstock.kube.events import EventMessage
 from penstock.kube.kinds import DYNAMO_WORKER_METADATA, LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import DRAIN_FINALIZER, child_name
 from penstock.operator.apply import Applied, Applier, Owner
-from penstock.operator.resources.children import BuildContext, adapter, children
-from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.deleting import Deletion
 from penstock.operator.draining import DrainingPool, Drains, scale_message
@@ -43,6 +41,8 @@ from penstock.operator.plan.observed import observed_services
 from penstock.operator.plan.refusal import refusal
 from penstock.operator.plan.rollout import may_roll, unavailable
 from penstock.operator.queue import Key
+from penstock.operator.resources.children import BuildContext, adapter, children
+from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 from penstock.operator.router_secret import make_router_secret
 from penstock.operator.statuses import Statuses
 from penstock.operator.trim import VERSION, Object

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.api import GraphDeployment, GraphPhase
+from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.lease import Election, own_pod
-from penstock.kube.ownership import ElectionScope
 from penstock.kube.objects.names import OPERATOR, lease_name
+from penstock.kube.ownership import ElectionScope
 from penstock.operator.apply import Applier
-from penstock.operator.resources.context import BuildContext
 from penstock.operator.cluster import Cluster
 from penstock.operator.draining import Drains
 from penstock.operator.events import EventRecorder
@@ -31,10 +31,10 @@ from penstock.operator.peers import LEASE_KEYS, Peers
 from penstock.operator.profiles import ProfileParts, Profiles
 from penstock.operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
 from penstock.operator.reconcile import Parts, Reconciler
+from penstock.operator.resources.context import BuildContext
 from penstock.operator.settings import OperatorSettings
 from penstock.operator.trim import Object
 from penstock.operator.validity import judged
-from penstock.core.http.client import ConnectionPool
 
 log = get_logger(__name__)
 

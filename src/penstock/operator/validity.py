@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.api import GraphDeployment, dotted
-from penstock.core.errors import Problem
 from penstock.api.manifests.validation import validate
+from penstock.core.errors import Problem
 from penstock.operator.lru_cache import LruCache
 from penstock.operator.queue import Key
 from penstock.operator.trim import Object

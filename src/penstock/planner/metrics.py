@@ -11,14 +11,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.core import metric_names as names
+from penstock.core.http.problem import error_body
+from penstock.core.http.server import HttpServer, Request, Responder
 from penstock.planner.core.state import PlannerPhase
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Pull
 from penstock.planner.observers import View
 from penstock.planner.target_metrics import TargetMetrics, target_families
-from penstock.core.http.problem import error_body
-from penstock.core.http.server import HttpServer, Request, Responder
 
 _GRAPH = ["namespace", "graph"]
 

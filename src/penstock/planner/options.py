@@ -20,10 +20,10 @@ from pydantic.fields import FieldInfo
 
 from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Predictor, Role
 from penstock.api.base import RULE_ERROR, Violation, bounds
+from penstock.api.manifests import read_text
 from penstock.api.planner import PlannerConfig
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
-from penstock.api.manifests import read_text
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.config import DecideConfig, Mode
 

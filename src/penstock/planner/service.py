@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock.api import GraphDeployment, MetricsSource
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, unwritable
+from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.dashboard import Dashboard, folder_of
@@ -28,7 +29,6 @@ from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, c
 from penstock.planner.sources.router import at
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.base import Target
-from penstock.core.http.client import ConnectionPool
 
 MIN_MAX_AGE_S = 1.0
 """Real seconds below which no metric counts as stale: the router looks at a worker every 0.1 s or more, so

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError, UpstreamError
+from penstock.core.http.client import ConnectionPool
 from penstock.performance.sweep import DecodePoint, PrefillPoint
 from penstock.profiler.points import OUTPUT_TOKENS
 from penstock.profiler.window import Steady, Stream, steady
-from penstock.core.http.client import ConnectionPool
 from penstock.workload.exchange import NO_TOKENS, RequestSender, SendSettings
 from penstock.workload.prompts import BYTES_PER_TOKEN, unique_text
 from penstock.workload.record import RequestResult, RequestStatus

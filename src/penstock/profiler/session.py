@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError, ObservationError, SaturatedError, UpstreamError
 from penstock.core.exposition import parse_samples
+from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.metric_names import VLLM_CACHE_CONFIG_INFO
 from penstock.performance.sweep import Sweep
 from penstock.profiler import points
@@ -18,7 +19,6 @@ from penstock.profiler.measure import Measurer
 from penstock.profiler.phase import Phase
 from penstock.profiler.plan import PlannedEngine, ProfilePlan
 from penstock.profiler.workers import running
-from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.workload.exchange import SendSettings
 from penstock.workload.probe import check_speed, find_model
 from penstock.workload.server_lag import LagWatch

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.api import RouterConfig
+from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
 from penstock.core.logs import get_logger
-from penstock.api.manifests import load_graph
 
 log = get_logger(__name__)
 

@@ -21,6 +21,8 @@ import orjson
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError, StreamBroken, UpstreamConnectError, UpstreamTimeout
+from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.messages import Request
 from penstock.core.logs import get_logger
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.admission import Admission
@@ -34,8 +36,6 @@ from penstock.router.policy.routing_policy import AssignTime
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.refusal import RequestRefused
 from penstock.router.silence import ASK_REAL_S, SilenceWatch
-from penstock.core.http.client import ConnectionPool, Timeouts
-from penstock.core.http.messages import Request
 
 log = get_logger(__name__)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from penstock.api import AdmissionConfig, Role, TiersConfig
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer, Request
 from penstock.core.logs import get_logger
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
@@ -44,8 +46,6 @@ from penstock.router.proxy.upstream import UpstreamClient
 from penstock.router.recent_traffic import RecentTraffic
 from penstock.router.settings import RouterSettings
 from penstock.router.tokenizer import load_tokenizer
-from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer, Request
 
 log = get_logger(__name__)
 

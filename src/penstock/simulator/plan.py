@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.api import AdmissionConfig, GraphDeployment, QueueOrder, Role, RouterConfig
-from penstock.core.errors import ConfigError
 from penstock.api.manifests import load_graph
+from penstock.core.errors import ConfigError
 from penstock.planner.decide.codec import to_plain
 from penstock.router.policy.busy import BusyThresholds, admission_with, busy_thresholds, check_flags
 from penstock.simulator.faults import Faults

@@ -10,8 +10,8 @@ from penstock.core.errors import (
     UpstreamConnectError,
     UpstreamError,
 )
-from penstock.core.metric_names import TIME_SCALE
 from penstock.core.http.client import ConnectionPool, Response, Timeouts, parse_http_url
+from penstock.core.metric_names import TIME_SCALE
 from penstock.workload.server_pages import ServerPages
 
 _TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)

@@ -11,8 +11,8 @@ import asyncio
 import math
 from dataclasses import dataclass
 
-from penstock.core.metric_names import SCHEDULE_LAG_P99
 from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.metric_names import SCHEDULE_LAG_P99
 from penstock.workload.server_pages import ServerPages
 
 _PERIOD_S = 5.0

@@ -7,8 +7,8 @@ from pydantic import Field, JsonValue
 
 from penstock.api import Condition, GraphDeployment, Role, ScalingAdapter
 from penstock.api.base import DnsLabel, Flag, Integer, Number, SpecModel
-from penstock.api.rule import Rule
 from penstock.api.crd.schema import openapi
+from penstock.api.rule import Rule
 
 
 class Part(SpecModel):

@@ -5,11 +5,11 @@ import textwrap
 import pytest
 import yaml
 
+from penstock.api.manifests import parse_manifests
 from penstock.core.errors import InvalidSpecError
 from penstock.runtimes.importer import import_dgd
 from penstock.runtimes.importer.command import parse_command
 from penstock.runtimes.importer.services import service_name
-from penstock.api.manifests import parse_manifests
 
 HEAD = "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nmetadata: {name: chat}\n"
 

@@ -5,9 +5,9 @@ import textwrap
 import pytest
 import yaml
 
-from penstock.core.errors import InvalidSpecError
 from penstock.api.manifests import MAX_FILE_BYTES, load_graph, load_manifests, parse_manifests
 from penstock.api.manifests.nodes import MAX_NODES
+from penstock.core.errors import InvalidSpecError
 
 HEAD = """\
 apiVersion: penstock.dev/v1alpha1

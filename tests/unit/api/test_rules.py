@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from penstock.api import RULE_ERROR, GraphDeployment, ScalingAdapter
-from penstock.api.fields import sections
-from penstock.api.rule import Rule, unless
 from penstock.api.crd import definitions
+from penstock.api.fields import sections
 from penstock.api.manifests import parse_manifests
+from penstock.api.rule import Rule, unless
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 from manifest_table import TABLE, manifest_of

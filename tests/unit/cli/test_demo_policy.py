@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.api import RouterPolicy
-from penstock.cli.demo import with_policy
 from penstock.api.manifests import load_graph
+from penstock.cli.demo import with_policy
 
 
 @pytest.mark.parametrize("policy", list(RouterPolicy))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.api.manifests import load_graph
 from penstock.cli.local import load_command
 from penstock.cli.main import cli, main
-from penstock.api.manifests import load_graph
 from penstock.runtimes import RuntimeContext, filled_argv, process_specs
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from click.testing import CliRunner
 
-from penstock.cli.samples import sample_files, samples
 from penstock.api.manifests import parse_manifests
+from penstock.cli.samples import sample_files, samples
 
 
 def test_every_sample_is_listed_with_what_it_is():

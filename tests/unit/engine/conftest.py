@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from penstock.core.http.client import ConnectionPool
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
 from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
@@ -16,7 +17,6 @@ from penstock.engine.core.timeline import Timeline
 from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.serve.server import EngineServer
 from penstock.engine.serve.settings import ServeFlags, resolve
-from penstock.core.http.client import ConnectionPool
 
 LINK = LinkTerms(latency_s=0.5, bytes_per_s=100.0)
 """One byte per token: 100 tokens a second."""

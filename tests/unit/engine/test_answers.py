@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from penstock.core.http.sse import DONE
 from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve.answers import CompletionFormat, Finished
 from penstock.engine.serve.protocol import Api, parse
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.engine.serve.vocabulary import WORDS, words
-from penstock.core.http.sse import DONE
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.core.errors import UpstreamError
-from penstock.engine import profiles
 from penstock.core.http.client import ConnectionPool
+from penstock.engine import profiles
 
 
 def run_cli(capsys, *arguments):

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
+from penstock.core.http.server import HttpServer
 from penstock.engine.core.fan_out import Read
 from penstock.engine.serve.notifier import Notifier
-from penstock.core.http.server import HttpServer
 
 
 @pytest.fixture

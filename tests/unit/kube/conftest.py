@@ -9,8 +9,8 @@ import pytest
 import uvloop
 import yaml
 
-from penstock.kube.client import KubeClient
 from penstock.core.http.server import HttpServer
+from penstock.kube.client import KubeClient
 
 
 def pytest_asyncio_loop_factories(config, item):

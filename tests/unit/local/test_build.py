@@ -2,10 +2,10 @@
 
 import pytest
 
+from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import EntryState
 from penstock.local.build import LocalOptions, initial_state
-from penstock.api.manifests import load_graph
 from penstock.runtimes import RuntimeContext
 
 GRAPH = """

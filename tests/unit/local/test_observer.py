@@ -12,13 +12,13 @@ import psutil
 import pytest
 from states import make_state
 
+from penstock.core.http.client import Timeouts
+from penstock.core.http.server import HttpServer
 from penstock.local import probes
 from penstock.local.listeners import holds_port
 from penstock.local.liveness import ProcessId, identify
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import Fault, Limits, ObservedProcess
-from penstock.core.http.client import Timeouts
-from penstock.core.http.server import HttpServer
 
 SERVER = """
 import socket, time

@@ -9,14 +9,14 @@ import pytest
 import uvloop
 import yaml
 
+from penstock.core.http import loop as loop_module
+from penstock.core.http.server import HttpServer
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
 from penstock.operator import handlers as handlers_module
 from penstock.operator.handler_store import HandlerStore
 from penstock.operator.handlers import KopfOperator
 from penstock.operator.trim import trim_child
-from penstock.core.http import loop as loop_module
-from penstock.core.http.server import HttpServer
 
 GROUP = "/apis/penstock.dev/v1alpha1"
 KINDS = {"graphdeployments": "GraphDeployment", "scalingadapters": "ScalingAdapter"}

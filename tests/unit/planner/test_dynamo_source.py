@@ -18,6 +18,8 @@ from penstock.api import Role
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import parse_samples
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 from penstock.planner.decide.reading import Quality
 from penstock.planner.sources.base import Query
 from penstock.planner.sources.door import door_source
@@ -27,8 +29,6 @@ from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.base import Endpoint
-from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer
 
 PAGES = Path(__file__).parent / "dynamo"
 

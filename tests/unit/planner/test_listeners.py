@@ -17,6 +17,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
 from penstock.core.exposition import parse_samples
+from penstock.core.http.client import ConnectionPool
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner import dashboard as dashboard_module
@@ -27,7 +28,6 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.snapshot import SnapshotWriter
-from penstock.core.http.client import ConnectionPool
 
 D, P = Role.DECODE, Role.PREFILL
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
+from penstock.api.manifests import load_graph
 from penstock.api.planner import PlannerConfig
 from penstock.core.errors import InvalidSpecError
-from penstock.api.manifests import load_graph
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode

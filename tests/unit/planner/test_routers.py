@@ -9,14 +9,14 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ObservationError
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 from penstock.planner.decide.reading import Quality
 from penstock.planner.sources import pages
 from penstock.planner.sources.base import Query
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.router import RouterSource
 from penstock.planner.targets.base import Endpoint
-from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer
 
 QUERY = Query(
     (

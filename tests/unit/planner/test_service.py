@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from penstock.api import Role
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
+from penstock.core.http.server import HttpServer
 from penstock.planner import service as planner_service
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import join
 from penstock.planner.replay import replay
 from penstock.planner.service import PlannerService, run_until_stopped
 from penstock.planner.targets.base import Endpoint, PoolState, Target, TargetState
-from penstock.core.http.server import HttpServer
 
 D, P = Role.DECODE, Role.PREFILL
 SPEED = 200.0

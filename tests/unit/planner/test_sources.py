@@ -10,6 +10,8 @@ import pytest
 from penstock.api import Role
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ObservationError
+from penstock.core.http.client import ConnectionPool
+from penstock.core.http.server import HttpServer
 from penstock.planner.decide.observation import Demand
 from penstock.planner.decide.reading import Quality, judge, missing
 from penstock.planner.sources import pages as pages_module
@@ -20,8 +22,6 @@ from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, c
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.base import Endpoint
-from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer
 
 
 @asynccontextmanager

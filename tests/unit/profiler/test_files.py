@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock.core.errors import ConfigError
 from penstock.api.manifests import load_graph
+from penstock.core.errors import ConfigError
 from penstock.performance.profile import profile_from
 from penstock.performance.quality import sweep_findings
 from penstock.performance.recommend import Targets, recommend

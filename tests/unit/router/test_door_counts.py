@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from penstock.router.discovery.page import read_page
 from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.router.discovery.page import read_page
 
 COUNTS = (
     "arrivals_total",

@@ -5,9 +5,9 @@ import time
 
 import orjson
 
+from penstock.core.http.client import Timeouts
 from penstock.router.proxy.auth import GRAPH_SECRET
 from penstock.router.proxy.forwarding import FORWARDED
-from penstock.core.http.client import Timeouts
 
 JSON = (b"content-type", b"application/json")
 

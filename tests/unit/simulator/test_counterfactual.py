@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.api import Role, Tier
+from penstock.api.manifests import load_graph
 from penstock.cli.report import report as report_command
 from penstock.core.errors import ConfigError
-from penstock.api.manifests import load_graph
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import PoolCounts
 from penstock.report.analysis import GpuUse, violations

@@ -6,8 +6,8 @@ from importlib import resources
 import pytest
 
 from penstock.api import Role
-from penstock.cli.demo import demo
 from penstock.api.manifests import load_graph
+from penstock.cli.demo import demo
 from penstock.planner.options import join
 from penstock.simulator.baselines import configured
 from penstock.simulator.graph_scenario import graph_pools, graph_router

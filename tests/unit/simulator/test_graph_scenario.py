@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.api import QueueOrder
-from penstock.cli.simulate import simulate
 from penstock.api.manifests import load_graph
+from penstock.cli.simulate import simulate
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.simulator.graph_scenario import graph_pools, graph_router
 

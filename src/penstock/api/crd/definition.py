@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any, Final
 
 from penstock.api.base import SpecModel
+from penstock.api.crd.schema import openapi
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.profile_request import ProfileRequest
-from penstock.api.crd.schema import openapi
 
 Column = dict[str, Any]
 

@@ -9,8 +9,8 @@ import errno
 import os
 import resource
 
-from penstock.core.logs import get_logger
 from penstock.core.http.limits import ServerLimits
+from penstock.core.logs import get_logger
 
 log = get_logger(__name__)
 

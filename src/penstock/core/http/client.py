@@ -22,11 +22,11 @@ from penstock.core.errors import (
     UpstreamConnectError,
     UpstreamTimeout,
 )
-from penstock.core.logs import get_logger
 from penstock.core.http.client_connection import ClientConnection, StaleConnection
 from penstock.core.http.limits import PoolLimits, Timeouts
 from penstock.core.http.messages import Headers, encode_headers
 from penstock.core.http.streaming import StreamingResponse
+from penstock.core.logs import get_logger
 
 __all__ = ["ConnectionPool", "PoolLimits", "Response", "StreamingResponse", "Timeouts"]
 

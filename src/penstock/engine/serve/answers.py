@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import orjson
 
+from penstock.core.http.sse import DONE
 from penstock.engine.core.requests import FinishReason
 from penstock.engine.serve import logprobs
 from penstock.engine.serve.protocol import Api, Choice, EngineCall, Usage
-from penstock.core.http.sse import DONE
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 _SLOT = "\x00"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import orjson
 
 from penstock.core.errors import PenstockError, StreamBroken
+from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
 from penstock.engine.core.fan_out import Read
 from penstock.engine.serve.notifications import encode
-from penstock.core.http.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
-from penstock.engine.core.request_slots import RequestSlots, SlotState
 from penstock.core.http.server import Responder
+from penstock.engine.core.request_slots import RequestSlots, SlotState
 
 Ticket: TypeAlias = "asyncio.Future[bool]"
 """Whether its request may run: False once its client has left."""

@@ -13,6 +13,8 @@ import orjson
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
+from penstock.core.http.messages import Headers
+from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
 from penstock.core.logs import get_logger
 from penstock.engine.serve import answers, metrics, notifications, protocol
 from penstock.engine.serve.fields import RequestError
@@ -21,8 +23,6 @@ from penstock.engine.serve.request_gate import AtCapacity, RequestGate
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.streams import Names, Reply
 from penstock.engine.serve.worker import ServedWorker
-from penstock.core.http.messages import Headers
-from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
 
 log = get_logger(__name__)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock.core.http.server import Responder
 from penstock.engine.core.requests import FinishReason, RequestState
 from penstock.engine.serve.answers import (
     EVENT_STREAM,
@@ -23,7 +24,6 @@ from penstock.engine.serve.answers import (
 )
 from penstock.engine.serve.protocol import Api, Choice, EngineCall
 from penstock.engine.serve.responses import ResponseFormat
-from penstock.core.http.server import Responder
 
 OutputsOf = Callable[[RequestState], int]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
+from penstock.api.crd import definitions
 from penstock.core import metric_names as names
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
-from penstock.api.crd import definitions
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import (
     ACCESS_REVIEW,

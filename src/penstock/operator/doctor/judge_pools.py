@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration
-from penstock.operator.resources.placement import gpu_request
 from penstock.operator.doctor.facts import GraphFacts, NodeFacts, Object, Unseen
 from penstock.operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock.operator.plan.quantity import quantity
+from penstock.operator.resources.placement import gpu_request
 
 _ANY = NodePool()
 

@@ -10,8 +10,8 @@ from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
 from penstock.kube.lease import Election
 from penstock.kube.lease_scopes import Keys
-from penstock.kube.ownership import ElectionScope, GraphOwnership
 from penstock.kube.objects.names import COMPONENT_LABEL, GRAPH_LABEL, PLANNER, SCOPE_LABEL, lease_name
+from penstock.kube.ownership import ElectionScope, GraphOwnership
 from penstock.planner.cluster.fleet import Graphs
 from penstock.planner.cluster.watch import Key, Object
 

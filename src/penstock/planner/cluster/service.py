@@ -17,13 +17,14 @@ from typing import Any, Final
 from penstock.api import MetricsSource
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
+from penstock.core.http.client import ConnectionPool
 from penstock.core.local_state import state_dir
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
 from penstock.kube.lease import Election, own_pod
-from penstock.kube.ownership import ElectionScope
 from penstock.kube.objects.names import DECISION_ANNOTATION
+from penstock.kube.ownership import ElectionScope
 from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock.planner.cluster.peers import OwnGraphs, election_scope
@@ -45,7 +46,6 @@ from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
-from penstock.core.http.client import ConnectionPool
 
 SPREAD_S: Final = 2.0
 """Real seconds over which the loops' starts are spread, so that their pulls and decisions do not come at once.

@@ -11,8 +11,8 @@ from penstock.core import metric_names as names
 from penstock.core.engine_progress import PROGRESS_NAMES, EngineReading, read_engine
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
-from penstock.core.worker_metrics import WAITING_NAMES, waiting_by_engine
 from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.worker_metrics import WAITING_NAMES, waiting_by_engine
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
 _EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX

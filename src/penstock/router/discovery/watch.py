@@ -12,13 +12,13 @@ from penstock.api import HealthConfig
 from penstock.core.clock import SimulatedClock
 from penstock.core.engine_progress import stall_problem
 from penstock.core.errors import ObservationError, PenstockError, UpstreamConnectError, UpstreamTimeout
+from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission
 from penstock.router.core.worker import Worker
 from penstock.router.discovery.base import Discovery
 from penstock.router.discovery.page import read_page
 from penstock.router.periodic import FLOOR_REAL_S, period_real_s
-from penstock.core.http.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
 

@@ -15,6 +15,9 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import ClientDisconnected, NotFoundError
+from penstock.core.http.messages import Headers
+from penstock.core.http.problem import error_body
+from penstock.core.http.server import Request, Responder
 from penstock.core.logs import get_logger
 from penstock.router.access_log import AccessLog
 from penstock.router.metrics import MetricsPage, RouterMetrics
@@ -35,9 +38,6 @@ from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.refusal import RequestRefused
 from penstock.router.proxy.tiers import LiveTiers
-from penstock.core.http.messages import Headers
-from penstock.core.http.problem import error_body
-from penstock.core.http.server import Request, Responder
 
 log = get_logger(__name__)
 _DEBUG_LOGGER = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core.errors import ConfigError
-from penstock.router.proxy.refusal import RequestRefused
 from penstock.core.http.messages import Request
+from penstock.router.proxy.refusal import RequestRefused
 
 
 @dataclass(frozen=True, slots=True)

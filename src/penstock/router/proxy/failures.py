@@ -17,10 +17,10 @@ from penstock.core.errors import (
     UpstreamTimeout,
     WrongAnswer,
 )
+from penstock.core.http.problem import error_body
 from penstock.router.admission import AllBusy, QueueFull, QueueTimeout, RetryLater, Shed
 from penstock.router.core.retries import FailedTry, RetryScope
 from penstock.router.core.worker import Worker
-from penstock.core.http.problem import error_body
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
 """Reason of a request that waited for a worker as long as it may."""

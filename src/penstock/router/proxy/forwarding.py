@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.core.errors import ClientDisconnected, PenstockError, StreamBroken, UpstreamTimeout
+from penstock.core.http.client import ConnectionPool, StreamingResponse, Timeouts
+from penstock.core.http.messages import Headers
+from penstock.core.http.problem import EVENT_STREAM, JSON
+from penstock.core.http.relay import relay
+from penstock.core.http.server import Request, Responder
+from penstock.core.http.sse import encode_event
 from penstock.core.logs import get_logger
 from penstock.router.metrics import RouterMetrics
 from penstock.router.peers import Peers
@@ -20,12 +26,6 @@ from penstock.router.proxy.failures import error_response_of
 from penstock.router.proxy.stream_meter import ERROR_EVENT
 from penstock.router.proxy.upstream import read_whole
 from penstock.router.silence import Wait
-from penstock.core.http.client import ConnectionPool, StreamingResponse, Timeouts
-from penstock.core.http.messages import Headers
-from penstock.core.http.problem import EVENT_STREAM, JSON
-from penstock.core.http.relay import relay
-from penstock.core.http.server import Request, Responder
-from penstock.core.http.sse import encode_event
 
 log = get_logger(__name__)
 

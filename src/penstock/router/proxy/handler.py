@@ -13,6 +13,10 @@ from typing import Any, TypeVar
 from penstock.api import Role
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClientDisconnected, PenstockError, StreamBroken, UpstreamError, WrongAnswer
+from penstock.core.http.client import StreamingResponse
+from penstock.core.http.problem import EVENT_STREAM, JSON
+from penstock.core.http.relay import relay
+from penstock.core.http.sse import encode_event
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission, LiveAssignment, QueueTimeout, Stay
 from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
@@ -44,10 +48,6 @@ from penstock.router.proxy.stream_meter import Correction, RelayMeter
 from penstock.router.proxy.stream_preamble import read_preamble
 from penstock.router.proxy.upstream import UpstreamClient, read_whole
 from penstock.router.proxy.worker_answer import encoded_again, read_completion
-from penstock.core.http.client import StreamingResponse
-from penstock.core.http.problem import EVENT_STREAM, JSON
-from penstock.core.http.relay import relay
-from penstock.core.http.sse import encode_event
 
 log = get_logger(__name__)
 

@@ -17,10 +17,10 @@ import orjson
 
 from penstock.api import Role
 from penstock.core.errors import PenstockError
+from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.metrics import RouterMetrics
-from penstock.core.http.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Final
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
+from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
 from penstock.router.core.retries import FailedTry, RetryScope
 from penstock.router.core.transfers import TRUSTED_FRACTION, KvLease
 from penstock.router.core.worker import Worker
 from penstock.router.discovery.page import read_page
 from penstock.router.proxy.failures import StageFailed
-from penstock.core.http.client import ConnectionPool, Timeouts
 
 log = get_logger(__name__)
 

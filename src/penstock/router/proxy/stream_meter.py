@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import orjson
 
+from penstock.core.http.sse import EventSplitter, encode_event, payload
 from penstock.router.core.assignment import Assignment
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.kv_transfer import with_cached_tokens
 from penstock.router.proxy.worker_answer import encoded_again
-from penstock.core.http.sse import EventSplitter, encode_event, payload
 
 _USAGE = b'"usage":'
 ERROR_EVENT: Final = b'data: {"error"'

@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import StreamBroken, WrongAnswer
-from penstock.router.proxy.worker_answer import ErrorReply
 from penstock.core.http.sse import MAX_EVENT_BYTES, EventSplitter, payload
 from penstock.core.http.streaming import StreamingResponse
+from penstock.router.proxy.worker_answer import ErrorReply
 
 
 class ErrorEvent(Exception):  # noqa: N818 - what the worker said, not a fault of the router

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import UpstreamConnectError, UpstreamError, WrongAnswer
+from penstock.core.http.client import ConnectionPool, StreamingResponse
 from penstock.router.admission import LiveAssignment
 from penstock.router.core.retries import FailedTry, RetryScope
 from penstock.router.core.transfers import KvLease, KvTransfer
@@ -15,7 +16,6 @@ from penstock.router.proxy.failures import AT_CAPACITY, StageFailed, failed_stag
 from penstock.router.proxy.stream_preamble import ErrorEvent
 from penstock.router.proxy.worker_answer import ErrorReply, error_answer, retry_scope_of
 from penstock.router.settings import RouterSettings
-from penstock.core.http.client import ConnectionPool, StreamingResponse
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Chosen: a whole answer with logprobs of 100,000 tokens stays below; a runaway worker is cut off."""

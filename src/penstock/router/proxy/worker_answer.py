@@ -12,10 +12,10 @@ from typing import Any, Final
 import orjson
 
 from penstock.core.errors import WrongAnswer
+from penstock.core.http.problem import error_body
 from penstock.router.core.retries import RetryScope
 from penstock.router.proxy.completion import ApiEndpoint
 from penstock.router.proxy.failures import WorkerAnswer
-from penstock.core.http.problem import error_body
 
 KV_LOST: Final = (b'"KVLoadError"', b'"InternalServerError"')
 """In the 500 of a decode worker, simulated or vLLM, that could not fetch a transfer's KV: the prefill worker is gone,

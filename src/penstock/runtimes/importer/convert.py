@@ -16,6 +16,8 @@ from penstock.api.base import KeyPath, dotted
 from penstock.api.enums import Role
 from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.graph_rules import MAX_CHILD_NAME
+from penstock.api.manifests.nodes import Document, read_documents
+from penstock.api.manifests.validation import validate
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.importer.beta import as_alpha
 from penstock.runtimes.importer.flags import read_router_flags, read_worker_flags
@@ -31,8 +33,6 @@ from penstock.runtimes.importer.refusals import (
 )
 from penstock.runtimes.importer.services import MOCKER_MODULE, Component, component_kind, read_component
 from penstock.runtimes.importer.source import ManifestSource, Places, Unconverted
-from penstock.api.manifests.nodes import Document, read_documents
-from penstock.api.manifests.validation import validate
 
 FOREIGN_KIND = "DynamoGraphDeployment"
 ALPHA = FOREIGN_GROUP + "v1alpha1"

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from penstock.api.base import KeyPath, dotted
-from penstock.runtimes.importer.source import ManifestSource, Unconverted, leaves
 from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document
+from penstock.runtimes.importer.source import ManifestSource, Unconverted, leaves
 
 FOREIGN_GROUP = "nvidia.com/"
 """API group of Dynamo's operator, before a version."""

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from penstock.api.base import KeyPath
+from penstock.api.manifests.messages import shown
 from penstock.runtimes.importer.command import SHELLS, Command
 from penstock.runtimes.importer.services import (
     FRONTEND_MODULE,
@@ -17,7 +18,6 @@ from penstock.runtimes.importer.services import (
     stage_of,
 )
 from penstock.runtimes.importer.source import ManifestSource
-from penstock.api.manifests.messages import shown
 
 SERVICES: KeyPath = ("spec", "services")
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.api.base import KeyPath, dotted
-from penstock.core.errors import Problem
 from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document
+from penstock.core.errors import Problem
 
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any])
 
