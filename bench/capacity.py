@@ -18,7 +18,7 @@ from penstock.performance.recommend import Targets
 from penstock.profiler.reading import engine_sweep
 from penstock.report.drawing import BLUE, DPI, VERMILION, blank_figure, legend_above
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
 PROFILE = "a100-llama-8b-bf16-tp1"
@@ -46,7 +46,7 @@ def simulated_s(rps: float) -> np.ndarray:
     ]
     model = ProfiledModel(PROFILE)
     pools = (PoolSpec(Role.PREFILL, PREFILL, model), PoolSpec(Role.DECODE, DECODE, model))
-    return World(Scenario(pools=pools, router=RouterSpec()), requests).run().requests.ttft_s
+    return Simulation(Scenario(pools=pools, router=RouterSpec()), requests).run().requests.ttft_s
 
 
 def draw() -> Figure:

@@ -49,8 +49,8 @@ from penstock.runtimes.process import RuntimeContext
 from penstock.simulator.graph_scenario import graph_pools, graph_router
 from penstock.simulator.jobs import Job, PrefixChains
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 from penstock.workload.arrivals import Spread
 from penstock.workload.exchange import SendSettings
 from penstock.workload.prompts import PromptMaker
@@ -120,7 +120,7 @@ def simulate(
     owners = 1 if routers > 1 and config.peers.forward else None
     router = replace(graph_router(graph), routers=routers, owners=owners)
     scenario = Scenario(pools=graph_pools(graph), router=router, slo_s=config.ttft_slo_seconds, seed=seed)
-    world = World(scenario, requests, chains=TextChains(PromptMaker(seed)))
+    world = Simulation(scenario, requests, chains=TextChains(PromptMaker(seed)))
     recording = world.run()
     return Side([_job(job) for job in world.jobs], recording.itl_s["p50"] or 0.0)
 

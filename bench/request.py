@@ -21,7 +21,7 @@ from penstock.core.http.capacity import connections_within_files
 from penstock.core.http.client_connection import ClientConnection
 from penstock.core.http.limits import ServerLimits
 from penstock.core.http.loop import run
-from penstock.core.http.server_connection import ServerConnection, Shared
+from penstock.core.http.server_connection import ServerConnection, ServerContext
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
@@ -105,7 +105,7 @@ class _Worker:
 class _Client:
     """Sends one request at a time."""
 
-    def __init__(self, shared: Shared, request: bytes) -> None:
+    def __init__(self, shared: ServerContext, request: bytes) -> None:
         self._request, self._left = request, 0
         self._ended: asyncio.Future[None] | None = None
         self._connection = ServerConnection(shared)
@@ -163,7 +163,7 @@ async def _microseconds(
         cast("Any", server)._peers.owner_url = lambda _worker: "http://w0:80"  # noqa: SLF001 - it has no address here
     limits = ServerLimits()
     handler = cast("Any", server)._http._handler  # noqa: SLF001 - the server itself would listen
-    shared = Shared(
+    shared = ServerContext(
         handler,
         limits,
         asyncio.get_running_loop(),

@@ -14,8 +14,8 @@ from penstock.api import Role
 from penstock.simulator.plan import DEFAULT_PROFILE
 from penstock.simulator.routing import policy_names
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 
 BUDGET_S = 20.0
 WORKERS = 8
@@ -41,7 +41,7 @@ def main() -> None:
             model = ProfiledModel(DEFAULT_PROFILE, block_size=block_size)
             pools = (PoolSpec(Role.PREFILL, WORKERS, model), PoolSpec(Role.DECODE, WORKERS, model))
             wall, cpu = time.perf_counter(), time.process_time()
-            recording = World(Scenario(pools=pools, router=RouterSpec(policy)), workload.requests).run()
+            recording = Simulation(Scenario(pools=pools, router=RouterSpec(policy)), workload.requests).run()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             requests = recording.requests
             hit = requests.cached_tokens.sum() / requests.prompt_tokens.sum()

@@ -14,7 +14,7 @@ from penstock.router.policy.slo_monitor import SheddingSettings
 from penstock.router.policy.tiers import SloTarget, TierSettings
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
 SLOT_REQUESTS = MAX_SEQS * 3 // 2
@@ -58,7 +58,7 @@ def run_fleet(rate: float, seconds: float) -> dict[TierPriority, TierFigures]:
     targets = {Tier[tier.name]: SloTarget(ttft_s=target_s) for tier, target_s in TARGETS_S.items()}
     tiers = RouterTiers(TierSettings(targets=targets), SheddingSettings(), Tier.STANDARD)
     router = RouterSpec(slot_tokens=None, slot_requests=SLOT_REQUESTS, max_wait_s=60.0, tiers=tiers)
-    world = World(Scenario([PoolSpec(Role.AGGREGATED, 1, model)], router), requests)
+    world = Simulation(Scenario([PoolSpec(Role.AGGREGATED, 1, model)], router), requests)
     world.run()
     return {
         tier: _figures(tier, [job for job in world.jobs if job.tier is Tier[tier.name]]) for tier in TIERS

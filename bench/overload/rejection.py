@@ -12,7 +12,7 @@ from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds, busy_thre
 from penstock.simulator.graph_scenario import default_router
 from penstock.simulator.observer import Requests
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
 PROFILE = "a100-llama-70b-bf16-tp8"
@@ -107,7 +107,7 @@ def _point(factor: float, requests: Requests, unloaded_s: float, seconds: float)
 
 def _run(factor: float, router: RouterSpec, seconds: float) -> Requests:
     pool = PoolSpec(Role.AGGREGATED, WORKERS, ProfiledModel(PROFILE, block_size=16))
-    return World(Scenario([pool], router), _traffic(RATE * factor, seconds)).run().requests
+    return Simulation(Scenario([pool], router), _traffic(RATE * factor, seconds)).run().requests
 
 
 def _traffic(rate: float, seconds: float) -> list[TraceRequest]:

@@ -12,11 +12,11 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.simulator.baselines import configured
 from penstock.simulator.measures import measures
 from penstock.simulator.observer import Floats, Recording
-from penstock.simulator.oracle import Aim
+from penstock.simulator.oracle import ScheduleTarget
 from penstock.simulator.oracle_search import with_schedule
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
-from penstock.simulator.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Cell:
     policy: str
     seed: int
     fleet: tuple[int, ...] | None = None
-    aim: Aim | None = None
+    aim: ScheduleTarget | None = None
 
 
 def config_of(case: Case, mode: Mode) -> DecideConfig:
@@ -72,7 +72,7 @@ def record(cell: Cell) -> Recording:
     scenario = scenario_of(cell)
     if cell.aim is not None:
         scenario = with_schedule(scenario, requests, cell.aim)
-    return World(scenario, requests).run()
+    return Simulation(scenario, requests).run()
 
 
 def run_cell(cell: Cell) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from cells import Cell, run_cell, scenario_of
 from workloads import Case
 
 from penstock.planner.decide.config import Mode
-from penstock.simulator.oracle import Aim
+from penstock.simulator.oracle import ScheduleTarget
 from penstock.simulator.oracle_needs import Utilisation, needs
 from penstock.simulator.oracle_search import search
 from penstock.simulator.workload import prepare
@@ -64,9 +64,9 @@ def oracle_cells(case: Case, seed: int, found: dict[str, Any]) -> list[Cell]:
     return [Cell(case, name, seed, aim=_aim_of(found[name])) for name in ORACLES]
 
 
-def _aim_of(found: dict[str, Any]) -> Aim:
+def _aim_of(found: dict[str, Any]) -> ScheduleTarget:
     fleet = found["fleet"]
-    return Aim(found["deadline"], found["kv"], None if fleet is None else tuple(fleet))
+    return ScheduleTarget(found["deadline"], found["kv"], None if fleet is None else tuple(fleet))
 
 
 def static_cells(case: Case, seed: int, found: dict[str, Any], baseline: dict[str, float]) -> list[Cell]:

@@ -18,7 +18,7 @@ from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS, POD
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.scale import Load
-from penstock.operator.queue import Pace
+from penstock.operator.queue import RateLimits
 from penstock.operator.service import Operator, OperatorService
 from penstock.operator.settings import OperatorSettings
 
@@ -120,7 +120,7 @@ async def running(client, namespace, *, loads=None, pace=None):
     """Run an operator in this process."""
     settings = OperatorSettings(namespace=namespace, leader_election=False, metrics_port=0)
     metrics = OperatorMetrics()
-    pace = pace or Pace(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
+    pace = pace or RateLimits(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
     operator = Operator(client, settings, loads=loads or NoLoads(), metrics=metrics, pace=pace)
     task = asyncio.create_task(operator.run())
     try:

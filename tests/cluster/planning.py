@@ -33,7 +33,7 @@ class World:
     Attributes:
         kv: KV usage of every decode worker; None leaves it out of the page.
         queue: Requests that wait for prefill.
-        obeys: Whether pods follow the wish.
+        obeys: Whether pods follow the desired number.
     """
 
     def __init__(self, client, namespace, folder):
@@ -163,7 +163,7 @@ class World:
         """Return a service's ScalingAdapter."""
         return await self.client.get(SCALING_ADAPTER, f"{graph}-{service}", namespace=self.namespace)
 
-    async def wish(self, service, graph="llama"):
+    async def desired(self, service, graph="llama"):
         """Return the replicas that a service's adapter asks for."""
         return (await self.adapter(service, graph))["spec"]["replicas"]
 
@@ -184,10 +184,10 @@ class World:
             await asyncio.sleep(0.1)
             for service in ("prefill", "decode") if self.obeys else ():
                 with contextlib.suppress(ClusterError):
-                    wish, pods = await self.wish(service), await self.pods(service)
-                    for _ in range(wish - len(pods)):
+                    desired, pods = await self.desired(service), await self.pods(service)
+                    for _ in range(desired - len(pods)):
                         await self.make_pod(service)
-                    for name in pods[: max(0, len(pods) - wish)]:
+                    for name in pods[: max(0, len(pods) - desired)]:
                         await self.delete_pod(name)
 
     async def status(self, graph="llama"):

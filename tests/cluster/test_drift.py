@@ -156,7 +156,7 @@ async def test_what_was_applied_has_not_drifted(client, namespace, path):
 
 
 async def test_an_adapter_has_not_drifted_whoever_sets_its_number(client, namespace, crds):
-    """The operator's part of a ScalingAdapter does not hold the number, so a new wish is no drift."""
+    """The operator's part of a ScalingAdapter does not hold the number, so a new desired is no drift."""
     manifest = manifests(SAMPLES[0])[0]
     manifest["metadata"]["namespace"] = namespace
     graph = GraphDeployment.model_validate(manifest)

@@ -70,16 +70,16 @@ async def test_random_faults_delay_and_break_nothing(kwok, make_node, client, sh
             edit = {"spec": {"env": [{"name": "ROUND", "value": last}]}}
             await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
             for service in ("prefill", "decode"):
-                wish = {"spec": {"replicas": rng.randint(1, 3)}}
+                desired = {"spec": {"replicas": rng.randint(1, 3)}}
                 await client.patch(
-                    SCALING_ADAPTER, f"g-{service}", wish, namespace=namespace, field_manager="scaler"
+                    SCALING_ADAPTER, f"g-{service}", desired, namespace=namespace, field_manager="scaler"
                 )
             await pause(2.0)
-        for service, wish in (("prefill", 1), ("decode", 3)):
+        for service, desired in (("prefill", 1), ("decode", 3)):
             await client.patch(
                 SCALING_ADAPTER,
                 f"g-{service}",
-                {"spec": {"replicas": wish}},
+                {"spec": {"replicas": desired}},
                 namespace=namespace,
                 field_manager="scaler",
             )

@@ -49,7 +49,7 @@ async def test_random_faults_delay_decisions_and_double_none(world, proxy, shaky
         async def grown():
             nonlocal most
             assert not task.done()
-            wishes = [await world.wish("prefill"), await world.wish("decode")]
+            wishes = [await world.desired("prefill"), await world.desired("decode")]
             most = max(most, sum(wishes))
             return wishes[1] == 4
 
@@ -84,7 +84,7 @@ async def test_a_lost_answer_to_a_change_is_not_repeated(world, proxy, shaky):
     proxy.play(Fault.DROP, path="/scale$", times=1)
     async with world.planning():
         world.client = direct
-        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
         world.kv = 0.7
         await until(lambda: is_now(world.reason(), "Observing"), "it observes")
         await until(world.events, "an Event")
@@ -114,7 +114,7 @@ async def test_a_storm_of_writes_to_an_adapter_does_not_stop_scaling(world):
     task = asyncio.create_task(storm())
     async with world.planning():
         try:
-            await _eventually(world, lambda: is_now(world.wish("decode"), 4), "decode is 4")
+            await _eventually(world, lambda: is_now(world.desired("decode"), 4), "decode is 4")
         finally:
             stop.set()
             await task
@@ -133,9 +133,9 @@ async def test_without_prometheus_nothing_is_scaled_and_the_status_says_so(world
         assert said["status"] == "False"
         assert said["message"].startswith("KV usage unknown to ")
         assert "prometheus" in said["message"].split(":")[0]
-        assert [await world.wish("prefill"), await world.wish("decode")] == [1, 2]
+        assert [await world.desired("prefill"), await world.desired("decode")] == [1, 2]
         world.kv = 0.95
-        await until(lambda: is_now(world.wish("decode"), 3), "the router's word is enough to grow")
+        await until(lambda: is_now(world.desired("decode"), 3), "the router's word is enough to grow")
         world.kv = 0.7
         await until(lambda: is_now(world.reason(), "Observing"), "it observes")
     assert "ScaledDown" not in {reason for reason, *_ in (await world.events()).values()}

@@ -32,7 +32,7 @@ async def test_a_pressed_role_is_scaled_by_its_adapter_and_users_are_told(world)
     world.kv = 0.95
     await world.make_graph(maxGpuBudget=3)
     async with world.planning():
-        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
         world.kv = 0.7
 
         async def is_told():
@@ -78,17 +78,17 @@ async def test_an_edit_by_hand_is_told_kept_for_an_interval_and_planned_from(wor
         text = "decode 1 -> 3: set by kubectl-scale; kept for one adjustment interval, then planned from"
         await until(lambda: _has(world.events(), text), "the edit is told")
         await asyncio.sleep(2 * INTERVAL_S)
-        assert await world.wish("decode") == 3
+        assert await world.desired("decode") == 3
         world.kv = 0.1
-        await until(lambda: is_now(world.wish("decode"), 2), "planned from three")
+        await until(lambda: is_now(world.desired("decode"), 2), "planned from three")
 
 
 async def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(world):
-    """The wish goes back to one; the Event warns; the next try waits."""
+    """The desired number goes back to one; the Event warns; the next try waits."""
     world.obeys, world.kv = False, 0.95
     await world.make_graph()
     async with world.planning(unschedulable_s=0.5):
-        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
         lost = await world.make_pod(
             "decode",
             ready=False,
@@ -102,15 +102,15 @@ async def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(
                 }
             ],
         )
-        await until(lambda: is_now(world.wish("decode"), 1), "withdrawn")
+        await until(lambda: is_now(world.desired("decode"), 1), "withdrawn")
         await world.delete_pod(lost)
         await asyncio.sleep(1.5 * INTERVAL_S)
-        assert await world.wish("decode") == 1
+        assert await world.desired("decode") == 1
         events = await world.events()
     told = [
         note
         for note, (reason, kind, _) in events.items()
-        if (reason, kind) == ("ScaleUpWithdrawn", "Warning")
+        if (reason, kind) == ("ScaleUpRolledBack", "Warning")
     ]
     assert len(told) == 1
     assert f"pod {lost}: unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in told[0]
@@ -123,11 +123,11 @@ async def test_a_new_leader_takes_over_without_repeating_a_decision(world):
     async with contextlib.AsyncExitStack() as stack:
         first = contextlib.AsyncExitStack()
         await first.enter_async_context(world.planning())
-        await until(lambda: is_now(world.wish("decode"), 2), "the first one leads")
+        await until(lambda: is_now(world.desired("decode"), 2), "the first one leads")
         await stack.enter_async_context(world.planning())
         await first.aclose()
-        await until(lambda: is_now(world.wish("decode"), 3), "the second one leads")
-        await until(lambda: is_now(world.wish("decode"), 4), "and goes on")
+        await until(lambda: is_now(world.desired("decode"), 3), "the second one leads")
+        await until(lambda: is_now(world.desired("decode"), 4), "and goes on")
         lease = await world.client.get(LEASE, "penstock-planner", namespace=world.namespace)
     assert lease["spec"]["leaseTransitions"] >= 1
     records = world.ledger().records
@@ -143,12 +143,12 @@ async def test_without_its_ledger_a_planner_goes_on_behind_the_ids_that_the_clus
     world.kv = 0.95
     await world.make_graph(maxGpuBudget=8)
     async with world.planning():
-        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
         await until(lambda: is_now(world.reason(), "Adjusting"), "the status knows")
     known = (await world.status())["planner"]["decisionId"]
     world.folder = tmp_path / "elsewhere"
     async with world.planning():
-        await until(lambda: is_now(world.wish("decode"), 3), "decode is 3")
+        await until(lambda: is_now(world.desired("decode"), 3), "decode is 3")
     first = next(r for r in world.ledger().records if r["type"] == "decision")
     assert int(first["decision"]["id"][1:]) > int(known[1:])
     assert replay(world.ledger()).differences == ()
@@ -205,7 +205,7 @@ async def test_what_the_process_is_told_overrides_every_graph(world):
     async with world.planning(overrides={"no-operation": True}):
         await until(lambda: is_now(world.reason(), "NoOperation"), "it only looks")
         await asyncio.sleep(2 * INTERVAL_S)
-        assert await world.wish("decode") == 1
+        assert await world.desired("decode") == 1
     assert any(r["type"] == "decision" for r in world.ledger().records)
     assert await world.events() == {}
 
@@ -260,7 +260,7 @@ async def test_the_command_plans_with_few_rights_and_ends_on_sigterm(world, api_
     pool = ConnectionPool()
     try:
         # Half of it is for a program to start on a busy machine.
-        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2", timeout_s=2 * WAIT_S)
+        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2", timeout_s=2 * WAIT_S)
 
         async def is_told():
             return "decode 1 -> 2" in (await world.status()).get("planner", {}).get("lastDecision", "")
@@ -299,11 +299,11 @@ async def test_a_stale_look_conflicts_and_a_status_write_does_not(world, client)
         field_manager="test",
     )
     await target.scale(D, 2, decision_id="d000001")
-    assert await world.wish("decode") == 2
+    assert await world.desired("decode") == 2
     await world.edit("prefill", 3)
     with pytest.raises(ConflictError, match="replicas are 3, were 1"):
         await target.scale(P, 2, decision_id="d000002")
-    assert await world.wish("prefill") == 3
+    assert await world.desired("prefill") == 3
 
 
 async def test_without_the_api_server_nothing_is_decided_and_all_goes_on_after(own, tmp_path):
@@ -323,7 +323,7 @@ async def test_without_the_api_server_nothing_is_decided_and_all_goes_on_after(o
         await asyncio.sleep(3 * INTERVAL_S)
         assert len([r for r in world.ledger().records if r["type"] == "decision"]) == before
         await asyncio.to_thread(plane.start_api_server)
-        await until(lambda: is_now(world.wish("decode"), 2), "it scales once the API server is back")
+        await until(lambda: is_now(world.desired("decode"), 2), "it scales once the API server is back")
     await world.close()
 
 
@@ -357,7 +357,7 @@ async def test_a_replica_whose_pod_is_refused_is_withdrawn_with_the_servers_reas
     why = "the API server refuses its pods: exceeded quota: q, requested: pods=1, used: pods=4"
     refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why}
     async with world.planning(unschedulable_s=0.5):
-        await until(lambda: is_now(world.wish("decode"), 2), "decode is 2")
+        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
         await world.client.patch(
             SCALING_ADAPTER,
             "llama-decode",
@@ -366,8 +366,8 @@ async def test_a_replica_whose_pod_is_refused_is_withdrawn_with_the_servers_reas
             subresource="status",
             field_manager="penstock-operator",
         )
-        await until(lambda: is_now(world.wish("decode"), 1), "withdrawn")
+        await until(lambda: is_now(world.desired("decode"), 1), "withdrawn")
         events = await world.events()
-    told = [note for note, (reason, *_) in events.items() if reason == "ScaleUpWithdrawn"]
+    told = [note for note, (reason, *_) in events.items() if reason == "ScaleUpRolledBack"]
     assert len(told) == 1
     assert why in told[0]

@@ -77,7 +77,7 @@ async def test_a_profile_that_comes_changes_and_goes_is_followed_without_a_resta
         await world.edit("decode", 3)
         await world.client.delete(CONFIG_MAP, "fast", namespace=world.namespace)
         await until(lambda: is_now(world.reason(), "ProfileMissing"), "the profile is gone")
-        assert await world.wish("decode") == 3
+        assert await world.desired("decode") == 3
 
 
 async def test_a_graph_without_a_profile_disturbs_no_other(world):

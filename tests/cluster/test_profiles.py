@@ -313,7 +313,7 @@ async def test_the_api_server_refuses_broken_rules(crds, client, namespace, chan
 
 
 async def test_a_request_is_immutable_and_its_name_bounded(crds, client, namespace):
-    """Measured once; a new wish is a new request."""
+    """Measured once; a new desired is a new request."""
     await client.create(request(namespace), field_manager="test")
     with pytest.raises(InvalidObjectError, match="a request is measured once"):
         await client.patch(

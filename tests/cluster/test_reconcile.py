@@ -20,7 +20,7 @@ from penstock.kube.kinds import (
     SERVICE,
     SERVICE_ACCOUNT,
 )
-from penstock.operator.queue import Pace
+from penstock.operator.queue import RateLimits
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +48,7 @@ async def test_nothing_is_written_at_rest(crds, client, namespace):
     But for the comparison of kopf's stores with a list, once a minute for each of its kinds.
     """
     await client.create(graph(namespace), field_manager="test")
-    pace = Pace(gap_s=0.02, resync_s=1.0)
+    pace = RateLimits(gap_s=0.02, resync_s=1.0)
     async with running(client, namespace, pace=pace) as operator:
         await until(lambda: all_children(client, namespace), "all children")
         await settled(client, namespace, operator)

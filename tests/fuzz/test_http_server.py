@@ -4,7 +4,7 @@ import httptools
 
 from penstock.core.errors import UpstreamError
 from penstock.core.http.limits import ServerLimits
-from penstock.core.http.server_connection import ServerConnection, Shared
+from penstock.core.http.server_connection import ServerConnection, ServerContext
 
 LIMITS = ServerLimits(max_header_bytes=2048, max_body_bytes=8192, max_connections=4)
 FAR_S = 1e6
@@ -160,7 +160,7 @@ async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, caplo
     loop, faults = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _loop, context: faults.append(context))
     for name, rng in rounds:
-        shared = Shared(
+        shared = ServerContext(
             handler,
             LIMITS,
             loop,

@@ -14,7 +14,7 @@ from rich.table import Table
 from penstock.cli import option
 from penstock.core.errors import ConfigError
 from penstock.performance.capacity import CapacityPlan, Load, UnreachableError, figures, plan_capacity
-from penstock.performance.changes import Change, Question, changes
+from penstock.performance.changes import CapacityQuery, Change, changes
 from penstock.performance.quality import Severity, sweep_findings
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import Sweep
@@ -89,7 +89,7 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
         options["quantile"],
         options["kv_transfer_ms"] / 1000,
     )
-    question = Question(figures(sweep, targets), targets, load, sweep.is_aggregated, options["max_gpus"])
+    question = CapacityQuery(figures(sweep, targets), targets, load, sweep.is_aggregated, options["max_gpus"])
     try:
         plan: CapacityPlan | None = plan_capacity(sweep, targets, load)
         miss = _over_budget(plan, question) if plan is not None else None
@@ -125,7 +125,7 @@ def _sweep(sources: tuple[str, ...], *, is_aggregated: bool) -> Sweep:
     return sweep
 
 
-def _over_budget(plan: CapacityPlan, question: Question) -> str | None:
+def _over_budget(plan: CapacityPlan, question: CapacityQuery) -> str | None:
     if question.max_gpus is None or plan.gpus <= question.max_gpus:
         return None
     return (

@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.core.errors import PenstockError
 from penstock.core.local_state import EntryState, state_dir
-from penstock.local.inspection import Hung, Stray, hung, strays
+from penstock.local.inspection import Hung, Orphan, hung, orphans
 from penstock.local.process_log import log_path
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
@@ -75,7 +75,7 @@ class LocalFacts:
         is_writable: Whether it can be written, or made.
         gpus: The machine's; None without nvidia-smi; a text if that failed.
         graphs: By namespace, its status or why it cannot be read.
-        strays: Processes of graphs that no arbiter supervises.
+        orphans: Processes of graphs that no arbiter supervises.
         hung: By namespace, processes that do not work.
     """
 
@@ -87,7 +87,7 @@ class LocalFacts:
     is_writable: bool
     gpus: tuple[Gpu, ...] | str | None
     graphs: dict[str, LocalGraphStatus | str]
-    strays: tuple[Stray, ...] = ()
+    orphans: tuple[Orphan, ...] = ()
     hung: Mapping[str, tuple[Hung, ...]] = field(default_factory=dict)
 
 
@@ -107,7 +107,7 @@ async def gather(only: str | None) -> LocalFacts:
         is_writable=os.access(existing, os.W_OK | os.X_OK),
         gpus=_gpus(),
         graphs=graphs,
-        strays=tuple(each for each in strays(folder.absolute()) if only in {None, each.namespace}),
+        orphans=tuple(each for each in orphans(folder.absolute()) if only in {None, each.namespace}),
         hung={namespace: await _hung(namespace) for namespace in graphs},
     )
 
@@ -239,12 +239,12 @@ def _process_findings(facts: LocalFacts) -> Iterator[Finding]:
             message = f"{each.name} (process {each.pid}) hangs: {each.reason}"
             remedy = f"kill -9 {each.pid}, after which it is started again"
             yield problem(f"graph {namespace}", message, remedy)
-    for stray in facts.strays:
-        graph = facts.graphs.get(stray.namespace)
+    for orphan in facts.orphans:
+        graph = facts.graphs.get(orphan.namespace)
         is_running = isinstance(graph, LocalGraphStatus) and graph.running
-        down = f"penstock down --namespace {stray.namespace}"
-        message = f"process {stray.pid} is left over, {stray.reason}: {stray.command}"
-        yield problem(f"graph {stray.namespace}", message, f"kill -9 {stray.pid}" if is_running else down)
+        down = f"penstock down --namespace {orphan.namespace}"
+        message = f"process {orphan.pid} is left over, {orphan.reason}: {orphan.command}"
+        yield problem(f"graph {orphan.namespace}", message, f"kill -9 {orphan.pid}" if is_running else down)
 
 
 def _of_graph(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:

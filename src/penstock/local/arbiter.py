@@ -125,10 +125,10 @@ def _owned(store: StateStore, state: StateFile) -> StateFile:
 def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
     """End the processes that a killed arbiter started and had no time to record: another will take their place."""
     covered = {member.pid for leader in liveness.recorded(state) for member in liveness.group_of(leader)}
-    strays = [one for one in liveness.marked(str(store.path)) if one.pid not in covered | {watchdog.pid}]
-    if strays:
-        _log.warning("ending processes that were not recorded", pids=[one.pid for one in strays])
-        liveness.end(strays, grace_s=_STRAY_GRACE_S)
+    orphans = [one for one in liveness.marked(str(store.path)) if one.pid not in covered | {watchdog.pid}]
+    if orphans:
+        _log.warning("ending processes that were not recorded", pids=[one.pid for one in orphans])
+        liveness.end(orphans, grace_s=_STRAY_GRACE_S)
 
 
 async def supervise(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:

@@ -22,7 +22,7 @@ _COMMAND_CHARACTERS: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class Orphan:
     """A process of a graph that no arbiter supervises.
 
     Attributes:
@@ -47,7 +47,7 @@ class Hung:
     reason: str
 
 
-def strays(folder: Path) -> tuple[Stray, ...]:
+def orphans(folder: Path) -> tuple[Orphan, ...]:
     """Return the leaked processes of every graph of a state folder, by pid.
 
     Args:
@@ -59,11 +59,11 @@ def strays(folder: Path) -> tuple[Stray, ...]:
             mark = process.environ().get(liveness.MARK_VARIABLE)
             if mark is not None and Path(mark).parent == folder:
                 by_file.setdefault(Path(mark), set()).add(process.pid)
-    found = [stray for path, marked in by_file.items() for stray in _strays_of(path, marked)]
-    return tuple(sorted(found, key=lambda stray: stray.pid))
+    found = [orphan for path, marked in by_file.items() for orphan in _orphans_of(path, marked)]
+    return tuple(sorted(found, key=lambda orphan: orphan.pid))
 
 
-def _strays_of(path: Path, marked: set[int]) -> Iterator[Stray]:
+def _orphans_of(path: Path, marked: set[int]) -> Iterator[Orphan]:
     state = StateStore(path).read_quietly()
     leaders = liveness.recorded(state)
     grouped = {member.pid for leader in leaders for member in liveness.group_of(leader)}
@@ -77,7 +77,7 @@ def _strays_of(path: Path, marked: set[int]) -> Iterator[Stray]:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             if process.status() != psutil.STATUS_ZOMBIE:
-                yield Stray(path.stem, pid, " ".join(process.cmdline())[:_COMMAND_CHARACTERS], reason)
+                yield Orphan(path.stem, pid, " ".join(process.cmdline())[:_COMMAND_CHARACTERS], reason)
 
 
 def _descendants(arbiter: int) -> set[int]:

@@ -11,7 +11,7 @@ from typing import Self
 from penstock.api import Role
 from penstock.core.engine_progress import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
 from penstock.core.local_state import EntryState
-from penstock.local.door import Door, door_of
+from penstock.local.frontend import Frontend, door_of
 from penstock.local.listeners import holds_port
 from penstock.local.liveness import identify, stopped_in_group, stopped_words
 from penstock.local.plan import Fault, Limits, ObservedProcess
@@ -108,7 +108,7 @@ class ProcessObserver:
             return False
         return is_healthy
 
-    async def _stall(self, name: str, entry: ProcessEntry, url: str, door: Door) -> Fault | None:
+    async def _stall(self, name: str, entry: ProcessEntry, url: str, door: Frontend) -> Fault | None:
         """Return the fault of a worker whose engine makes no token of the requests that it has.
 
         What the door has sent there counts, too: a core that hung before it saw a request reports none. So does its
@@ -129,7 +129,7 @@ class ProcessObserver:
         )
         return Fault(problem, 0.0) if progress.is_stalled else None
 
-    async def _drain(self, door: Door, name: str, entry: ProcessEntry) -> None:
+    async def _drain(self, door: Frontend, name: str, entry: ProcessEntry) -> None:
         """Make sure that the door sends nothing new, then see what is still in flight."""
         before = self._observed[name].drain
         confirmed: bool | NoAnswer = before is not None and before.acknowledged

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.core.errors import NotFoundError
 from penstock.core.local_state import EntryState
 from penstock.local import liveness
-from penstock.local.door import door_of
+from penstock.local.frontend import door_of
 from penstock.local.ledger_tail import DecisionStatus, HeldDecisions, LedgerTail
 from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView
 from penstock.local.statefile import ProcessEntry, StateFile

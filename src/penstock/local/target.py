@@ -12,7 +12,7 @@ from penstock.api import WORKER_ROLES, Role
 from penstock.core import logs
 from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.local_state import EntryState
-from penstock.local.door import door_of
+from penstock.local.frontend import door_of
 from penstock.local.probes import NoAnswer, Probes, WorkerView
 from penstock.local.replicas import ScaleOutcome, scale, template
 from penstock.local.statefile import ProcessEntry, StateFile

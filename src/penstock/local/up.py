@@ -22,8 +22,8 @@ from penstock.core.local_state import EMPTY_STATES, EntryState
 from penstock.engine.profiles.performance import planning_profile
 from penstock.local import liveness, private, process_log, recovery
 from penstock.local.build import LocalOptions, initial_state
-from penstock.local.door import door_of
 from penstock.local.dynamo_python import check_dynamo
+from penstock.local.frontend import door_of
 from penstock.local.model_folder import check_model
 from penstock.local.plan import Limits
 from penstock.local.ports import is_free

@@ -79,7 +79,7 @@ class Deletion:
         number = replicas_of(workload) or 0
         pool = DrainingPool(
             service=_label(workload, SERVICE_LABEL),
-            wish=0,
+            desired=0,
             spec_replicas=number,
             grace_s=max((each["view"].grace_s for each in pods), default=0.0),
             rolling=False,

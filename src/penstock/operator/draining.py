@@ -36,8 +36,8 @@ class DrainingPool:
 
     Attributes:
         service: Its name.
-        wish: Replicas wanted, within bounds.
-        spec_replicas: The workload's number now; the wish while there is no workload.
+        desired: Replicas wanted, within bounds.
+        spec_replicas: The workload's number now; the desired number while there is no workload.
         grace_s: Longest drain, seconds.
         rolling: Whether a rollout makes progress.
         pods: Its pods, as `trim_pod` leaves them.
@@ -48,7 +48,7 @@ class DrainingPool:
     """
 
     service: str
-    wish: int
+    desired: int
     spec_replicas: int
     grace_s: float
     rolling: bool
@@ -123,17 +123,17 @@ def _to_ask(pool: DrainingPool) -> list[tuple[PodView, str]]:
     """Return the pods whose load the plan needs: none at rest; all while victims are to be chosen."""
     able = [each for each in pool.pods if each["view"].alive and each["view"].may_hold_requests]
     alive = sum(view.alive for view in pool.views)
-    if alive <= pool.wish or (pool.rolling and pool.wish < pool.spec_replicas):
+    if alive <= pool.desired or (pool.rolling and pool.desired < pool.spec_replicas):
         return []
     marked = [each for each in able if each["view"].draining]
-    asked = marked if len(marked) >= alive - pool.wish else able
+    asked = marked if len(marked) >= alive - pool.desired else able
     return [(each["view"], each["ip"]) for each in asked]
 
 
 def _plan(pool: DrainingPool, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
     return plan_scale(
         pool.views,
-        wish=pool.wish,
+        desired=pool.desired,
         current_spec_replicas=pool.spec_replicas,
         loads=loads,
         now_s=now_s,
@@ -144,12 +144,12 @@ def _plan(pool: DrainingPool, loads: Mapping[str, Load | None], now_s: float) ->
     )
 
 
-def scale_message(service: str, plan: ScalePlan, wish: int) -> str | None:
+def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
     """Return what begins now, for an Event; None if nothing does."""
     if plan.begin:
-        return f"{service}: {_names(plan.begin)} finish their requests before {service} shrinks to {wish}"
+        return f"{service}: {_names(plan.begin)} finish their requests before {service} shrinks to {desired}"
     if plan.restore:
-        return f"{service}: {_names(plan.restore)} serve again; {wish} replicas are wanted"
+        return f"{service}: {_names(plan.restore)} serve again; {desired} replicas are wanted"
     return None
 
 

@@ -22,7 +22,7 @@ _SLOW_AFTER_STARTUP: float = 0.5
 
 
 @dataclass(slots=True)
-class Seen:
+class ReconcileState:
     """What one reconcile found, service by service.
 
     Attributes:
@@ -49,7 +49,7 @@ class Seen:
 
 
 def graph_facts(
-    graph: GraphDeployment, generation: int, pods: Iterable[PodView], seen: Seen, *, now_s: float
+    graph: GraphDeployment, generation: int, pods: Iterable[PodView], seen: ReconcileState, *, now_s: float
 ) -> ConditionFacts:
     """Return the facts of a valid graph.
 
@@ -84,7 +84,9 @@ def graph_facts(
     )
 
 
-def _service(graph: GraphDeployment, name: str, pods: Sequence[PodView], seen: Seen) -> ServiceFacts:
+def _service(
+    graph: GraphDeployment, name: str, pods: Sequence[PodView], seen: ReconcileState
+) -> ServiceFacts:
     rollout = seen.rollouts.get(name)
     bounds, plan = seen.bounds[name], seen.plans.get(name)
     return ServiceFacts(

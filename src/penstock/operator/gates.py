@@ -22,7 +22,7 @@ from penstock.operator.trim import Object
 
 
 @dataclass(frozen=True, slots=True)
-class Lifted:
+class UngateResult:
     """What one look at the gates came to.
 
     Attributes:
@@ -70,7 +70,7 @@ class Gates:
         priorities: Mapping[str, int],
         replicas: Mapping[str, int],
         now_s: float,
-    ) -> Lifted:
+    ) -> UngateResult:
         """Lift what the budget allows now.
 
         Args:
@@ -106,7 +106,7 @@ class Gates:
         # A release whose answer was lost is tried again: it may or may not have happened.
         for uid in pending - set(plan.release):
             await self._ungate(by_uid[uid])
-        return Lifted(plan, tuple(names))
+        return UngateResult(plan, tuple(names))
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a graph that is gone."""

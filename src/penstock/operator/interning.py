@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 LIMIT: Final = 20_000
-"""Parts remembered. Chosen: all that a few hundred graphs have in common, in about five megabytes."""
+"""Dependencies remembered. Chosen: all that a few hundred graphs have in common, in about five megabytes."""
 
 
 class InterningPool:
@@ -19,7 +19,7 @@ class InterningPool:
         """Remember nothing yet.
 
         Args:
-            limit: Parts remembered before all are forgotten; objects made until then keep theirs.
+            limit: Dependencies remembered before all are forgotten; objects made until then keep theirs.
         """
         self._limit = limit
         self._parts: dict[Any, Any] = {}

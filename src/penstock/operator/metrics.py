@@ -62,7 +62,7 @@ class _GraphCollector(Collector):
         )
         target = GaugeMetricFamily(
             names.OPERATOR_TARGET_REPLICAS,
-            "Wanted replicas by graph and role, the wish within its bounds.",
+            "Wanted replicas by graph and role, the desired number within its bounds.",
             labels=[*labels, "role"],
         )
         planned = GaugeMetricFamily(

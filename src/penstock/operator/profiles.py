@@ -29,7 +29,7 @@ from penstock.operator.events import EventRecorder
 from penstock.operator.handler_store import HandlerStore
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
-from penstock.operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
+from penstock.operator.queue import NEVER_S, Key, RateLimits, WorkQueue, serve
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.profile import profile_objects
 from penstock.operator.trim import Object, trim_child
@@ -81,7 +81,7 @@ class Profiles:
         parts: ProfileParts,
         *,
         namespace: str | None,
-        pace: Pace,
+        pace: RateLimits,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         """Prepare; `run` starts it.

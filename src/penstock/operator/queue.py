@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RateLimits:
     """How often one key is worked on; real seconds. All chosen.
 
     Attributes:
@@ -55,7 +55,7 @@ class WorkQueue:
 
     def __init__(
         self,
-        pace: Pace = Pace(),
+        pace: RateLimits = RateLimits(),
         *,
         now_s: Callable[[], float] = time.monotonic,
         spread: random.Random | None = None,
@@ -73,7 +73,7 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> RateLimits:
         """How often a key is worked on."""
         return self._pace
 
@@ -160,7 +160,7 @@ class WorkQueue:
 
         Args:
             key: Graph.
-            retry_after_s: The server's own wish; the wait is no shorter.
+            retry_after_s: The server's Retry-After; the wait is no shorter.
         """
         failures = min(self._failures.get(key, 0) + 1, 32)
         self._failures[key] = failures

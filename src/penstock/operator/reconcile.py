@@ -24,7 +24,7 @@ from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.deleting import Deletion
 from penstock.operator.draining import DrainingPool, Drains, scale_message
 from penstock.operator.events import EventRecorder
-from penstock.operator.facts import Seen, graph_facts
+from penstock.operator.facts import ReconcileState, graph_facts
 from penstock.operator.gates import Gates
 from penstock.operator.lru_cache import LruCache
 from penstock.operator.metrics import OperatorMetrics
@@ -75,7 +75,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Dependencies:
     """What a reconciler works with.
 
     Attributes:
@@ -141,7 +141,7 @@ class _Graph:
 class Reconciler:
     """Reconciles graphs; keeps no truth of its own, only what saves work."""
 
-    def __init__(self, parts: Parts, *, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, parts: Dependencies, *, now_s: Callable[[], float] = time.time) -> None:
         self._parts = parts
         self._now_s = now_s
         self._deletion = Deletion(parts.applier, parts.drains)
@@ -192,7 +192,7 @@ class Reconciler:
         if model is None:
             return await self._invalid(raw, snapshot, problems)
         try:
-            return await self._bring_about(await self._graph(key, model, raw, snapshot), seen_as)
+            return await self._reconcile_valid(await self._graph(key, model, raw, snapshot), seen_as)
         except InvalidSpecError as exc:
             return await self._invalid(raw, snapshot, exc.problems)
 
@@ -207,9 +207,9 @@ class Reconciler:
         has_discovery = needs_dynamo_discovery(spec) and await cluster.knows(DYNAMO_WORKER_METADATA)
         return _Graph(key, model, raw, snapshot, context, self._now_s(), has_dynamo_discovery=has_discovery)
 
-    async def _bring_about(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
-        seen = Seen()
-        first_replicas = self._wishes(graph, seen)
+    async def _reconcile_valid(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
+        seen = ReconcileState()
+        first_replicas = self._desired_replicas(graph, seen)
         try:
             return await self._take_steps(graph, seen, first_replicas, seen_as)
         except UnavailableError as exc:
@@ -220,7 +220,7 @@ class Reconciler:
             raise
 
     async def _take_steps(
-        self, graph: _Graph, seen: Seen, first_replicas: dict[str, int], seen_as: tuple[object, ...]
+        self, graph: _Graph, seen: ReconcileState, first_replicas: dict[str, int], seen_as: tuple[object, ...]
     ) -> ReconcileResult:
         if DRAIN_FINALIZER not in graph.raw["metadata"].get("finalizers", ()):
             self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
@@ -242,7 +242,7 @@ class Reconciler:
             self._settled[graph.key] = seen_as
         return result
 
-    def _event_messages(self, key: Key, applied: Applied, seen: Seen) -> list[EventMessage]:
+    def _event_messages(self, key: Key, applied: Applied, seen: ReconcileState) -> list[EventMessage]:
         """Return what to emit: every repair, and troubles that the last reconcile did not find."""
         emitted = self._emitted.get(key, frozenset())
         troubles = [
@@ -257,7 +257,7 @@ class Reconciler:
         repairs = [EventMessage("Repaired", each, "Apply") for each in applied.repaired]
         return [*repairs, *(each for each in troubles if each not in emitted)]
 
-    def _end(self, graph: _Graph, seen: Seen, applied: Applied, *, wrote: bool) -> ReconcileResult:
+    def _end(self, graph: _Graph, seen: ReconcileState, applied: Applied, *, wrote: bool) -> ReconcileResult:
         if applied.refused:
             raise ClusterError("; ".join(applied.refused))
         snapshot = self._parts.cluster.snapshot(graph.key)
@@ -271,23 +271,23 @@ class Reconciler:
             "changed" if wrote else "unchanged" if requeue_after_s is None else "waiting", requeue_after_s
         )
 
-    def _wishes(self, graph: _Graph, seen: Seen) -> dict[str, int]:
-        """Note every service's wish within its bounds; return the first number of adapters yet to be made."""
+    def _desired_replicas(self, graph: _Graph, seen: ReconcileState) -> dict[str, int]:
+        """Note every service's desired number within its bounds; return the first number of adapters yet to be made."""
         first: dict[str, int] = {}
         budget = gpu_ceiling(graph.model)
         for name, service in graph.model.spec.services.items():
             workload = workload_of(graph.model, name, graph.snapshot.children)
             there = replicas_of(workload)
-            wish: int | None = None
+            desired: int | None = None
             if service.scaling is not None:
                 child = child_name(graph.model.name, name)
                 live = graph.snapshot.children.get((SCALING_ADAPTER.kind, child))
                 if live is not None and is_own(live, graph.uid):
-                    wish = live["spec"].get("replicas")
+                    desired = live["spec"].get("replicas")
                 else:
                     # An adapter that was deleted comes back with the number that runs, not with the first one.
-                    wish = first[child] = service.replicas if there is None else there
-            seen.bounds[name] = bounded(wish, service, max_gpu_budget=budget)
+                    desired = first[child] = service.replicas if there is None else there
+            seen.bounds[name] = bounded(desired, service, max_gpu_budget=budget)
             seen.desired[name] = seen.bounds[name].replicas if there is None else there
             if workload is not None:
                 seen.rollouts[name] = view_of(name, service.role, workload)
@@ -295,7 +295,7 @@ class Reconciler:
                     seen.refused[name] = refused
         return first
 
-    async def _scale(self, graph: _Graph, seen: Seen) -> list[EventMessage]:
+    async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
         messages = []
         pods = graph.workers
         views = [each["view"] for each in pods]
@@ -314,7 +314,7 @@ class Reconciler:
             is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
             pool = DrainingPool(
                 service=name,
-                wish=seen.bounds[name].replicas,
+                desired=seen.bounds[name].replicas,
                 spec_replicas=seen.desired[name],
                 grace_s=service.termination_grace_period_seconds,
                 rolling=is_rolling and name not in waiting,
@@ -323,12 +323,12 @@ class Reconciler:
             )
             plan = await self._parts.drains.step(pool, now_s=graph.now_s)
             seen.plans[name] = plan
-            text = scale_message(name, plan, pool.wish)
+            text = scale_message(name, plan, pool.desired)
             if text is not None:
                 messages.append(EventMessage("Draining" if plan.begin else "Restored", text, action="Drain"))
         return messages
 
-    def _wanted(self, graph: _Graph, seen: Seen) -> list[Object]:
+    def _wanted(self, graph: _Graph, seen: ReconcileState) -> list[Object]:
         model, services = graph.model, graph.model.spec.services
         replicas = {
             name: seen.plans[name].spec_replicas if name in seen.plans else seen.bounds[name].replicas
@@ -365,7 +365,7 @@ class Reconciler:
         return [*adapters, *map(marked, built)]
 
     async def _apply(
-        self, graph: _Graph, seen: Seen, wanted: list[Object], first_replicas: dict[str, int]
+        self, graph: _Graph, seen: ReconcileState, wanted: list[Object], first_replicas: dict[str, int]
     ) -> Applied:
         live = graph.snapshot.children
         names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
@@ -413,7 +413,7 @@ class Reconciler:
                 await self._parts.applier.delete(child)
         return bool(workloads or rest)
 
-    async def _ungate(self, graph: _Graph, seen: Seen) -> bool:
+    async def _ungate(self, graph: _Graph, seen: ReconcileState) -> bool:
         ungated = await self._parts.gates.ungate(
             graph.key,
             graph.workers,
@@ -425,7 +425,7 @@ class Reconciler:
         seen.waiting = ungated.plan.waiting
         return bool(ungated.released)
 
-    async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: Seen) -> None:
+    async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> None:
         generation = graph.raw["metadata"].get("generation", 0)
         facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
         await self._statuses.graph(graph.raw, facts, now_s=self._now_s())

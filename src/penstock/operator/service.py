@@ -29,12 +29,12 @@ from penstock.operator.loads import LoadReader, MetricsReader
 from penstock.operator.metrics import GraphReplicas, OperatorMetrics, StatusServer
 from penstock.operator.peers import LEASE_KEYS, Peers
 from penstock.operator.profiles import ProfileParts, Profiles
-from penstock.operator.queue import NEVER_S, Key, Pace, WorkQueue, serve
-from penstock.operator.reconcile import Parts, Reconciler
+from penstock.operator.queue import NEVER_S, Key, RateLimits, WorkQueue, serve
+from penstock.operator.reconcile import Dependencies, Reconciler
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.settings import OperatorSettings
 from penstock.operator.trim import Object
-from penstock.operator.validity import judged
+from penstock.operator.validity import validated
 
 log = get_logger(__name__)
 
@@ -53,7 +53,7 @@ class Operator:
         *,
         loads: LoadReader,
         metrics: OperatorMetrics,
-        pace: Pace | None = None,
+        pace: RateLimits | None = None,
         owns: Callable[[Key], bool] = lambda _key: True,
     ) -> None:
         """Put the parts together.
@@ -71,7 +71,7 @@ class Operator:
         self._namespace = namespace
         self._settings = settings
         self._owns = owns
-        self.queue = WorkQueue(pace or Pace(resync_s=settings.resync_interval), now_s=time.monotonic)
+        self.queue = WorkQueue(pace or RateLimits(resync_s=settings.resync_interval), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
         applier = Applier(client, metrics, on_written=self.cluster.note)
         recorder = EventRecorder(client, instance=instance(), on_dropped=metrics.event_dropped)
@@ -84,7 +84,7 @@ class Operator:
             allows_privileges=settings.allow_privileged_pod_templates,
         )
         self.reconciler = Reconciler(
-            Parts(
+            Dependencies(
                 cluster=self.cluster,
                 applier=applier,
                 drains=Drains(applier, loads),
@@ -156,7 +156,7 @@ class Operator:
         raw = self.cluster.snapshot(key).graph
         if raw is None:
             return None, ""
-        model, problems = judged(raw)
+        model, problems = validated(raw)
         return model, "; ".join(f"{each.path}: {each.message}" for each in problems)
 
     def _enqueue(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback

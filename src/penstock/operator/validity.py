@@ -14,14 +14,14 @@ from penstock.operator.trim import Object
 MODELS: Final = 256
 """Validated graphs that are kept; one at rest needs none. Chosen: five megabytes."""
 
-Judged = tuple[GraphDeployment | None, tuple[Problem, ...]]
+Validated = tuple[GraphDeployment | None, tuple[Problem, ...]]
 
 
 class Models:
     """The validated graphs of late."""
 
     def __init__(self) -> None:
-        self._recent: LruCache[Key, tuple[tuple[str, int], Judged]] = LruCache(MODELS)
+        self._recent: LruCache[Key, tuple[tuple[str, int], Validated]] = LruCache(MODELS)
 
     def __contains__(self, key: Key) -> bool:
         return self._recent.get(key) is not None
@@ -30,18 +30,18 @@ class Models:
         """Drop a graph that is gone."""
         self._recent.forget(key)
 
-    def of(self, key: Key, raw: Object) -> Judged:
+    def of(self, key: Key, raw: Object) -> Validated:
         """Return the validated graph, or None with everything wrong with it."""
         metadata = raw["metadata"]
         identity = (metadata["uid"], metadata.get("generation", 0))
         known = self._recent.get(key)
         if known is None or known[0] != identity:
-            known = identity, judged(raw)
+            known = identity, validated(raw)
             self._recent.put(key, known)
         return known[1]
 
 
-def judged(raw: Object) -> Judged:
+def validated(raw: Object) -> Validated:
     """Return a graph of the cluster as the model, or None with everything wrong with it."""
     metadata = raw["metadata"]
     data = {

@@ -31,7 +31,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CapacityQuery:
     """A load, its targets, and the GPUs there are.
 
     Attributes:
@@ -55,7 +55,7 @@ class Question:
         return plan if fits else None
 
 
-def changes(question: Question) -> list[Change]:
+def changes(question: CapacityQuery) -> list[Change]:
     """Return the smallest change of TTFT, of ITL, of both, and of the rate, that makes it fit; cheapest first."""
     targets, load = question.targets, question.load
 

@@ -99,7 +99,7 @@ class Admission:
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 
-    def acquire(self, role: Role, arrival: Arrival, *, again: bool = False) -> Stay:
+    def acquire(self, role: Role, arrival: Arrival, *, again: bool = False) -> AssignmentContext:
         """Return what waits for a worker and holds the assignment for a block; it is released however that is left.
 
         Args:
@@ -114,7 +114,7 @@ class Admission:
             AllBusy: every worker is busy.
             NoWorker: no worker serves, and none will in time.
         """
-        return Stay(self, role, arrival, again=again)
+        return AssignmentContext(self, role, arrival, again=again)
 
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
         """Wait for a worker; see `acquire`. The caller releases the assignment."""
@@ -248,7 +248,7 @@ class Admission:
                 effect.item.set_exception(_refusal(effect))
 
 
-class Stay:
+class AssignmentContext:
     """A request's stay at a worker, as an async context manager; a generator's would cost ten times as much."""
 
     __slots__ = ("_admission", "_again", "_arrival", "_assignment", "_role")

@@ -19,7 +19,7 @@ from penstock.router.admission import Admission
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.kv_replay import NUMBER_BYTES
 from penstock.router.kv_subscription import KvAddress, KvSink, KvSubscription
-from penstock.router.kv_wire import Cleared, NotPlain, Removed, Stored, read_batch, read_event
+from penstock.router.kv_wire import Cleared, Removed, Stored, UnsupportedBlocks, read_batch, read_event
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.runtimes.engine_flags import kv_replay_port
@@ -196,7 +196,7 @@ class KvListener:
                 events.removed(hashes, is_offloaded=is_offloaded)
             case Cleared():
                 events.cleared()
-            case NotPlain():
+            case UnsupportedBlocks():
                 pass
             case _:
                 self._not_understood()

@@ -56,14 +56,14 @@ class Cleared:
 
 
 @dataclass(frozen=True, slots=True)
-class NotPlain:
+class UnsupportedBlocks:
     """About blocks that a plain prompt cannot hit: of a salt, an adapter or an image.
 
     Tokens alone do not tell those apart from a plain prompt's.
     """
 
 
-Event = Stored | Removed | Cleared | NotPlain
+Event = Stored | Removed | Cleared | UnsupportedBlocks
 
 
 def read_batch(batch: Any) -> list[Any] | None:
@@ -83,7 +83,7 @@ def read_event(event: Any) -> Event | None:
             [*hashes, parent]
         ) and _is_medium(rest[_MEDIUM : _MEDIUM + 1]):
             if _has_extra(rest[_EXTRA_KEYS:]):
-                return NotPlain()
+                return UnsupportedBlocks()
             return Stored(hashes, parent, tokens, unit, _is_offloaded(rest[_MEDIUM : _MEDIUM + 1]))
         case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes) and _is_medium(rest[:1]):
             return Removed(hashes, _is_offloaded(rest[:1]))

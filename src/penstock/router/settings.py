@@ -56,7 +56,7 @@ class RouterSettings:
         kubernetes: The graph whose EndpointSlices list the workers, or None.
         workers: The fixed fleet; empty with one of the two above.
         api_keys: Accepted keys; empty: none asked for.
-        graph_secret: Shared by the graph's routers, which know each other by it; empty: none is known.
+        graph_secret: ServerContext by the graph's routers, which know each other by it; empty: none is known.
         admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
         tier_keys: Keys that carry a tier; where API keys are asked for, they are accepted as such.
         access_log: File for one JSON line per request, ``-`` for stdout, None for none.

@@ -14,7 +14,7 @@ from penstock.simulator.kernel import Order
 from penstock.simulator.planning import DEADLINE_S, SimulatedObservation, VirtualPlanner
 
 if TYPE_CHECKING:
-    from penstock.simulator.world import World
+    from penstock.simulator.simulation import Simulation
 
 UNPLACED_AFTER_S = 15.0
 """The Kubernetes backend's ``--unschedulable-after``: from then on a pod without a node has failed."""
@@ -29,7 +29,7 @@ class Control:
         planner: With every decision it took.
     """
 
-    def __init__(self, world: World, config: DecideConfig) -> None:
+    def __init__(self, world: Simulation, config: DecideConfig) -> None:
         self._world = world
         self._scenario = world.scenario
         # Twice the cold start where that is longer than the default, as a user would set it.

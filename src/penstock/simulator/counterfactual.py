@@ -18,14 +18,14 @@ from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutco
 from penstock.report.findings import RunReport
 from penstock.simulator.baselines import configured
 from penstock.simulator.counterfactual_setting import Setting, setting_of
-from penstock.simulator.oracle import Aim
+from penstock.simulator.oracle import ScheduleTarget
 from penstock.simulator.oracle_search import with_schedule
 from penstock.simulator.recorded import recorded_traffic
 from penstock.simulator.scenario import Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
-_AIMS = tuple(Aim(deadline, 0.95) for deadline in (2.0, 1.5, 1.0, 0.75, 0.45))
+_AIMS = tuple(ScheduleTarget(deadline, 0.95) for deadline in (2.0, 1.5, 1.0, 0.75, 0.45))
 """Chosen: the oracle's queue from twice the SLO to half of it, the cheapest schedule first."""
 
 OnFleet = Callable[[str], None]
@@ -80,7 +80,7 @@ class _Bench:
         self.require()
         begun_s = time.process_time()
         self._on_fleet(name)
-        recording = World(scenario, self.traffic).run(self._watch)
+        recording = Simulation(scenario, self.traffic).run(self._watch)
         self._simulated += 1
         self._last_s = time.process_time() - begun_s
         ttft = recording.requests.ttft_s

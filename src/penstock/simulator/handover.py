@@ -11,13 +11,13 @@ from penstock.simulator.jobs import Job
 from penstock.simulator.kernel import Order
 
 if TYPE_CHECKING:
-    from penstock.simulator.world import World
+    from penstock.simulator.simulation import Simulation
 
 
 class Heartbeats:
     """Every decode worker's schedule. Messages take no time here; transfers do, on the engine's own link."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self._world = world
         self._schedules: dict[str, HeartbeatSchedule] = {}
         self._by_name: dict[str, Job] = {}

@@ -15,7 +15,7 @@ from penstock.simulator.fleet import State
 from penstock.simulator.jobs import Job, JobOutcome
 
 if TYPE_CHECKING:
-    from penstock.simulator.world import World
+    from penstock.simulator.simulation import Simulation
 
 Floats = NDArray[np.float64]
 
@@ -113,7 +113,7 @@ class Recording:
 class RunRecorder:
     """Takes the samples of one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self._world = world
         self._samples: list[RunSample] = []
 

@@ -41,7 +41,7 @@ _CUTS = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class ScheduleTarget:
     """What a schedule is made for.
 
     Attributes:
@@ -55,13 +55,13 @@ class Aim:
     fleet: tuple[int, ...] | None = None
 
 
-def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: Aim) -> dict[Role, Sizes]:
+def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: ScheduleTarget) -> dict[Role, Sizes]:
     """Return the sizes of every pool over time, inside the budget and the planner's step.
 
     Args:
         requests: In order of arrival.
         scenario: Pools at time 0, start-up, targets, and the planner whose interval and step bind the schedule.
-        aim: See `Aim`.
+        aim: See `ScheduleTarget`.
     """
     search = _Search(requests, scenario, aim)
     return search.best() if aim.fleet is None else search.held(aim.fleet)
@@ -70,7 +70,7 @@ def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: Aim) -> 
 class _Search:
     """One search on the queue."""
 
-    def __init__(self, requests: Sequence[TraceRequest], scenario: Scenario, aim: Aim) -> None:
+    def __init__(self, requests: Sequence[TraceRequest], scenario: Scenario, aim: ScheduleTarget) -> None:
         self._requests, self._scenario, self._aim = requests, scenario, aim
         planner = scenario.planner
         assert planner is not None  # noqa: S101 - an oracle is a planner

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from penstock.simulator.measures import measures
-from penstock.simulator.oracle import TARGET, Aim, schedule
+from penstock.simulator.oracle import TARGET, ScheduleTarget, schedule
 from penstock.simulator.oracle_needs import Utilisation, needs
 from penstock.simulator.scenario import Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
 _DEADLINES = (1.3, 1.0, 0.9, 0.75, 0.6)
@@ -30,7 +30,7 @@ class Foresight:
         gpu_s: GPU-seconds held.
     """
 
-    aim: Aim
+    aim: ScheduleTarget
     in_time: float
     gpu_s: float
 
@@ -40,7 +40,7 @@ class Foresight:
         return (0.0 if self.in_time >= TARGET else 1.0 - round(self.in_time, 3)), self.gpu_s
 
 
-def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], aim: Aim) -> Scenario:
+def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], aim: ScheduleTarget) -> Scenario:
     """Return the scenario whose oracle knows its schedule.
 
     Args:
@@ -66,12 +66,14 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
         requests: In order of arrival.
     """
 
-    def tried(world: Scenario, aim: Aim) -> Foresight:
-        recording = World(world, requests).run()
+    def tried(world: Scenario, aim: ScheduleTarget) -> Foresight:
+        recording = Simulation(world, requests).run()
         share = measures(recording, world)["in_time"]["both"] or 0.0
         return Foresight(aim, share, recording.gpu_s)
 
-    ordered = _by_cost(scenario, requests, [Aim(deadline, kv) for deadline in _DEADLINES for kv in _KV])
+    ordered = _by_cost(
+        scenario, requests, [ScheduleTarget(deadline, kv) for deadline in _DEADLINES for kv in _KV]
+    )
     found: list[Foresight] = []
     low, high = 0, len(ordered) - 1
     while low <= high:
@@ -88,7 +90,7 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
     return best
 
 
-def _held(scenario: Scenario, requests: Sequence[TraceRequest]) -> list[Aim]:
+def _held(scenario: Scenario, requests: Sequence[TraceRequest]) -> list[ScheduleTarget]:
     """Return the fleets that are just enough for the mean load, and up to two entry workers more."""
     busy = int(requests[-1].arrival_s) + 1
     mean = [
@@ -98,15 +100,15 @@ def _held(scenario: Scenario, requests: Sequence[TraceRequest]) -> list[Aim]:
     fleets = [(max(1, mean[0]) + more, *(max(1, count) for count in mean[1:])) for more in range(3)]
     limit = scenario.max_gpus
     return [
-        Aim(1.0, _KV[1], fleet)
+        ScheduleTarget(1.0, _KV[1], fleet)
         for fleet in fleets
         if limit is None or sum(n * pool.gpus for n, pool in zip(fleet, scenario.pools, strict=True)) <= limit
     ]
 
 
 def _by_cost(
-    scenario: Scenario, requests: Sequence[TraceRequest], aims: Sequence[Aim]
-) -> list[tuple[Scenario, Aim]]:
+    scenario: Scenario, requests: Sequence[TraceRequest], aims: Sequence[ScheduleTarget]
+) -> list[tuple[Scenario, ScheduleTarget]]:
     worlds = [(with_schedule(scenario, requests, aim), aim) for aim in aims]
     return sorted(worlds, key=lambda each: _gpu_s(each[0], requests[-1].arrival_s))
 

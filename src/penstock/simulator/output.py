@@ -80,7 +80,7 @@ def _page(result: Mapping[str, Any], pictures: list[Path], captions: Mapping[str
         "<h2>Settings</h2>",
         "<h3>Workload</h3>",
         pairs(result["workload"].items()),
-        "<h3>World</h3>",
+        "<h3>Simulation</h3>",
         pairs(result["settings"].items()),
     ]
     return page("Penstock simulation", parts)

@@ -13,7 +13,7 @@ from penstock.simulator.kernel import Order
 from penstock.simulator.routing import DecodeLoad, VirtualRouter
 
 if TYPE_CHECKING:
-    from penstock.simulator.world import World
+    from penstock.simulator.simulation import Simulation
 
 SCRAPE_S = 1.0
 """Between two scrapes of the workers' metrics; the live router's default."""
@@ -22,7 +22,7 @@ SCRAPE_S = 1.0
 class Scrapes:
     """All scrapes of one world."""
 
-    def __init__(self, world: World, routers: Sequence[VirtualRouter]) -> None:
+    def __init__(self, world: Simulation, routers: Sequence[VirtualRouter]) -> None:
         self._world = world
         self._routers = routers
         self._next_prompt = [0] * len(routers)

@@ -19,9 +19,9 @@ from penstock.simulator.observer import Recording
 from penstock.simulator.oracle_search import foreseen
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.scoreboard import goodput, score
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.tier_scores import mean_tiers
 from penstock.simulator.workload import Workload, WorkloadSpec, prepare
-from penstock.simulator.world import World
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def simulate(
     """Return a run's recording, its workload, and its figures with label, rate and seed in front."""
     workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
     scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
-    recording = World(scenario, workload.requests).run(on_progress)
+    recording = Simulation(scenario, workload.requests).run(on_progress)
     figures = score(recording, workload, scenario)
     named = {"policy": spec.label, "qps": spec.qps, "seed": spec.seed}
     return recording, workload, {**named, **figures}

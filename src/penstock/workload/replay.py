@@ -25,7 +25,7 @@ from penstock.workload.exchange import RequestSender, SendSettings
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.server_lag import LagWatch
-from penstock.workload.statistics import Punctuality
+from penstock.workload.statistics import ScheduleLag
 from penstock.workload.traces import TraceRequest
 
 _RESEND_S = 0.5
@@ -161,9 +161,9 @@ class Replayer:
         return self._cut_off
 
     @property
-    def punctuality(self) -> Punctuality:
+    def punctuality(self) -> ScheduleLag:
         """How well this client, and the servers by their own account, kept up."""
-        return Punctuality(
+        return ScheduleLag(
             self._send_lag.p99_s(), self._loop_lag.p99_s(), self._cpu_share, self._lag_watch.worst
         )
 

@@ -41,7 +41,7 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Punctuality:
+class ScheduleLag:
     """How well each process kept to its own schedule.
 
     Attributes:
@@ -77,7 +77,7 @@ def pooled_gaps(results: Iterable[RequestResult]) -> NDArray[np.float32]:
 
 
 def summarise(
-    results: Sequence[RequestResult], *, duration_s: float, speed: float, punctuality: Punctuality
+    results: Sequence[RequestResult], *, duration_s: float, speed: float, punctuality: ScheduleLag
 ) -> dict[str, Any]:
     """Return everything that the results alone can say; the caller adds settings and origin.
 
@@ -135,7 +135,7 @@ def summarise_tiers(results: Sequence[RequestResult]) -> dict[str, dict[str, Any
 
 
 def judge_lag(
-    punctuality: Punctuality, *, ttft_p50_s: float | None, itl_p99_s: float | None
+    punctuality: ScheduleLag, *, ttft_p50_s: float | None, itl_p99_s: float | None
 ) -> dict[str, Any]:
     """Return every process's lag against two bounds, and who is past them.
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from penstock.cli.doctor import doctor
 from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
 from penstock.core.errors import ConfigError
-from penstock.local.inspection import Hung, Stray
+from penstock.local.inspection import Hung, Orphan
 from penstock.local.probes import RouterQueue, Traffic
 from penstock.local.status import LocalGraphStatus, PlannerView, ProcessStatus
 from penstock.operator.doctor.findings import Severity
@@ -115,7 +115,7 @@ def test_a_machine_that_is_well():
         ),
         ({"graphs": {"llama": "statefile: torn"}}, Severity.PROBLEM, "graph llama", "statefile: torn"),
         (
-            {"strays": (Stray("old", 77, "vllm serve m", "its graph has no arbiter"),)},
+            {"orphans": (Orphan("old", 77, "vllm serve m", "its graph has no arbiter"),)},
             Severity.PROBLEM,
             "graph old",
             "process 77 is left over, its graph has no arbiter: vllm serve m",

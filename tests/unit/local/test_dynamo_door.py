@@ -9,9 +9,9 @@ import pytest
 from penstock.core.errors import InvalidSpecError
 from penstock.core.http.server import HttpServer
 from penstock.core.local_state import EntryState
-from penstock.local.door import RouterDoor, door_of
 from penstock.local.dynamo_door import DynamoDoor, deregister
 from penstock.local.dynamo_python import check_dynamo
+from penstock.local.frontend import RouterDoor, door_of
 from penstock.local.probes import NoAnswer, Probes
 from penstock.local.store import StateStore
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from penstock.core.local_state import EntryState
-from penstock.local.inspection import hung, strays
+from penstock.local.inspection import hung, orphans
 from penstock.local.liveness import MARK_VARIABLE, identify
 from penstock.local.ports import ephemeral_port
 from penstock.local.store import StateStore
@@ -65,9 +65,9 @@ def test_of_a_graph_without_an_arbiter_every_process_is_a_stray(spawn, state_fol
     leader, child = spawn()
     StateStore.of("n").write(state_of("n").with_entry("n_decode", entry_with(entry_of, leader.pid)))
     marked, _ = spawn("gone")
-    found = {(stray.namespace, stray.pid) for stray in strays(state_folder)}
+    found = {(orphan.namespace, orphan.pid) for orphan in orphans(state_folder)}
     assert found == {("n", leader.pid), ("n", child), ("gone", marked.pid)}
-    assert {stray.reason for stray in strays(state_folder)} == {"its graph has no arbiter"}
+    assert {orphan.reason for orphan in orphans(state_folder)} == {"its graph has no arbiter"}
 
 
 def test_of_a_running_graph_only_what_its_file_does_not_name_is_a_stray(
@@ -78,8 +78,8 @@ def test_of_a_running_graph_only_what_its_file_does_not_name_is_a_stray(
     leaked, _ = spawn("n")
     state = state_of("n", pid=arbiter.pid, started=arbiter.started)
     StateStore.of("n").write(state.with_entry("n_decode", entry_with(entry_of, leader.pid)))
-    (stray,) = strays(state_folder)
-    assert (stray.pid, stray.reason) == (leaked.pid, "its graph's statefile does not name it")
+    (orphan,) = orphans(state_folder)
+    assert (orphan.pid, orphan.reason) == (leaked.pid, "its graph's statefile does not name it")
 
 
 async def test_a_stopped_child_of_a_supervised_process_hangs_it(spawn, state_of, entry_of, arbiter):

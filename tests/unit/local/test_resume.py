@@ -77,14 +77,14 @@ def spawn(disk):
 
 def test_what_was_started_and_not_recorded_is_ended_and_nothing_else(disk, spawn, entry_of):
     """A recorded process and the new watchdog carry the mark too and stay."""
-    recorded, stray = spawn(), spawn()
+    recorded, orphan = spawn(), spawn()
     found = identify(recorded.pid)
     entry = entry_of("decode", pid=found.pid, started=found.started)
     watchdog = Watchdog(["true"], {**os.environ, MARK_VARIABLE: str(disk.path)})
     watchdog.start()
     try:
         end_unrecorded(disk, disk.read().with_entry("n_decode", entry), watchdog)
-        assert identify(stray.pid) is None
+        assert identify(orphan.pid) is None
         assert identify(recorded.pid) == found
         assert identify(watchdog.pid) is not None
     finally:

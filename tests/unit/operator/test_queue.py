@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ClusterError
-from penstock.operator.queue import NEVER_S, Pace, WorkQueue, serve
+from penstock.operator.queue import NEVER_S, RateLimits, WorkQueue, serve
 
 A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
 
@@ -29,7 +29,7 @@ class Clock:
 
 def _queue(clock=None, **pace):
     pace = {"gap_s": 0.0, "resync_s": None, "jitter": 0.0, **pace}
-    return WorkQueue(Pace(**pace), now_s=clock or Clock(), spread=random.Random(1))
+    return WorkQueue(RateLimits(**pace), now_s=clock or Clock(), spread=random.Random(1))
 
 
 def test_a_key_marked_twice_is_worked_on_once():
@@ -226,7 +226,7 @@ def test_no_key_is_lost_and_none_runs_twice(steps):
 
 async def test_workers_survive_failures_and_retry():
     """A cluster's refusal and a defect both cost the key a wait, and the others nothing."""
-    queue = WorkQueue(Pace(gap_s=0, first_backoff_s=0.001, resync_s=None))
+    queue = WorkQueue(RateLimits(gap_s=0, first_backoff_s=0.001, resync_s=None))
     tries = {A: 0, B: 0, C: 0}
     all_done = asyncio.Event()
 
@@ -251,7 +251,7 @@ async def test_workers_survive_failures_and_retry():
 
 async def test_a_cancellation_left_behind_by_one_look_does_not_reach_the_next():
     """A failed task group may leave its task marked as being cancelled; a worker that inherits it would end."""
-    queue = WorkQueue(Pace(gap_s=0, first_backoff_s=0.001, resync_s=None))
+    queue = WorkQueue(RateLimits(gap_s=0, first_backoff_s=0.001, resync_s=None))
     inherited = []
     all_done = asyncio.Event()
 
@@ -277,7 +277,7 @@ async def test_a_cancellation_left_behind_by_one_look_does_not_reach_the_next():
 
 async def test_a_waiting_worker_wakes_for_an_earlier_key():
     """A mark wakes those that sleep until a later one."""
-    queue = WorkQueue(Pace(gap_s=0, resync_s=None))
+    queue = WorkQueue(RateLimits(gap_s=0, resync_s=None))
     queue.enqueue(A, delay_s=60)
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.performance.capacity import Load, UnreachableError, figures, plan_capacity
-from penstock.performance.changes import Question, changes
+from penstock.performance.changes import CapacityQuery, changes
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import Sweep
 
@@ -99,7 +99,7 @@ def test_more_load_or_tighter_targets_never_take_fewer_gpus(engine, rps, ttft_s,
 
 def question(sweep, targets, rps, max_gpus=None):
     """Ask what would make it fit."""
-    return Question(figures(sweep, targets), targets, Load(rps), sweep.is_aggregated, max_gpus)
+    return CapacityQuery(figures(sweep, targets), targets, Load(rps), sweep.is_aggregated, max_gpus)
 
 
 def test_the_cheapest_change_comes_first_and_fits(engine):

@@ -120,7 +120,7 @@ def test_a_pool_that_was_needed_a_minute_ago_is_kept():
     """19,500 tokens/s for minutes, then 2,000: what two would just have carried holds the third, and nothing else."""
     _, peak = _after(120, rate=19_500.0, prefill=3)
     found, _ = _after(40, peak, start_s=120, rate=2000.0, prefill=3)
-    after = next(step for step in found[Role.PREFILL].steps if step.name == "work_after").inputs
+    after = next(step for step in found[Role.PREFILL].steps if step.name == "projected_work").inputs
     assert found[Role.PREFILL].action is Action.HOLD
     assert after["peak_after"] > 0.8
     assert after["busy_after"] < 0.5
@@ -132,9 +132,9 @@ def test_a_cache_that_was_full_minutes_ago_keeps_its_workers():
     _, peak = _after(120, decode=2, kv=0.7, rate=1000.0)
     soon, state = _after(240, peak, start_s=120, decode=2, kv=0.1, rate=1000.0)
     late, _ = _after(40, state, start_s=360, decode=2, kv=0.1, rate=1000.0)
-    after = next(step for step in soon[Role.DECODE].steps if step.name == "kv_after").inputs
-    assert after["kv_peak_after"] > 0.6
-    assert after["kv_after"] < 0.45
+    after = next(step for step in soon[Role.DECODE].steps if step.name == "projected_kv").inputs
+    assert after["projected_kv_peak"] > 0.6
+    assert after["projected_kv"] < 0.45
     assert (soon[Role.DECODE].action, late[Role.DECODE].action) == (Action.HOLD, Action.DOWN)
 
 

@@ -496,7 +496,13 @@ def test_every_rule_applied_is_among_the_steps(make):
     }
     idle, _ = _run(make.steady(kv=[0.1, 0.1]))
     decode = next(r for r in idle.roles if r.role is Role.DECODE)
-    assert [s.name for s in decode.steps] == ["signal", "thresholds", "decode_grace", "one_fewer", "floor"]
+    assert [s.name for s in decode.steps] == [
+        "signal",
+        "thresholds",
+        "decode_grace",
+        "scale_down_check",
+        "floor",
+    ]
 
 
 @pytest.mark.parametrize(

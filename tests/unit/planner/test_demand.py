@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.api import BreakerConfig, Role
 from penstock.core.exposition import parse_samples
 from penstock.planner.decide.observation import Demand
-from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
+from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, RouterSample, read_door
 from penstock.router.core.assignment import Assignment
 from penstock.router.core.turned_away import TurnedAway
 from penstock.router.core.worker_pool import WorkerPool
@@ -39,7 +39,9 @@ COUNTERS = (
 
 def _door(*, waiting=0, oldest=0.0, in_flight=None, pending=None, started=1.0, **counters):
     gauges = {"waiting": waiting, "waiting_tokens": waiting * 10, "oldest_wait_s": oldest}
-    return Door({**dict.fromkeys(COUNTERS, 0.0), **counters}, gauges, in_flight or {}, pending or {}, started)
+    return RouterSample(
+        {**dict.fromkeys(COUNTERS, 0.0), **counters}, gauges, in_flight or {}, pending or {}, started
+    )
 
 
 def _metered(*steps, routers=("a",)):

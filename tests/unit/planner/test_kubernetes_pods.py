@@ -57,8 +57,8 @@ def _facts(name, **change):
     return PodFacts(**{**base, **change})
 
 
-def _count(*pods, wish, served=(), failing=None):
-    return count(D, pods, wish=wish, gpus=2, served=set(served), failing=failing or {})
+def _count(*pods, desired, served=(), failing=None):
+    return count(D, pods, desired=desired, gpus=2, served=set(served), failing=failing or {})
 
 
 def _numbers(pool):
@@ -168,14 +168,14 @@ def test_what_keeps_a_pod_from_starting_is_told_in_its_own_words(change, trouble
 
 def test_ready_pods_are_endpoints_and_no_adjustment():
     """Two wished for, two there."""
-    pool = _count(_facts("a"), _facts("b"), wish=2)
+    pool = _count(_facts("a"), _facts("b"), desired=2)
     assert (_numbers(pool), pool.adjusting, pool.state.gpus_per_replica) == ((2, 0, 0), False, 2)
     assert pool.endpoints == (Endpoint("a", D, "http://a:8000"), Endpoint("b", D, "http://b:8000"))
 
 
 def test_a_wish_counts_before_the_operator_has_acted_on_it():
     """One more is starting, one fewer is draining, from the moment it is written."""
-    up, down = _count(_facts("a"), wish=2), _count(_facts("a"), _facts("b"), wish=1)
+    up, down = _count(_facts("a"), desired=2), _count(_facts("a"), _facts("b"), desired=1)
     assert (_numbers(up), up.adjusting) == ((1, 1, 0), True)
     assert (_numbers(down), down.adjusting) == ((1, 0, 1), True)
 
@@ -183,43 +183,43 @@ def test_a_wish_counts_before_the_operator_has_acted_on_it():
 def test_of_replicas_beyond_the_wish_those_that_do_not_serve_leave_first():
     """Starting before restarting before ready."""
     pods = [_facts("a"), _facts("b", ready=False), _facts("c", ready=False, served=True)]
-    assert _numbers(_count(*pods, wish=2)) == (1, 1, 1)
-    assert _numbers(_count(*pods, wish=1)) == (1, 0, 2)
-    assert _numbers(_count(*pods, wish=0)) == (0, 0, 3)
+    assert _numbers(_count(*pods, desired=2)) == (1, 1, 1)
+    assert _numbers(_count(*pods, desired=1)) == (1, 0, 2)
+    assert _numbers(_count(*pods, desired=0)) == (0, 0, 3)
 
 
 def test_a_worker_that_restarts_is_no_adjustment():
     """It was ready, by its own conditions or as this process saw it."""
-    pool = _count(_facts("a"), _facts("b", ready=False), wish=2, served=["b"])
+    pool = _count(_facts("a"), _facts("b", ready=False), desired=2, served=["b"])
     assert (_numbers(pool), pool.adjusting) == ((1, 1, 0), False)
-    assert _count(_facts("a", ready=False), wish=1).adjusting
+    assert _count(_facts("a", ready=False), desired=1).adjusting
 
 
 def test_draining_pods_hold_their_gpus_and_are_no_replicas():
-    """The wish is met without them."""
-    pool = _count(_facts("a"), _facts("b", leaving=True), wish=1)
+    """The desired is met without them."""
+    pool = _count(_facts("a"), _facts("b", leaving=True), desired=1)
     assert (_numbers(pool), pool.adjusting) == ((1, 0, 1), True)
     assert [e.name for e in pool.endpoints] == ["a"]
 
 
 def test_finished_pods_are_gone():
     """An evicted pod's object stays for a while."""
-    assert _numbers(_count(_facts("a"), _facts("b", finished=True, ready=False), wish=1)) == (1, 0, 0)
+    assert _numbers(_count(_facts("a"), _facts("b", finished=True, ready=False), desired=1)) == (1, 0, 0)
 
 
 def test_a_replica_given_up_is_told_with_its_reason_and_blocks_nothing():
     """Unschedulable: it holds no GPU. On a node: it does."""
     lost = _facts("b", ready=False, bound=False)
-    pool = _count(_facts("a"), lost, wish=2, failing={"b": "no node"})
+    pool = _count(_facts("a"), lost, desired=2, failing={"b": "no node"})
     assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), ("no node",), False)
     stuck = _facts("b", ready=False)
-    pool = _count(_facts("a"), stuck, wish=2, failing={"b": "no image"})
+    pool = _count(_facts("a"), stuck, desired=2, failing={"b": "no image"})
     assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 1), ("no image",), False)
 
 
 def test_a_replica_given_up_beyond_the_wish_is_forgotten():
     """It was withdrawn; the operator takes it first."""
-    pool = _count(_facts("a"), _facts("b", ready=False, bound=False), wish=1, failing={"b": "no node"})
+    pool = _count(_facts("a"), _facts("b", ready=False, bound=False), desired=1, failing={"b": "no node"})
     assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), (), False)
 
 
@@ -227,17 +227,19 @@ def test_a_group_of_pods_is_one_replica_that_its_leader_stands_for():
     """Two nodes each: ready by the leader, leaving or lost by any of them."""
     one = [_facts("g1-0", group="g1"), _facts("g1-1", group="g1", is_leader=False, ready=False)]
     two = [_facts("g2-0", group="g2", ready=False), _facts("g2-1", group="g2", is_leader=False, bound=False)]
-    pool = _count(*one, *two, wish=2, failing={"g2-1": "no node"})
+    pool = _count(*one, *two, desired=2, failing={"g2-1": "no node"})
     assert (_numbers(pool), pool.state.failed) == ((1, 0, 1), ("no node",))
     assert [e.name for e in pool.endpoints] == ["g1-0"]
 
 
 def test_missing_replicas_whose_pods_are_refused_are_given_up():
     """As many as are missing, whether or not other pods are given up, too; none if nothing is missing."""
-    pool = count(D, [_facts("a")], wish=3, gpus=2, served=set(), failing={}, refused="quota")
+    pool = count(D, [_facts("a")], desired=3, gpus=2, served=set(), failing={}, refused="quota")
     assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), ("quota", "quota"), False)
     lost = _facts("b", ready=False, bound=False)
-    pool = count(D, [_facts("a"), lost], wish=3, gpus=2, served=set(), failing={"b": "no node"}, refused="q")
+    pool = count(
+        D, [_facts("a"), lost], desired=3, gpus=2, served=set(), failing={"b": "no node"}, refused="q"
+    )
     assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), ("no node", "q"), False)
-    pool = count(D, [_facts("a")], wish=1, gpus=2, served=set(), failing={}, refused="quota")
+    pool = count(D, [_facts("a")], desired=1, gpus=2, served=set(), failing={}, refused="quota")
     assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), (), False)

@@ -301,7 +301,7 @@ async def test_every_change_is_an_event_with_its_sentence_and_id(world):
     world.backend.never_ready, world.backend.gives_up_s = frozenset({D}), 5.0
     world.load.kv = lambda now, _workers: 0.95 if now <= 1030 else 0.7
     await world.run_until(100)
-    assert [(n.reason, n.is_warning) for n in notes] == [("ScaledUp", False), ("ScaleUpWithdrawn", True)]
+    assert [(n.reason, n.is_warning) for n in notes] == [("ScaledUp", False), ("ScaleUpRolledBack", True)]
     assert notes[0].text == "decode 1 -> 2: KV 0.95 > 0.90 (d000001)"
     assert notes[1].text.endswith("no CUDA device (d000002)")
 

@@ -159,7 +159,7 @@ async def test_nothing_is_observed_while_the_watches_do_not_work(target, cluster
 
 
 async def test_scaling_writes_the_number_and_the_decision(target, cluster, notes):
-    """Two patches; from then on the wish counts although no pod is there yet."""
+    """Two patches; from then on the desired number counts although no pod is there yet."""
     await target.observe()
     await target.scale(D, 2, decision_id="d000007")
     assert cluster.calls == [("scale", "llama-decode", 2), ("patch", "llama-decode", None)]

@@ -17,7 +17,7 @@ from penstock.planner.decide.state import PlannerState
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, ResultWriter
-from penstock.workload.statistics import Punctuality, summarise
+from penstock.workload.statistics import ScheduleLag, summarise
 
 ZERO_MODEL_S = 100_000.0
 ZERO_UNIX_S = 1_700_000_000.0
@@ -67,7 +67,7 @@ def _results(rng):
 
 def _summary(results, *, lag_s):
     measured = summarise(
-        results, duration_s=DURATION_S, speed=SPEED, punctuality=Punctuality(lag_s, 0.001, 0.2)
+        results, duration_s=DURATION_S, speed=SPEED, punctuality=ScheduleLag(lag_s, 0.001, 0.2)
     )
     measured["requests"] |= {"planned": len(results), "sent": len(results), "unfinished": 0, "not_sent": 0}
     return {

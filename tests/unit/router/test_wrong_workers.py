@@ -197,7 +197,7 @@ async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
     assert await _statuses(router, stream=True) == [(200, True)] * REQUESTS
 
     assert {each["state"] for each in (await router.workers()).values()} == {"ready"}
-    assert await router.metric("penstock_router_errors_total", reason="follows_request") == 80
+    assert await router.metric("penstock_router_errors_total", reason="request_fault") == 80
     await router.assert_idle()
 
 

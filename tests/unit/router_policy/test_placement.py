@@ -11,7 +11,7 @@ from penstock.router.policy.baselines import CacheAffinity, KvCost, LeastPending
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_cost import PrefixCost
-from penstock.router.policy.rebalance import Aim, plan_moves
+from penstock.router.policy.rebalance import RebalanceParams, plan_moves
 from penstock.router.policy.registry import POLICIES
 from penstock.router.policy.routing_policy import Arrival
 from penstock.router.policy.sticky import StickySessions
@@ -390,7 +390,9 @@ def test_a_move_must_still_pay_when_its_turn_comes():
         source.put(QueuedRequest(item, arrival(10 + item, tokens=tokens), 0.0, "a", tokens, 0, "b", tokens))
         queues._assigned[item] = source.queue[item]
 
-    moves = plan_moves(source, queues._workers, queues._estimates, Aim(5.0, 3.0, 0.0, hit_first=False))
+    moves = plan_moves(
+        source, queues._workers, queues._estimates, RebalanceParams(5.0, 3.0, 0.0, hit_first=False)
+    )
 
     # 9.1 s of work here: the last (9.1 - 3) goes first, then nothing else fits within 5 s on the other side.
     assert [(move.queued.item, round(move.benefit_s, 1)) for move in moves] == [(3, 6.1)]

@@ -6,8 +6,8 @@ import pytest
 from penstock.api import Role
 from penstock.engine import profiles
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 
 PROFILES = ["a100-llama-8b-bf16-tp1", "h100-llama-3.3-70b-tp4-table", "h200-llama-3.1-8b-tp1-table"]
 
@@ -29,7 +29,7 @@ def test_a_lone_request_takes_what_the_table_says(whole, request_at, profile, pr
     """A prefill of its prompt, then a step for each token with the KV that has grown until then."""
     latency = profiles.load(profile).latency()
 
-    requests = World(whole(profile), [request_at(0.0, prompt, outputs)]).run().requests
+    requests = Simulation(whole(profile), [request_at(0.0, prompt, outputs)]).run().requests
 
     steps = [latency.decode.step_s(1, prompt + made) for made in range(1, outputs)]
     assert requests.ttft_s[0] == pytest.approx(latency.prefill.ttft_s(prompt), rel=1e-6)
@@ -43,7 +43,9 @@ def test_a_batch_of_equals_shares_the_table_s_step(split_world, request_at, prof
     latency = profiles.load(profile).latency()
     scenario = split_world(batch, 1, model=ProfiledModel(profile))
 
-    requests = World(scenario, [request_at(0.0, 1000, 2000, line=i + 1) for i in range(batch)]).run().requests
+    requests = (
+        Simulation(scenario, [request_at(0.0, 1000, 2000, line=i + 1) for i in range(batch)]).run().requests
+    )
 
     between = (requests.e2e_s - requests.ttft_s) / (requests.output_tokens - 1)
     assert between.mean() == pytest.approx(latency.decode.step_s(batch, batch * 2000), rel=0.02)
@@ -53,7 +55,7 @@ def test_a_busy_prefill_worker_does_its_prompts_back_to_back(split_world, reques
     """Forty prompts of a whole step each: the last is done when forty steps are over."""
     step_s = profiles.load(PROFILES[0]).latency().prefill.ttft_s(8192)
     requests = [request_at(0.0, 8192, 1, line=line) for line in range(1, 41)]
-    world = World(split_world(1, 4), requests)
+    world = Simulation(split_world(1, 4), requests)
 
     world.run()
 
@@ -67,8 +69,8 @@ def test_two_workers_in_turn_are_two_worlds(simple_world):
     requests = prepare(spec, seed=2).requests
     router = RouterSpec("round-robin", slot_tokens=None)
 
-    both = World(simple_world(2, router=router), requests).run().requests.ttft_s
-    alone = World(simple_world(1, router=router), requests[::2]).run().requests.ttft_s
+    both = Simulation(simple_world(2, router=router), requests).run().requests.ttft_s
+    alone = Simulation(simple_world(1, router=router), requests[::2]).run().requests.ttft_s
 
     assert both[::2] == pytest.approx(alone)
 
@@ -79,7 +81,7 @@ def test_a_prompt_that_was_seen_costs_its_new_tokens_only(whole, request_at):
     first, again = tuple(range(16)), (*range(14), 90, 91)
     requests = [request_at(0.0, 8192, 1, ids=first, line=1), request_at(60.0, 8192, 1, ids=again, line=2)]
 
-    recording = World(whole(PROFILES[0]), requests).run().requests
+    recording = Simulation(whole(PROFILES[0]), requests).run().requests
 
     assert list(recording.cached_tokens) == [0, 7168]
     expected = latency.step_s([(7168, 8192, True)], 0, 0)

@@ -9,8 +9,8 @@ from penstock.api import Role
 from penstock.engine import profiles
 from penstock.planner.decide.sla import queueing
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 
 PROFILE = "a100-llama-8b-bf16-tp1"
 TTFT_S = 5.0
@@ -24,7 +24,7 @@ def test_prompts_wait_in_each_aggregated_worker_as_in_a_queue_of_its_own():
     model = ProfiledModel(PROFILE, block_size=512)
     pools = (PoolSpec(Role.AGGREGATED, workers, model),)
     requests = prepare(WorkloadSpec(LOAD), seed=0, qps=None).requests
-    found = World(Scenario(pools=pools, router=RouterSpec(slot_tokens=None)), requests).run().requests
+    found = Simulation(Scenario(pools=pools, router=RouterSpec(slot_tokens=None)), requests).run().requests
     late = float(np.mean(found.ttft_s > TTFT_S))
 
     prefill = profiles.load(PROFILE).latency().prefill

@@ -11,9 +11,9 @@ from penstock.api import Role
 from penstock.simulator.faults import Fault, FaultPeriod, Faults
 from penstock.simulator.scenario import ProfiledModel, Resize, RouterSpec, WorkerFailure
 from penstock.simulator.scoreboard import score
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import RunSpec, simulate
 from penstock.simulator.workload import WorkloadSpec
-from penstock.simulator.world import World
 
 SMALL = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=9000)
 """A cache that three of the prompts below fill."""
@@ -66,7 +66,7 @@ def test_served_refused_and_failed_are_all_requests(
         faults=Faults(periods),
     )
 
-    requests = World(scenario, arrivals(rows)).run().requests
+    requests = Simulation(scenario, arrivals(rows)).run().requests
 
     assert len(requests.is_ok) == len(rows)
     assert not (requests.is_ok & requests.is_rejected).any()
@@ -79,7 +79,7 @@ def test_served_refused_and_failed_are_all_requests(
 def test_no_token_is_lost_or_made_up(split_world, simple_world, arrivals, *, rows, split, model):
     """Prompt tokens are computed or cached, and a request's gaps between tokens fill its time after the first."""
     scenario = split_world(2, 2, model=model) if split else simple_world(2, model=model, router=RouterSpec())
-    world = World(scenario, arrivals(rows))
+    world = Simulation(scenario, arrivals(rows))
 
     recording = world.run()
 
@@ -94,7 +94,7 @@ def test_no_token_is_lost_or_made_up(split_world, simple_world, arrivals, *, row
 
 def test_a_cache_is_filled_and_never_overfilled(split_world, request_at):
     """Twenty long answers on a cache for three of them: full most of the time, at no event above its room."""
-    world = World(
+    world = Simulation(
         split_world(2, 1, model=SMALL), [request_at(i * 0.05, 2000, 800, line=i + 1) for i in range(20)]
     )
     used = []
@@ -120,7 +120,7 @@ def test_gpu_seconds_are_the_integral_of_the_gpus_held(split_world, arrivals, *,
     scenario = split_world(
         2, 2, cold_start_s=0.7, resizes=tuple(Resize(float(at_s), *rest) for at_s, *rest in resizes)
     )
-    world = World(scenario, arrivals(rows))
+    world = Simulation(scenario, arrivals(rows))
     held = [(0.0, 4)]
 
     recording = watched(world, lambda: held.append((world.kernel.now_s, world.fleet.placed_gpus)))
@@ -137,7 +137,7 @@ def test_a_growing_pool_costs_from_when_it_was_asked_for(simple_world, request_a
     """2 GPUs for 10 s, then 5 until the last answer at 21 s, cold starts included: 75 GPU-seconds."""
     scenario = simple_world(2, resizes=(Resize(10.0, Role.AGGREGATED, 5),), cold_start_s=30.0)
 
-    recording = World(scenario, [request_at(20.0, 1000)]).run()
+    recording = Simulation(scenario, [request_at(20.0, 1000)]).run()
 
     assert (recording.end_s, recording.gpu_s) == (21.0, 75.0)
 
@@ -170,7 +170,7 @@ def test_scaling_loses_nothing_and_repeats_nothing(split_world, arrivals, *, row
         cold_start_s=0.5,
         resizes=tuple(Resize(*each) for each in ordered),
     )
-    world = World(scenario, arrivals([*rows, (60.0, 10, 1)]))
+    world = Simulation(scenario, arrivals([*rows, (60.0, 10, 1)]))
 
     def all_have_their_workers():
         present = {worker.name for worker in world.fleet}

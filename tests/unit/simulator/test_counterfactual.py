@@ -20,7 +20,7 @@ from penstock.simulator.counterfactual import Effort, compare
 from penstock.simulator.recorded import recorded_traffic
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
-from penstock.workload.statistics import Punctuality, summarise
+from penstock.workload.statistics import ScheduleLag, summarise
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1
@@ -63,7 +63,7 @@ def _result(line, *, ttft_s=2.0, status=RequestStatus.OK, ids=None):
 
 
 def _load(results, *, is_partial=False, concurrency=None, trace_format="mooncake"):
-    measured = summarise(results, duration_s=DURATION_S, speed=1.0, punctuality=Punctuality(0.01, 0.001, 0.2))
+    measured = summarise(results, duration_s=DURATION_S, speed=1.0, punctuality=ScheduleLag(0.01, 0.001, 0.2))
     measured["requests"] |= {"planned": len(results), "sent": len(results), "unfinished": 0, "not_sent": 0}
     summary = {
         "schema": SCHEMA,

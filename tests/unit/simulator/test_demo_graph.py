@@ -13,8 +13,8 @@ from penstock.simulator.baselines import configured
 from penstock.simulator.graph_scenario import graph_pools, graph_router
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.scoreboard import score
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 from penstock.workload.arrivals import Spread
 
 START_UP_S = 12.0
@@ -35,7 +35,7 @@ def base():
 def _figures(scenario):
     rate_rps = next(option.default for option in demo.params if option.name == "rate_rps")
     workload = prepare(WorkloadSpec("mooncake", Spread.EVEN), seed=0, qps=rate_rps)
-    return score(World(scenario, workload.requests).run(), workload, scenario)
+    return score(Simulation(scenario, workload.requests).run(), workload, scenario)
 
 
 def test_the_planner_keeps_the_p99_below_ten_seconds_for_less_than_a_fixed_fleet(base):

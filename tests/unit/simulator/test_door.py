@@ -10,8 +10,8 @@ from penstock.simulator.door import DoorCounters
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.planning import VirtualPlanner
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 from penstock.workload.traces import TraceRequest
 
 
@@ -116,7 +116,7 @@ def test_a_world_shows_its_planner_every_request(split_world, aggregated):
     if aggregated:
         pool = replace(scenario.pool(Role.PREFILL), role=Role.AGGREGATED)
         scenario = replace(scenario, pools=(pool,))
-    world = World(scenario, workload.requests)
+    world = Simulation(scenario, workload.requests)
     world.control.planner = recorder = _Recorder()
 
     world.run()

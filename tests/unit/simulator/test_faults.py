@@ -14,8 +14,8 @@ from penstock.planner.predict.models import MODELS
 from penstock.simulator.baselines import configured
 from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 
 BUSY = "poisson:rate=4,duration_s=200,input_tokens=8000,output_tokens=100,length_cv=0"
 
@@ -30,7 +30,7 @@ def planned(split_world, faults, *, pools=(1, 1), budget=6, source=BUSY, **optio
     requests = prepare(WorkloadSpec(source), seed=0).requests
     config = DecideConfig(max_gpu_budget=budget, mode=options.pop("mode", Mode.LOAD))
     scenario = split_world(*pools, planner=config, max_gpus=budget, faults=faults, **options)
-    world = World(scenario, requests)
+    world = Simulation(scenario, requests)
     return world, world.run()
 
 
@@ -80,7 +80,7 @@ def test_exactly_the_arrivals_of_an_outage_fail(simple_world, request_at, *, fro
     requests = [request_at(0.5 * number, 900, line=number + 1) for number in range(60)]
     scenario = simple_world(faults=on(Fault.ROUTER_DOWN, from_s, from_s + length_s))
 
-    found = World(scenario, requests).run().requests
+    found = Simulation(scenario, requests).run().requests
 
     away = (found.arrival_s >= from_s) & (found.arrival_s < from_s + length_s)
     assert (found.is_ok == ~away).all()
@@ -95,7 +95,7 @@ def test_a_replica_without_a_node_has_no_process_that_could_die(simple_world, re
         faults=Faults(node_gpus=1),
     )
 
-    recording = World(scenario, [request_at(0.0), request_at(20.0)]).run()
+    recording = Simulation(scenario, [request_at(0.0), request_at(20.0)]).run()
 
     assert {sample.replicas[Role.AGGREGATED][0] for sample in recording.samples} == {1}
     assert {sample.gpus for sample in recording.samples} == {1}
@@ -135,7 +135,7 @@ def test_a_worker_without_a_node_is_placed_when_one_leaves(split_world):
         faults=Faults(node_gpus=3),
     )
 
-    recording = World(scenario, requests).run()
+    recording = Simulation(scenario, requests).run()
 
     ready = {sample.at_s: sample.replicas[Role.PREFILL][0] for sample in recording.samples}
     assert (ready[49.0], ready[150.0]) == (1, 2)
@@ -170,7 +170,7 @@ def test_a_restart_costs_a_fitted_predictor_nothing(monkeypatch):
     scenario = Scenario(pools, planner=configured(config, Mode.SLA, pools, None), max_gpus=6)
     requests = prepare(WorkloadSpec("poisson:rate=1,duration_s=200"), seed=0).requests
     often = Faults(restarts=tuple(float(at_s) for at_s in range(7, 200, 12)))
-    calm, restarted = (World(replace(scenario, faults=faults), requests) for faults in (Faults(), often))
+    calm, restarted = (Simulation(replace(scenario, faults=faults), requests) for faults in (Faults(), often))
     for world in (calm, restarted):
         world.run()
     assert decisions(restarted) == decisions(calm)
@@ -229,6 +229,6 @@ def test_every_mode_lives_through_every_fault(split_world):
         config = configured(DecideConfig(max_gpu_budget=6), mode, scenario.pools)
         scenario = foreseen(replace(scenario, planner=config), requests)
 
-        recording = World(scenario, requests).run()
+        recording = Simulation(scenario, requests).run()
 
         assert max(sample.gpus for sample in recording.samples) <= 5

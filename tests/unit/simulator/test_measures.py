@@ -7,7 +7,7 @@ from penstock.api import Role
 from penstock.simulator.measures import measures, reversals, violation_s
 from penstock.simulator.observer import PlannerChange
 from penstock.simulator.scenario import RouterSpec
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 
 
 def change(at_s, role, current, desired):
@@ -43,7 +43,7 @@ def test_rejected_requests_miss_every_target(simple_world, request_at):
     router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=1)
     scenario = simple_world(router=router)
 
-    found = measures(World(scenario, [request_at(0.0, line=i) for i in range(1, 5)]).run(), scenario)
+    found = measures(Simulation(scenario, [request_at(0.0, line=i) for i in range(1, 5)]).run(), scenario)
 
     assert found["in_time"] == {"ttft": 0.5, "itl": 0.5, "both": 0.5}
     assert found["lost"] == 2
@@ -56,7 +56,7 @@ def test_slow_tokens_miss_the_second_target_only(split_world, request_at):
     shares = []
     for itl_slo_s in (0.02, 0.01):
         scenario = split_world(1, 1, itl_slo_s=itl_slo_s)
-        shares.append(measures(World(scenario, requests).run(), scenario)["in_time"])
+        shares.append(measures(Simulation(scenario, requests).run(), scenario)["in_time"])
 
     assert shares[0] == {"ttft": 1.0, "itl": 1.0, "both": 1.0}
     assert shares[1] == {"ttft": 1.0, "itl": 0.5, "both": 0.5}
@@ -66,7 +66,7 @@ def test_cost_is_what_is_held_from_the_start_to_the_last_answer(simple_world, re
     """Two servers for 11 s are 22 GPU-seconds; one request of one second is in time."""
     scenario = simple_world(2)
 
-    found = measures(World(scenario, [request_at(10.0)]).run(), scenario)
+    found = measures(Simulation(scenario, [request_at(10.0)]).run(), scenario)
 
     assert found["gpu_hours"] == pytest.approx(22 / 3600, abs=1e-6)
     assert found["mean_gpus"] == pytest.approx(2.0)
@@ -78,7 +78,7 @@ def test_a_backlog_worked_out_by_hand(simple_world, request_at):
     scenario = simple_world(slo_s=2.5)
     requests = [*(request_at(0.0, line=line) for line in range(1, 6)), request_at(25.0)]
 
-    recording = World(scenario, requests).run()
+    recording = Simulation(scenario, requests).run()
     found = measures(recording, scenario)
 
     assert list(recording.requests.ttft_s) == pytest.approx([1, 2, 3, 4, 5, 1])

@@ -13,15 +13,15 @@ from penstock.planner.decide.baselines.oracle import size_at
 from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
 from penstock.simulator.baselines import baseline_settings, configured
 from penstock.simulator.measures import measures
-from penstock.simulator.oracle import Aim, reachable, schedule
+from penstock.simulator.oracle import ScheduleTarget, reachable, schedule
 from penstock.simulator.oracle_needs import Utilisation, needs
 from penstock.simulator.oracle_queue import share_in_time, worker_changes
 from penstock.simulator.oracle_search import foreseen, search, with_schedule
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 
 AT = Utilisation(0.8, 0.9)
-AIM = Aim(0.75, 0.8)
+AIM = ScheduleTarget(0.75, 0.8)
 FREE, ONE_STEP = Mode.ORACLE, Mode.ORACLE_ONE_STEP
 
 
@@ -135,7 +135,7 @@ def test_one_step_grows_ahead_of_time_and_gives_back_slowly(wanted, start, expec
 def test_a_fleet_can_be_held(oracle_world):
     """From the first decision on at once, or a replica each decision of the planner's default."""
     free, one_step = (
-        schedule(steady(3), oracle_world(mode), Aim(1.0, 0.8, (4, 2)))[Role.PREFILL]
+        schedule(steady(3), oracle_world(mode), ScheduleTarget(1.0, 0.8, (4, 2)))[Role.PREFILL]
         for mode in (FREE, ONE_STEP)
     )
 
@@ -148,7 +148,7 @@ def test_an_oracle_serves_a_step_that_it_foresaw(oracle_world, mode):
     """Nearly all in time, through the planner itself, by one replica per decision where that is the rule."""
     scenario = foreseen(oracle_world(mode, cold_start_s=30.0), tripled())
 
-    recording = World(scenario, tripled()).run()
+    recording = Simulation(scenario, tripled()).run()
 
     assert measures(recording, scenario)["in_time"]["both"] >= 0.99
     sizes = [abs(change.desired - change.current) for change in recording.changes]
@@ -162,7 +162,7 @@ def test_what_a_search_found_is_what_a_run_shows(oracle_world):
     found = search(scenario, steady(3))
 
     known = with_schedule(scenario, steady(3), found.aim)
-    recording = World(known, steady(3)).run()
+    recording = Simulation(known, steady(3)).run()
 
     assert recording.gpu_s == found.gpu_s
     assert measures(recording, known)["in_time"]["both"] == found.in_time >= 0.99
@@ -212,4 +212,4 @@ def test_a_schedule_can_be_carried_out(
     if mode is FREE:
         for second in {at_s for sizes in found.values() for at_s, _ in sizes}:
             assert sum(size_at(sizes, second) for sizes in found.values()) <= budget
-    assert World(scenario, requests).run().requests.is_ok.all()
+    assert Simulation(scenario, requests).run().requests.is_ok.all()

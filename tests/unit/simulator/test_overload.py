@@ -10,7 +10,7 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 
 PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1")
 POLICIES = ("least-loaded", "prefix-cost")
@@ -40,7 +40,7 @@ def world_of(
     requests = [
         request_at(index * gap_s, PROMPT_TOKENS, OUTPUT_TOKENS, line=index + 1) for index in range(count)
     ]
-    return World(scenario, requests)
+    return Simulation(scenario, requests)
 
 
 def ttft_by_third(world):

@@ -12,8 +12,8 @@ from penstock.planner.predict import models
 from penstock.simulator.baselines import configured
 from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
 from penstock.simulator.scenario import PoolSpec, ProfiledModel
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.simulator.world import World
 
 BUSY = SimulatedObservation(
     pools={Role.PREFILL: PoolCounts(2, gpus=1), Role.DECODE: PoolCounts(2, gpus=1)},
@@ -71,7 +71,7 @@ def test_the_planner_scales_a_world_inside_its_budget(split_world):
     """From 1 + 1 workers under a trace: it grows, never past 6 GPUs, and everybody is served."""
     workload = prepare(WorkloadSpec("mooncake", limit=400), seed=0)
     config = DecideConfig(max_gpu_budget=6)
-    world = World(split_world(1, 1, planner=config, max_gpus=6), workload.requests)
+    world = Simulation(split_world(1, 1, planner=config, max_gpus=6), workload.requests)
 
     recording = world.run()
 
@@ -85,7 +85,7 @@ def test_without_a_planner_nothing_is_decided(split_world):
     """The pools stay as they are."""
     workload = prepare(WorkloadSpec("mooncake", limit=50), seed=0)
 
-    recording = World(split_world(2, 1), workload.requests).run()
+    recording = Simulation(split_world(2, 1), workload.requests).run()
 
     assert (recording.decisions, recording.changes) == (0, ())
     assert {sample.gpus for sample in recording.samples} == {3}

@@ -3,7 +3,7 @@
 from penstock.api import Role
 from penstock.engine.serve.preemption_config import PreemptionConfig
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
 
@@ -13,7 +13,7 @@ def world(preemption, tokens=4096):
         "h200-llama-3.1-8b-tp1", kv_tokens=tokens, block_size=16, preemption=PreemptionConfig(**preemption)
     )
     requests = [TraceRequest(0.0, 3000, 500, None, 1), TraceRequest(1.0, 2000, 4, None, 2)]
-    made = World(Scenario([PoolSpec(Role.AGGREGATED, 1, model)]), requests)
+    made = Simulation(Scenario([PoolSpec(Role.AGGREGATED, 1, model)]), requests)
     made.jobs[0].priority = 2
     return made
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.simulator.scenario import RouterSpec, SimpleModel
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
 COUNT = 8000
@@ -26,7 +26,7 @@ def workload(rate, lengths, seed=1):
 
 def mean_wait(scenario, requests):
     """Mean time in the router's queue and the server's, without service; the first tenth is left out."""
-    recording = World(scenario, requests).run()
+    recording = Simulation(scenario, requests).run()
     service = recording.requests.prompt_tokens * scenario.pools[0].model.prefill_s_per_token
     return float((recording.requests.ttft_s - service)[COUNT // 10 :].mean())
 
@@ -56,7 +56,7 @@ def test_waits_follow_lindley_s_recursion_to_the_digit(simple_world):
     """W' = max(0, W + S - gap): what formulas give on average holds for each request."""
     requests = workload(0.8, lambda rng: np.ceil(rng.exponential(1000, COUNT)))[:1000]
 
-    recording = World(simple_world(sample_s=1000.0), requests).run()
+    recording = Simulation(simple_world(sample_s=1000.0), requests).run()
 
     waited_s, expected = 0.0, []
     for before, request in pairwise([requests[0], *requests]):
@@ -85,7 +85,7 @@ def test_the_engine_s_pending_slot_changes_no_order(simple_world):
     ends = []
     for slots in (1, 2):
         router = RouterSpec(slot_requests=slots, slot_tokens=None)
-        recording = World(simple_world(router=router, sample_s=1000.0), requests).run()
+        recording = Simulation(simple_world(router=router, sample_s=1000.0), requests).run()
         ends.append(recording.requests.ttft_s)
 
     assert np.allclose(*ends)

@@ -12,8 +12,8 @@ from penstock.simulator.faults import Faults
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock.simulator.routing import VirtualRouter, policy_names
 from penstock.simulator.scenario import RouterSpec, WorkerFailure
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.worker_size import WorkerSize
-from penstock.simulator.world import World
 from penstock.workload.traces import TraceRequest
 
 
@@ -79,7 +79,7 @@ def test_unknown_policies_and_settings_are_refused(spec, told):
 def test_equal_prefixes_meet_again_across_routers(simple_world, request_at):
     """Two routers that never hear of each other send one prefix to one pair: rings need no news."""
     requests = [request_at(i * 3.0, 1024, ids=(7, 100 + i), line=i) for i in range(1, 21)]
-    world = World(simple_world(8, router=placed(routers=2)), requests)
+    world = Simulation(simple_world(8, router=placed(routers=2)), requests)
 
     world.run()
 
@@ -92,7 +92,7 @@ def test_routers_hear_of_each_other_s_load_late(simple_world, request_at):
 
     ends = {}
     for routers in (1, 2):
-        world = World(simple_world(4, router=placed("least-pending", routers=routers)), requests)
+        world = Simulation(simple_world(4, router=placed("least-pending", routers=routers)), requests)
         ends[routers] = float(world.run().requests.ttft_s.max())
 
     assert ends == {1: pytest.approx(2.0), 2: pytest.approx(2.0)}
@@ -122,7 +122,9 @@ def test_routers_that_share_queues_out_serve_about_as_many_in_time_as_one(simple
     """At the knee, where an order and knowledge of its own for each router make most of them late."""
     spec = placed("prefix-cost", queue_order=QueueOrder.IN_TIME_FIRST, peer_interval_s=0.1)
     share = {
-        owners: in_time(World(simple_world(8, router=replace(spec, routers=8, owners=owners)), at_the_knee))
+        owners: in_time(
+            Simulation(simple_world(8, router=replace(spec, routers=8, owners=owners)), at_the_knee)
+        )
         for owners in (1, 8, None)
     }
 
@@ -134,7 +136,7 @@ def test_a_chosen_worker_that_dies_loses_no_job(simple_world, at_the_knee):
     """Its jobs are tried elsewhere by the router that keeps its queue."""
     router = placed("prefix-cost", routers=4, owners=4, max_retries=5, retry_budget_fraction=1.0)
     failures = (WorkerFailure(20.0, "aggregated-1", 40.0), WorkerFailure(30.0, "aggregated-2"))
-    world = World(simple_world(8, router=router, failures=failures), at_the_knee[:200])
+    world = Simulation(simple_world(8, router=router, failures=failures), at_the_knee[:200])
 
     world.run()
 
@@ -162,7 +164,7 @@ def test_the_longest_hit_goes_first_where_asked(simple_world, request_at):
     ]
     orders = {}
     for order in QueueOrder:
-        world = World(simple_world(router=placed("least-pending", queue_order=order)), requests)
+        world = Simulation(simple_world(router=placed("least-pending", queue_order=order)), requests)
         world.run()
         orders[order] = [job.index for job in sorted(world.jobs, key=lambda job: job.handed_s)]
 
@@ -177,7 +179,7 @@ def test_who_can_still_be_in_time_goes_before_who_cannot(simple_world, request_a
     """At 1,000 tokens/s the second waits 4 s and needs 2: too late for 5 s. The third needs 1 and overtakes it."""
     requests = [request_at(0.0, 4000), request_at(0.001, 2000), request_at(0.002, 900)]
     router = placed("least-pending", queue_order=QueueOrder.IN_TIME_FIRST)
-    world = World(simple_world(router=router, slo_s=5.0), requests)
+    world = Simulation(simple_world(router=router, slo_s=5.0), requests)
 
     world.run()
 
@@ -189,7 +191,7 @@ def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):
     """One prefix in a burst: both of its pair are late, and its queue is shared out between them."""
     requests = [request_at(0.01 * i, 1000, ids=(1, 500 + i), line=i + 1) for i in range(40)]
     router = placed("dualmap")
-    moving = World(simple_world(4, router=router), requests)
+    moving = Simulation(simple_world(4, router=router), requests)
 
     moving.run()
 

@@ -8,7 +8,7 @@ from penstock.simulator.baselines import configured
 from penstock.simulator.faults import Fault, FaultPeriod, Faults
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1")
 COLD_START_S = 40.0
@@ -31,7 +31,7 @@ def world_of(shape, mode, requests, faults=None, **router):
         max_gpus=8,
         faults=faults or Faults(),
     )
-    return World(scenario, requests)
+    return Simulation(scenario, requests)
 
 
 @pytest.mark.parametrize("mode", [Mode.ADAPTIVE, Mode.SLA])

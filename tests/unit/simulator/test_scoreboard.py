@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.scoreboard import attainment_over_time, goodput, score
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import add_regrets, goodputs, summarise
 from penstock.simulator.workload import Workload, WorkloadSpec, ideal_hits, prepare
-from penstock.simulator.world import World
 from penstock.workload.arrivals import Spread
 
 
@@ -43,7 +43,7 @@ def test_capacity_counts_what_is_in_time_after_the_warm_up(simple_world, request
     requests = [request_at(0.0, 1000, line=line) for line in range(1, 7)]
     scenario = simple_world(slo_s=3.5)
 
-    figures = score(World(scenario, requests).run(), workload_of(requests, warmup=1), scenario)
+    figures = score(Simulation(scenario, requests).run(), workload_of(requests, warmup=1), scenario)
 
     assert (figures["judged"], figures["ok"], figures["capacity"]) == (5, 6, 0.4)
     assert figures["ttft_s"]["p50"] == pytest.approx(4.0)
@@ -55,7 +55,7 @@ def test_hits_are_weighed_by_tokens_beside_their_bound(simple_world, request_at)
     requests = [request_at(i * 10.0, 1024, ids=(1, 100 + i)) for i in range(4)]
     scenario = simple_world(2, policy="round-robin")
 
-    figures = score(World(scenario, requests).run(), workload_of(requests), scenario)
+    figures = score(Simulation(scenario, requests).run(), workload_of(requests), scenario)
 
     assert figures["hit_rate"] == pytest.approx(2 * 512 / 4096)
     assert figures["hit_bound"] == pytest.approx(3 * 512 / 4096)
@@ -70,7 +70,7 @@ def test_rejected_requests_have_missed_the_slo(simple_world, request_at):
     requests = [request_at(0.0, 1000, line=line) for line in range(1, 5)]
     scenario = simple_world(router=router)
 
-    figures = score(World(scenario, requests).run(), workload_of(requests), scenario)
+    figures = score(Simulation(scenario, requests).run(), workload_of(requests), scenario)
 
     assert (figures["ok"], figures["rejected"], figures["failed"]) == (2, 2, 0)
     assert figures["capacity"] == 0.5
@@ -79,7 +79,7 @@ def test_rejected_requests_have_missed_the_slo(simple_world, request_at):
 def test_attainment_is_counted_by_arrival(simple_world, request_at):
     """Ten requests in the first 10 s overload the server; one after 60 s is in time."""
     requests = [request_at(float(i), 3000) for i in range(10)] + [request_at(60.0, 1000)]
-    recording = World(simple_world(slo_s=5.0), requests).run()
+    recording = Simulation(simple_world(slo_s=5.0), requests).run()
 
     times, shares = attainment_over_time(recording, 5.0, window_s=10.0)
 

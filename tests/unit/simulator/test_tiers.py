@@ -12,9 +12,9 @@ from penstock.router.policy.tiers import SloTarget, TierSettings
 from penstock.simulator.graph_scenario import graph_router
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.tier_scores import tier_scores
 from penstock.simulator.workload import Workload
-from penstock.simulator.world import World
 from penstock.workload.arrivals import Spread
 
 PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1", preemption=PreemptionConfig())
@@ -40,7 +40,7 @@ def world_of(request_at, tiers, *, split=True, policy="prefix-cost"):
         )
         for at in range(int(LAST_S / GAP_S))
     ]
-    return World(scenario, requests)
+    return Simulation(scenario, requests)
 
 
 def ttft_p99_s(world, tier):
@@ -129,7 +129,7 @@ def test_the_scores_tell_compliance_from_attainment(request_at):
 def test_requests_without_a_tier_have_no_scores(request_at):
     """Nothing is shown of tiers that nobody asked for."""
     scenario = Scenario(pools=[PoolSpec(Role.AGGREGATED, 1, PROFILE)])
-    world = World(scenario, [request_at(0.0, 100, 2, line=1)])
+    world = Simulation(scenario, [request_at(0.0, 100, 2, line=1)])
     workload = Workload("synthetic", (world.jobs[0].request,), 0, None, 0, 0, Spread.NONE)
     assert tier_scores(world.run(), workload, scenario) == {}
 

@@ -13,7 +13,7 @@ from penstock.router.policy.slo_monitor import SheddingSettings
 from penstock.router.policy.tiers import SloTarget, TierSettings
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
-from penstock.simulator.world import World
+from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
 SHARED = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
@@ -49,7 +49,9 @@ def outcome(policy, thresholds, factor, is_split, *, is_short_of_kv=False, reque
     tiers = RouterTiers(TierSettings(targets=TARGETS), SheddingSettings(is_enabled=False), Tier.STANDARD)
     router = RouterSpec(policy, thresholds=thresholds, tiers=tiers, max_wait_s=60.0, max_waiting=1024)
     roles = (Role.PREFILL, Role.DECODE) if is_split else (Role.AGGREGATED,)
-    world = World(Scenario([PoolSpec(role, 2, model) for role in roles], router), traffic(factor, **shape))
+    world = Simulation(
+        Scenario([PoolSpec(role, 2, model) for role in roles], router), traffic(factor, **shape)
+    )
     world.run()
     arrived = Counter(job.tier for job in world.jobs)
     rejected = Counter(job.tier for job in world.jobs if job.outcome is JobOutcome.REJECTED)

@@ -12,9 +12,9 @@ from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.output import to_json
 from penstock.simulator.routing import policy_names
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, RouterSpec, Scenario, WorkerFailure
+from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import RunSpec, run_all
 from penstock.simulator.workload import WorkloadSpec
-from penstock.simulator.world import World
 
 
 def outcomes(world):
@@ -28,7 +28,7 @@ def outcomes(world):
 
 def test_one_request_takes_prefill_transfer_and_decode(split_world, request_at):
     """TTFT = prefill step + transfer + one decode step, as profile and link say."""
-    world = World(split_world(1, 1), [request_at(0.0, 1000, 10)])
+    world = Simulation(split_world(1, 1), [request_at(0.0, 1000, 10)])
 
     recording = world.run()
 
@@ -41,7 +41,7 @@ def test_one_request_takes_prefill_transfer_and_decode(split_world, request_at):
 
 def test_the_prompt_is_freed_once_it_was_read(split_world, request_at):
     """After the run no worker pins anything, and no lease had expired."""
-    world = World(split_world(2, 2), [request_at(i * 0.05, 3000, 40) for i in range(40)])
+    world = Simulation(split_world(2, 2), [request_at(i * 0.05, 3000, 40) for i in range(40)])
 
     world.run()
 
@@ -60,7 +60,7 @@ def test_leases_are_renewed_while_a_decode_waits_for_room(split_world, request_a
         PoolSpec(Role.PREFILL, 2, ProfiledModel("a100-llama-8b-bf16-tp1")),
         PoolSpec(Role.DECODE, 1, model),
     )
-    world = World(Scenario(pools=pools), [request_at(i * 0.1, 4000, 1500) for i in range(6)])
+    world = Simulation(Scenario(pools=pools), [request_at(i * 0.1, 4000, 1500) for i in range(6)])
 
     world.run()
 
@@ -73,7 +73,7 @@ def test_leases_are_renewed_while_a_decode_waits_for_room(split_world, request_a
 def test_a_request_that_can_never_fit_is_rejected_at_once(split_world, request_at):
     """Its prompt and output exceed the cache of a worker."""
     model = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=2048)
-    world = World(split_world(1, 1, model=model), [request_at(0.0, 2040, 100), request_at(0.1, 1000, 5)])
+    world = Simulation(split_world(1, 1, model=model), [request_at(0.0, 2040, 100), request_at(0.1, 1000, 5)])
 
     world.run()
 
@@ -83,7 +83,7 @@ def test_a_request_that_can_never_fit_is_rejected_at_once(split_world, request_a
 def test_a_full_router_rejects_and_a_long_wait_ends(simple_world, request_at):
     """One runs, two may wait; who has waited 1.5 s leaves."""
     router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=2, max_wait_s=1.5)
-    world = World(simple_world(router=router), [request_at(0.0 + i * 0.001) for i in range(5)])
+    world = Simulation(simple_world(router=router), [request_at(0.0 + i * 0.001) for i in range(5)])
 
     world.run()
 
@@ -98,7 +98,7 @@ def test_a_full_router_rejects_and_a_long_wait_ends(simple_world, request_at):
 
 def test_equal_arrivals_keep_their_order(simple_world, request_at):
     """Two requests of one time are served in the workload's order."""
-    world = World(simple_world(), [request_at(1.0, line=1), request_at(1.0, line=2)])
+    world = Simulation(simple_world(), [request_at(1.0, line=1), request_at(1.0, line=2)])
 
     recording = world.run()
 
@@ -145,7 +145,9 @@ def test_another_seed_gives_other_arrivals(simple_world):
 def test_a_join_serves_after_its_cold_start(simple_world, request_at):
     """Asked for at 1 s and 2 s cold, the second server takes its first request at 3 s."""
     requests = [request_at(i * 0.1, 1000) for i in range(10)]
-    world = World(simple_world(1, resizes=(Resize(1.0, Role.AGGREGATED, 2),), cold_start_s=2.0), requests)
+    world = Simulation(
+        simple_world(1, resizes=(Resize(1.0, Role.AGGREGATED, 2),), cold_start_s=2.0), requests
+    )
 
     world.run()
 
@@ -160,7 +162,7 @@ def test_a_leave_loses_nothing(split_world):
 
     resizes = (Resize(20.0, Role.PREFILL, 1), Resize(25.0, Role.DECODE, 1))
     workload = prepare(WorkloadSpec("mooncake", limit=120), seed=0)
-    world = World(split_world(4, 4, resizes=resizes), workload.requests)
+    world = Simulation(split_world(4, 4, resizes=resizes), workload.requests)
 
     recording = world.run()
 
@@ -172,7 +174,7 @@ def test_a_leave_loses_nothing(split_world):
 def test_a_death_before_the_first_token_is_retried(simple_world, request_at):
     """The job starts over on the other server, from its arrival."""
     failures = (WorkerFailure(0.5, "aggregated-0", 5.0),)
-    world = World(simple_world(2, failures=failures), [request_at(0.0, 1000)])
+    world = Simulation(simple_world(2, failures=failures), [request_at(0.0, 1000)])
 
     recording = world.run()
 
@@ -185,7 +187,7 @@ def test_a_death_before_the_first_token_is_retried(simple_world, request_at):
 def test_a_death_after_the_first_token_fails_the_request(split_world, request_at):
     """A stream is never tried again."""
     failures = (WorkerFailure(1.0, "decode-0", 5.0),)
-    world = World(split_world(1, 1, failures=failures), [request_at(0.0, 1000, 500)])
+    world = Simulation(split_world(1, 1, failures=failures), [request_at(0.0, 1000, 500)])
 
     world.run()
 
@@ -195,12 +197,12 @@ def test_a_death_after_the_first_token_fails_the_request(split_world, request_at
 
 def test_a_prefill_that_dies_with_its_blocks_makes_the_decode_start_over(split_world, request_at):
     """The KV was never read: the router tries again on the other prefill worker."""
-    probe = World(split_world(2, 1), [request_at(0.0, 60_000, 50)])
+    probe = Simulation(split_world(2, 1), [request_at(0.0, 60_000, 50)])
     probe.run()
     prefilled_s, first_s = probe.jobs[0].prefilled_s, probe.jobs[0].first_token_s
     failure = WorkerFailure((prefilled_s + first_s) / 2, "prefill-0", 1000.0)
 
-    world = World(split_world(2, 1, failures=(failure,)), [request_at(0.0, 60_000, 50)])
+    world = Simulation(split_world(2, 1, failures=(failure,)), [request_at(0.0, 60_000, 50)])
     world.run()
 
     assert probe.jobs[0].worker == "prefill-0"
@@ -214,11 +216,11 @@ def test_a_prompt_that_waits_too_long_for_decode_is_freed_and_computed_again(
 ):
     """As live: its lease is given back at once, not left to run out, and the retry waits before its prefill."""
     prompt = request_at(0.0, 60_000, 50)
-    probe = World(split_world(1, 1), [prompt])
+    probe = Simulation(split_world(1, 1), [prompt])
     probe.run()
     failure = WorkerFailure(probe.jobs[0].prefilled_s / 2, "decode-0", 30.0)
     router = RouterSpec(max_decode_wait_s=3.0, max_retries=max_retries)
-    world = World(split_world(1, 1, failures=(failure,), router=router), [prompt])
+    world = Simulation(split_world(1, 1, failures=(failure,), router=router), [prompt])
 
     world.run()
 
@@ -236,7 +238,7 @@ def test_a_prompt_that_waits_too_long_for_decode_is_freed_and_computed_again(
 def test_a_worker_that_comes_back_serves_with_an_empty_cache(simple_world, request_at):
     """The same prompt is computed in full again."""
     requests = [request_at(0.0, 1024, ids=(1, 2)), request_at(10.0, 1024, ids=(1, 2))]
-    world = World(simple_world(1, failures=(WorkerFailure(3.0, "aggregated-0", 4.0),)), requests)
+    world = Simulation(simple_world(1, failures=(WorkerFailure(3.0, "aggregated-0", 4.0),)), requests)
 
     world.run()
 
@@ -246,7 +248,7 @@ def test_a_worker_that_comes_back_serves_with_an_empty_cache(simple_world, reque
 def test_without_any_worker_left_the_run_still_ends(simple_world, request_at):
     """The only server never comes back: its requests fail when patience is over."""
     failures = (WorkerFailure(0.5, "aggregated-0"),)
-    world = World(simple_world(1, failures=failures), [request_at(0.0), request_at(0.2)])
+    world = Simulation(simple_world(1, failures=failures), [request_at(0.0), request_at(0.2)])
 
     recording = world.run()
 
@@ -278,7 +280,7 @@ def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
     for number, gap_s in enumerate(gaps):
         at_s += gap_s
         requests.append(request_at(at_s, 500 + 700 * (number % 5), 1 + 30 * (number % 3), line=number))
-    world = World(
+    world = Simulation(
         split_world(
             2,
             2,
@@ -303,7 +305,7 @@ def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
 def test_joins_beyond_the_budget_are_refused(simple_world, request_at):
     """Three are allowed: of five asked for, two are refused and counted."""
     resizes = (Resize(0.1, Role.AGGREGATED, 5),)
-    world = World(simple_world(1, resizes=resizes, max_gpus=3), [request_at(0.0), request_at(100.0)])
+    world = Simulation(simple_world(1, resizes=resizes, max_gpus=3), [request_at(0.0), request_at(100.0)])
 
     recording = world.run()
 
@@ -331,7 +333,7 @@ def test_metrics_age_only_by_the_delay(split_world, request_at):
     """With 3 s of delay the decode workers' usage is unknown until the first news."""
     scenario = split_world(1, 2)
     scenario = dataclasses.replace(scenario, router=RouterSpec(propagation_delay_s=3.0))
-    world = World(scenario, [request_at(i * 0.5, 2000, 200) for i in range(12)])
+    world = Simulation(scenario, [request_at(i * 0.5, 2000, 200) for i in range(12)])
     world.run()
 
     assert outcomes(world) == {JobOutcome.OK: 12}
@@ -341,7 +343,7 @@ def test_metrics_age_only_by_the_delay(split_world, request_at):
 def test_an_idle_engine_begins_with_the_first_of_several(split_world, request_at):
     """Two that were held back together reach the worker one after the other; only later ones share a step."""
     requests = [request_at(0.0, 10_000), *(request_at(0.1, 1000, line=line) for line in range(2, 5))]
-    world = World(split_world(1, 1), requests)
+    world = Simulation(split_world(1, 1), requests)
 
     world.run()
 

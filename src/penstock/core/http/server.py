@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError, PortInUseError
 from penstock.core.http.capacity import connections_within_files
 from penstock.core.http.limits import ServerLimits
 from penstock.core.http.messages import Request, Responder
-from penstock.core.http.server_connection import Handler, ServerConnection, Shared
+from penstock.core.http.server_connection import Handler, ServerConnection, ServerContext
 from penstock.core.logs import get_logger
 
 __all__ = ["Handler", "HttpServer", "Request", "Responder", "ServerLimits"]
@@ -63,7 +63,7 @@ class HttpServer:
         self._wants_body = wants_body
         self._handler = handler
         self._limits = limits
-        self._shared: Shared | None = None
+        self._shared: ServerContext | None = None
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._port = 0
@@ -76,7 +76,7 @@ class HttpServer:
             ConfigError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        shared = Shared(
+        shared = ServerContext(
             self._handler,
             self._limits,
             loop,

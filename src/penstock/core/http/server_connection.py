@@ -37,7 +37,7 @@ _SLICE_BYTES = 16 * 1024
 _RESERVE_S = 2.0
 
 
-class Shared:
+class ServerContext:
     """What the connections of one server have in common.
 
     Attributes:
@@ -119,7 +119,7 @@ class ServerConnection(asyncio.Protocol):
         "_unsent_bytes",
     )
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ServerContext) -> None:
         self._shared = shared
         self._transport: asyncio.Transport | None = None
         self._reader: RequestReader | None = None

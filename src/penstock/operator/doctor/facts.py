@@ -10,7 +10,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class Unreadable:
     """Something that could not be read.
 
     Attributes:
@@ -33,7 +33,7 @@ class ServerFacts:
     """
 
     url: str
-    version: str | Unseen
+    version: str | Unreadable
     skew_s: float | None = None
 
 
@@ -53,8 +53,8 @@ class LeaseFact:
     component: str
     namespace: str
     name: str
-    first: Object | Unseen | None
-    later: Object | Unseen | None
+    first: Object | Unreadable | None
+    later: Object | Unreadable | None
     now_s: float | None
 
 
@@ -96,7 +96,7 @@ class RightsFact:
     namespace: str | None
     asked: int
     missing: tuple[Right, ...] = ()
-    unseen: Unseen | None = None
+    unseen: Unreadable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class Page:
         later: Text at the second look.
     """
 
-    first: str | Unseen
-    later: str | Unseen
+    first: str | Unreadable
+    later: str | Unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,10 @@ class GraphFacts:
     """
 
     graph: Object
-    pods: tuple[Object, ...] | Unseen = ()
-    ready: Mapping[str, str | Unseen] = field(default_factory=dict)
+    pods: tuple[Object, ...] | Unreadable = ()
+    ready: Mapping[str, str | Unreadable] = field(default_factory=dict)
     pages: Mapping[str, Page] = field(default_factory=dict)
-    prometheus: int | Unseen | None = None
+    prometheus: int | Unreadable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class NodeFacts:
         requested: By node, extended resources that its pods asked for.
     """
 
-    nodes: tuple[Object, ...] | Unseen
-    requested: Mapping[str, Mapping[str, int]] | Unseen
+    nodes: tuple[Object, ...] | Unreadable
+    requested: Mapping[str, Mapping[str, int]] | Unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +163,12 @@ class Facts:
     """
 
     server: ServerFacts
-    crds: Mapping[str, Object | Unseen | None]
-    deployments: tuple[Object, ...] | Unseen
+    crds: Mapping[str, Object | Unreadable | None]
+    deployments: tuple[Object, ...] | Unreadable
     leases: tuple[LeaseFact, ...]
     rights: tuple[RightsFact, ...]
-    graphs: tuple[GraphFacts, ...] | Unseen
-    profiles: tuple[Object, ...] | Unseen
+    graphs: tuple[GraphFacts, ...] | Unreadable
+    profiles: tuple[Object, ...] | Unreadable
     nodes: NodeFacts
     now_s: float
     interval_s: float

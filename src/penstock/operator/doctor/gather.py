@@ -50,7 +50,7 @@ from penstock.operator.doctor.facts import (
     Right,
     RightsFact,
     ServerFacts,
-    Unseen,
+    Unreadable,
 )
 from penstock.operator.doctor.judge import component_of, scope_of
 from penstock.operator.doctor.rights import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS
@@ -104,7 +104,7 @@ class _Gatherer:
 
     async def gather(self) -> Facts:
         server = await self._server()
-        if isinstance(server.version, Unseen):
+        if isinstance(server.version, Unreadable):
             nothing = server.version
             nodes = NodeFacts(nothing, nothing)
             return self._facts(
@@ -123,7 +123,7 @@ class _Gatherer:
         leases, seen, rights = await asyncio.gather(
             self._leases(deployments), self._look(graphs), self._rights(deployments)
         )
-        if leases or (not isinstance(seen, Unseen) and any(each.pages for each in seen)):
+        if leases or (not isinstance(seen, Unreadable) and any(each.pages for each in seen)):
             await asyncio.sleep(self._scope.interval_s)
         later_leases, later = await asyncio.gather(self._later(leases, server), self._look_again(seen))
         return self._facts(
@@ -147,20 +147,20 @@ class _Gatherer:
             **seen,
         )
 
-    async def _seen(self, call: Awaitable[T]) -> T | Unseen:
+    async def _seen(self, call: Awaitable[T]) -> T | Unreadable:
         """Wait for an answer, bounded; what fails is told, not raised."""
         async with self._slots:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     return await call
             except TimeoutError:
-                return Unseen(f"no answer within {ANSWER_S:.0f} s")
+                return Unreadable(f"no answer within {ANSWER_S:.0f} s")
             except ForbiddenError as exc:
-                return Unseen(_words(exc), is_forbidden=True)
+                return Unreadable(_words(exc), is_forbidden=True)
             except ClusterError as exc:
-                return Unseen(_words(exc))
+                return Unreadable(_words(exc))
 
-    async def _seen_or_none(self, call: Awaitable[T]) -> T | Unseen | None:
+    async def _seen_or_none(self, call: Awaitable[T]) -> T | Unreadable | None:
         async def found() -> T | None:
             try:
                 return await call
@@ -171,39 +171,39 @@ class _Gatherer:
 
     async def _server(self) -> ServerFacts:
         version = await self._seen(self._client.raw_get("/version"))
-        if isinstance(version, Unseen):
+        if isinstance(version, Unreadable):
             return ServerFacts(self._client.server, version)
         before_s = time.time()
         server_s = await self._seen(self._client.server_time_s())
-        if isinstance(server_s, Unseen):
+        if isinstance(server_s, Unreadable):
             return ServerFacts(self._client.server, str(version.get("gitVersion")))
         # Date is cut to whole seconds, so the server's clock stands half a second further on average.
         skew_s = (before_s + time.time()) / 2 - (server_s + 0.5)
         return ServerFacts(self._client.server, str(version.get("gitVersion")), skew_s)
 
-    async def _crds(self) -> dict[str, Object | Unseen | None]:
+    async def _crds(self) -> dict[str, Object | Unreadable | None]:
         wanted = list(definitions())
         found = await asyncio.gather(*(self._seen_or_none(self._client.get(CRD, each)) for each in wanted))
         return dict(zip(wanted, found, strict=True))
 
-    async def _deployments(self) -> tuple[Object, ...] | Unseen:
+    async def _deployments(self) -> tuple[Object, ...] | Unreadable:
         found = await self._seen(self._client.list(DEPLOYMENT, namespace=None, labels=_PART_OF))
-        if isinstance(found, Unseen) and found.is_forbidden:
+        if isinstance(found, Unreadable) and found.is_forbidden:
             own = self._scope.namespace or self._client.namespace
             found = await self._seen(self._client.list(DEPLOYMENT, namespace=own, labels=_PART_OF))
-        return found if isinstance(found, Unseen) else tuple(found.items)
+        return found if isinstance(found, Unreadable) else tuple(found.items)
 
-    async def _graphs(self) -> tuple[GraphFacts, ...] | Unseen:
+    async def _graphs(self) -> tuple[GraphFacts, ...] | Unreadable:
         found = await self._seen_or_none(self._client.list(GRAPH_DEPLOYMENT, namespace=self._scope.namespace))
-        if isinstance(found, Unseen):
+        if isinstance(found, Unreadable):
             return found
         wanted = self._scope.graph
         items = () if found is None else found.items
         return tuple(GraphFacts(each) for each in items if wanted in (None, each["metadata"]["name"]))
 
-    async def _profiles(self) -> tuple[Object, ...] | Unseen:
+    async def _profiles(self) -> tuple[Object, ...] | Unreadable:
         found = await self._seen_or_none(self._client.list(PROFILE_REQUEST, namespace=self._scope.namespace))
-        if isinstance(found, Unseen):
+        if isinstance(found, Unreadable):
             return found
         wanted = self._scope.graph
         items = () if found is None else found.items
@@ -211,7 +211,7 @@ class _Gatherer:
 
     async def _nodes(self) -> NodeFacts:
         nodes = await self._seen(self._client.list(NODE, namespace=None))
-        if isinstance(nodes, Unseen):
+        if isinstance(nodes, Unreadable):
             return NodeFacts(nodes, nodes)
         requested: dict[str, dict[str, int]] = {}
         # Pods of a whole cluster are many: each is added up as its page arrives and forgotten.
@@ -223,10 +223,10 @@ class _Gatherer:
             restart=requested.clear,
         )
         version = await self._seen(read)
-        return NodeFacts(tuple(nodes.items), version if isinstance(version, Unseen) else requested)
+        return NodeFacts(tuple(nodes.items), version if isinstance(version, Unreadable) else requested)
 
-    async def _leases(self, deployments: tuple[Object, ...] | Unseen) -> tuple[LeaseFact, ...]:
-        if isinstance(deployments, Unseen):
+    async def _leases(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[LeaseFact, ...]:
+        if isinstance(deployments, Unreadable):
             return ()
         wanted: dict[tuple[str, str, str], None] = {}
         for each in deployments:
@@ -241,7 +241,7 @@ class _Gatherer:
             for (component, namespace, name), first in zip(wanted, found, strict=True)
         )
 
-    async def _lease(self, namespace: str, name: str) -> Object | Unseen | None:
+    async def _lease(self, namespace: str, name: str) -> Object | Unreadable | None:
         return await self._seen_or_none(self._client.get(LEASE, name, namespace=namespace))
 
     async def _later(self, leases: tuple[LeaseFact, ...], server: ServerFacts) -> tuple[LeaseFact, ...]:
@@ -251,9 +251,9 @@ class _Gatherer:
             replace(each, later=later, now_s=now_s) for each, later in zip(leases, found, strict=True)
         )
 
-    async def _rights(self, deployments: tuple[Object, ...] | Unseen) -> tuple[RightsFact, ...]:
+    async def _rights(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[RightsFact, ...]:
         asked = [self._rights_of("you", "", self._scope.namespace, USER_RIGHTS)]
-        for each in () if isinstance(deployments, Unseen) else deployments:
+        for each in () if isinstance(deployments, Unreadable) else deployments:
             component = component_of(each)
             rights = {"operator": OPERATOR_RIGHTS, "planner": PLANNER_RIGHTS}.get(component)
             if rights is not None:
@@ -269,11 +269,11 @@ class _Gatherer:
         answers = await asyncio.gather(
             *(self._may(who if component else None, namespace, each) for each in rights)
         )
-        unseen = next((each for each in answers if isinstance(each, Unseen)), None)
+        unseen = next((each for each in answers if isinstance(each, Unreadable)), None)
         missing = tuple(right for right, each in zip(rights, answers, strict=True) if each is False)
         return RightsFact(who, component, namespace, len(rights), missing, unseen)
 
-    async def _may(self, user: str | None, namespace: str | None, right: Right) -> bool | Unseen:
+    async def _may(self, user: str | None, namespace: str | None, right: Right) -> bool | Unreadable:
         resource, _, sub = right.resource.partition("/")
         attributes = {"group": right.group, "resource": resource, "subresource": sub, "verb": right.verb}
         spec: dict[str, Any] = {"resourceAttributes": {**attributes, "namespace": namespace or ""}}
@@ -288,17 +288,17 @@ class _Gatherer:
             kind = SUBJECT_REVIEW
         review = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": spec}
         answer = await self._seen(self._client.create(review, field_manager="penstock-doctor"))
-        return answer if isinstance(answer, Unseen) else bool(answer.get("status", {}).get("allowed"))
+        return answer if isinstance(answer, Unreadable) else bool(answer.get("status", {}).get("allowed"))
 
-    async def _look(self, graphs: tuple[GraphFacts, ...] | Unseen) -> tuple[GraphFacts, ...] | Unseen:
-        if isinstance(graphs, Unseen):
+    async def _look(self, graphs: tuple[GraphFacts, ...] | Unreadable) -> tuple[GraphFacts, ...] | Unreadable:
+        if isinstance(graphs, Unreadable):
             return graphs
         return tuple(await asyncio.gather(*(self._first(each.graph) for each in graphs)))
 
     async def _first(self, graph: Object) -> GraphFacts:
         namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
         found = await self._seen(self._client.list(POD, namespace=namespace, labels={GRAPH_LABEL: name}))
-        if isinstance(found, Unseen):
+        if isinstance(found, Unreadable):
             return GraphFacts(graph, found)
         # A follower of a multi-node replica serves no page; a pod that is not ready is diagnosed by its state.
         views = {each["metadata"]["name"]: pod_view(each) for each in found.items}
@@ -317,13 +317,15 @@ class _Gatherer:
             prometheus=await self._prometheus(graph),
         )
 
-    async def _look_again(self, graphs: tuple[GraphFacts, ...] | Unseen) -> tuple[GraphFacts, ...] | Unseen:
-        if isinstance(graphs, Unseen):
+    async def _look_again(
+        self, graphs: tuple[GraphFacts, ...] | Unreadable
+    ) -> tuple[GraphFacts, ...] | Unreadable:
+        if isinstance(graphs, Unreadable):
             return graphs
         return tuple(await asyncio.gather(*(self._again(each) for each in graphs)))
 
     async def _again(self, facts: GraphFacts) -> GraphFacts:
-        if isinstance(facts.pods, Unseen):
+        if isinstance(facts.pods, Unreadable):
             return facts
         read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
         texts = await asyncio.gather(*(self._pod_text(each, "/metrics") for each in read))
@@ -333,25 +335,25 @@ class _Gatherer:
         }
         return replace(facts, pages=pages)
 
-    async def _pod_text(self, pod: Object, path: str) -> str | Unseen:
+    async def _pod_text(self, pod: Object, path: str) -> str | Unreadable:
         metadata = pod["metadata"]
         proxy = POD.path(metadata["namespace"], f"{metadata['name']}:{_http_port(pod)}", subresource="proxy")
         return await self._seen(self._client.raw_text(f"{proxy}{path}"))
 
-    async def _prometheus(self, graph: Object) -> int | Unseen | None:
+    async def _prometheus(self, graph: Object) -> int | Unreadable | None:
         url = graph["spec"].get("planner", {}).get("metrics", {}).get("prometheusUrl")
         if url is None:
             return None
         parts = urlsplit(url)
         inside = _IN_CLUSTER.match(parts.hostname or "")
         if inside is None:
-            return Unseen("is outside the cluster, so it is not asked from here", is_forbidden=True)
+            return Unreadable("is outside the cluster, so it is not asked from here", is_forbidden=True)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         query = quote(f"count(count by (pod) ({names.VLLM_RUNNING}{{{pod_selector(graph)}}}))")
         service = f"{parts.scheme}:{inside['name']}:{port}"
         path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
         answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
-        return answer if isinstance(answer, Unseen) else _count_of(answer)
+        return answer if isinstance(answer, Unreadable) else _count_of(answer)
 
 
 def pod_selector(graph: Object) -> str:
@@ -366,13 +368,13 @@ def _words(error: ClusterError) -> str:
     return _REQUEST.sub("", str(error))
 
 
-def _count_of(answer: str) -> int | Unseen:
+def _count_of(answer: str) -> int | Unreadable:
     """Return the number that an instant query of Prometheus gave; no sample counts as 0."""
     try:
         result = json.loads(answer)["data"]["result"]
         return int(float(result[0]["value"][1])) if result else 0
     except (ValueError, KeyError, TypeError, IndexError):
-        return Unseen(f"its answer cannot be read: {answer[:100]!r}")
+        return Unreadable(f"its answer cannot be read: {answer[:100]!r}")
 
 
 def _http_port(pod: Object) -> int:

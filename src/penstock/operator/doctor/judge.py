@@ -13,7 +13,7 @@ from typing import Any, Final
 from penstock.api import ProfilePhase
 from penstock.api.crd import definitions
 from penstock.kube.objects.names import SCOPE_LABEL
-from penstock.operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unseen
+from penstock.operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unreadable
 from penstock.operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock.operator.doctor.judge_graph import graph_findings
 from penstock.operator.doctor.judge_pools import pool_findings
@@ -39,7 +39,7 @@ APPLY_CRDS: Final = "kubectl apply --server-side --force-conflicts -f crds/"
 def judge(facts: Facts) -> list[Finding]:
     """Return all findings, in the order in which a cause comes before what follows from it."""
     found = list(_server(facts.server))
-    if isinstance(facts.server.version, Unseen):
+    if isinstance(facts.server.version, Unreadable):
         return found
     found += _definitions(facts)
     found += _components(facts)
@@ -66,7 +66,7 @@ def component_of(deployment: Object) -> str:
 
 def _server(server: ServerFacts) -> Iterator[Finding]:
     subject = "API server"
-    if isinstance(server.version, Unseen):
+    if isinstance(server.version, Unreadable):
         remedy = "check the address and credentials: kubectl version; choose others with --kubeconfig and --context"
         yield problem(subject, f"{server.url}: {server.version.why}", remedy)
         return
@@ -85,7 +85,7 @@ def _definitions(facts: Facts) -> Iterator[Finding]:
     wanted = definitions()
     for name, live in facts.crds.items():
         subject = f"CRD {name}"
-        if isinstance(live, Unseen):
+        if isinstance(live, Unreadable):
             yield unknown(subject, live.why, f"ask who may read it: kubectl get crd {name}")
         elif live is None:
             yield problem(subject, "is not installed", f"{APPLY_CRDS}, or {INSTALL}")
@@ -115,7 +115,7 @@ def _covers(live: Any, wanted: Any) -> bool:
 
 
 def _components(facts: Facts) -> Iterator[Finding]:
-    if isinstance(facts.deployments, Unseen):
+    if isinstance(facts.deployments, Unreadable):
         remedy = "look yourself: kubectl get deployments -A -l app.kubernetes.io/part-of=penstock"
         yield unknown("operator", facts.deployments.why, remedy)
         return
@@ -147,7 +147,7 @@ def _name(obj: Object) -> str:
 def _absent(component: str, facts: Facts) -> Finding:
     if component == "operator":
         return problem(component, "no operator runs, so graphs stay as they are", INSTALL)
-    graphs = () if isinstance(facts.graphs, Unseen) else facts.graphs
+    graphs = () if isinstance(facts.graphs, Unreadable) else facts.graphs
     planned = [
         each.graph["metadata"]["name"]
         for each in graphs
@@ -191,7 +191,7 @@ def _deployment(component: str, deployment: Object, version: str) -> Iterator[Fi
 def _lease(fact: LeaseFact) -> Finding:
     subject = f"{fact.component} lease {fact.namespace}/{fact.name}"
     logs = f"kubectl logs -n {fact.namespace} -l {COMPONENT_LABEL}={fact.component}"
-    if isinstance(fact.later, Unseen):
+    if isinstance(fact.later, Unreadable):
         return unknown(subject, fact.later.why, f"kubectl get lease -n {fact.namespace} {fact.name}")
     if fact.later is None:
         return problem(subject, f"does not exist, so no {fact.component} acts", logs)
@@ -247,7 +247,7 @@ def _rights(fact: RightsFact) -> Finding:
 
 
 def _graphs(facts: Facts) -> Iterator[Finding]:
-    if isinstance(facts.graphs, Unseen):
+    if isinstance(facts.graphs, Unreadable):
         yield unknown("graphs", facts.graphs.why, "kubectl get graphdeployments -A")
         return
     if not facts.graphs:
@@ -255,7 +255,7 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
             "graphs", "there is none here; kubectl apply -f manifests/samples/disaggregated.yaml makes one"
         )
     scopes = None
-    if not isinstance(facts.deployments, Unseen):
+    if not isinstance(facts.deployments, Unreadable):
         scopes = {scope_of(each) for each in facts.deployments if component_of(each) == "operator"}
     for each in facts.graphs:
         namespace = each.graph["metadata"]["namespace"]
@@ -272,7 +272,7 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
 
 def _profiles(facts: Facts) -> Iterator[Finding]:
     """Say which ProfileRequests came to nothing; what they were for is told by their graphs."""
-    if isinstance(facts.profiles, Unseen):
+    if isinstance(facts.profiles, Unreadable):
         yield unknown("profile requests", facts.profiles.why, "look yourself: kubectl get gpr")
         return
     for each in facts.profiles:

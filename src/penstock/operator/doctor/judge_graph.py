@@ -11,7 +11,7 @@ from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
 from penstock.kube.objects.names import SERVING
-from penstock.operator.doctor.facts import GraphFacts, Object, Page, Unseen
+from penstock.operator.doctor.facts import GraphFacts, Object, Page, Unreadable
 from penstock.operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
 from penstock.operator.plan.diagnose import diagnose
 from penstock.operator.plan.pods import PodView, pod_view
@@ -49,7 +49,7 @@ def graph_findings(facts: GraphFacts, *, now_s: float, interval_s: float) -> Ite
     graph = facts.graph
     subject = f"graph {graph['metadata']['namespace']}/{graph['metadata']['name']}"
     yield from _status(subject, graph)
-    if isinstance(facts.pods, Unseen):
+    if isinstance(facts.pods, Unreadable):
         yield unknown(
             subject, f"pods: {facts.pods.why}", f"kubectl get pods -n {graph['metadata']['namespace']}"
         )
@@ -130,11 +130,11 @@ def _max_age_s(graph: Object) -> float:
     return float(metrics.get("maxAgeSeconds", MAX_AGE_S))
 
 
-def _readiness(router: PodView, answer: str | Unseen | None) -> Finding:
+def _readiness(router: PodView, answer: str | Unreadable | None) -> Finding:
     subject = f"router {router.namespace}/{router.name}"
-    if answer is None or isinstance(answer, Unseen):
+    if answer is None or isinstance(answer, Unreadable):
         why = "was not asked" if answer is None else answer.why
-        if isinstance(answer, Unseen) and answer.is_forbidden:
+        if isinstance(answer, Unreadable) and answer.is_forbidden:
             return unknown(subject, why, "ask for the right: get pods/proxy")
         return problem(subject, f"/ready: {why}", f"kubectl logs -n {router.namespace} {router.name}")
     try:
@@ -160,7 +160,7 @@ def _router_page(
 ) -> Iterator[Finding]:
     subject = f"router {router.namespace}/{router.name}"
     logs = f"kubectl logs -n {router.namespace} {router.name}"
-    if isinstance(page.first, Unseen) or isinstance(page.later, Unseen):
+    if isinstance(page.first, Unreadable) or isinstance(page.later, Unreadable):
         yield _unread(subject, page, logs)
         return
     wanted = (names.ROUTER_WORKER_READY, names.ROUTER_WORKER_METRICS_AGE, *_DOOR)
@@ -243,8 +243,8 @@ def _by_worker(samples: list[Sample], name: str) -> dict[str, float]:
 
 
 def _unread(subject: str, page: Page, remedy: str) -> Finding:
-    why = page.later if isinstance(page.later, Unseen) else page.first
-    assert isinstance(why, Unseen)  # noqa: S101 - the caller saw that one of the two is
+    why = page.later if isinstance(page.later, Unreadable) else page.first
+    assert isinstance(why, Unreadable)  # noqa: S101 - the caller saw that one of the two is
     if why.is_forbidden:
         return unknown(subject, f"/metrics: {why.why}", "ask for the right: get pods/proxy")
     return problem(subject, f"/metrics: {why.why}", remedy)
@@ -258,7 +258,7 @@ def _workers(subject: str, facts: GraphFacts, views: list[PodView]) -> Iterator[
             continue
         about = f"worker {view.namespace}/{view.name}"
         logs = f"kubectl logs -n {view.namespace} {view.name}"
-        if isinstance(page.first, Unseen) or isinstance(page.later, Unseen):
+        if isinstance(page.first, Unreadable) or isinstance(page.later, Unreadable):
             yield _unread(about, page, logs)
             continue
         fault = _of_page(page.first, page.later)
@@ -294,7 +294,7 @@ def _prometheus(subject: str, facts: GraphFacts) -> Iterator[Finding]:
     if facts.prometheus is None:
         return
     url = facts.graph["spec"]["planner"]["metrics"]["prometheusUrl"]
-    if isinstance(facts.prometheus, Unseen):
+    if isinstance(facts.prometheus, Unreadable):
         told = unknown if facts.prometheus.is_forbidden else warning
         yield told(
             subject, f"Prometheus {url}: {facts.prometheus.why}", f"try it from a pod: curl {url}/-/ready"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration
-from penstock.operator.doctor.facts import GraphFacts, NodeFacts, Object, Unseen
+from penstock.operator.doctor.facts import GraphFacts, NodeFacts, Object, Unreadable
 from penstock.operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock.operator.plan.quantity import quantity
 from penstock.operator.resources.placement import gpu_request
@@ -46,7 +46,7 @@ def pool_findings(facts: GraphFacts, nodes: NodeFacts) -> Iterator[Finding]:
     except ValueError:
         return
     name = f"{facts.graph['metadata']['namespace']}/{graph.name}"
-    if isinstance(nodes.nodes, Unseen):
+    if isinstance(nodes.nodes, Unreadable):
         remedy = "ask for the right: list nodes; or see kubectl get nodes"
         yield unknown(f"nodes for {name}", nodes.nodes.why, remedy)
         return
@@ -71,7 +71,7 @@ def _need(graph: GraphDeployment, service: str) -> _Need:
 
 
 def _pool(
-    pool: _Pool, nodes: tuple[Object, ...], requested: Mapping[str, Mapping[str, int]] | Unseen
+    pool: _Pool, nodes: tuple[Object, ...], requested: Mapping[str, Mapping[str, int]] | Unreadable
 ) -> Iterator[Finding]:
     matching = [each for each in nodes if _matches(each, pool.spec.node_selector)]
     labels = [f"{key}={value}" for key, value in sorted(pool.spec.node_selector.items())]
@@ -146,7 +146,7 @@ def _toleration(taint: str) -> str:
 
 
 def _gpus(
-    pool: _Pool, nodes: list[Object], requested: Mapping[str, Mapping[str, int]] | Unseen
+    pool: _Pool, nodes: list[Object], requested: Mapping[str, Mapping[str, int]] | Unreadable
 ) -> Iterator[Finding]:
     asked = [need for need in pool.needs if need.resource]
     if not asked:
@@ -185,10 +185,13 @@ def _shortages(pool: _Pool, needs: list[_Need], here: Mapping[str, int]) -> Iter
 
 
 def _use(
-    subject: str, resource: str, here: Mapping[str, int], requested: Mapping[str, Mapping[str, int]] | Unseen
+    subject: str,
+    resource: str,
+    here: Mapping[str, int],
+    requested: Mapping[str, Mapping[str, int]] | Unreadable,
 ) -> Finding:
     total = sum(here.values())
-    if isinstance(requested, Unseen):
+    if isinstance(requested, Unreadable):
         return ok(
             subject,
             f"{len(here)} nodes with {total} {resource}; how many are taken is not known: {requested.why}",

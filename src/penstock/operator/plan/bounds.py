@@ -1,6 +1,6 @@
 """How many replicas a service gets of those that were asked for.
 
-Pure. The wish is whoever's owns the ScalingAdapter; the bounds are the graph's.
+Pure. The desired number is whoever's owns the ScalingAdapter; the bounds are the graph's.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from penstock.api import ServiceSpec
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A wish within its bounds.
+    """A desired number within its bounds.
 
     Attributes:
         replicas: What the operator works towards.
-        reason: One word if the wish was changed: ``TooFewReplicas``, ``TooManyReplicas``, ``OverBudget`` or
+        reason: One word if the desired number was changed: ``TooFewReplicas``, ``TooManyReplicas``, ``OverBudget`` or
             ``NotScalable``; empty otherwise.
-        message: Value, bound and remedy; empty if the wish was not changed.
+        message: Value, bound and remedy; empty if the desired number was not changed.
     """
 
     replicas: int
@@ -26,22 +26,22 @@ class Bounded:
     message: str = ""
 
 
-def bounded(wish: int | None, service: ServiceSpec, *, max_gpu_budget: int | None) -> Bounded:
-    """Return ``wish`` within the service's bounds.
+def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | None) -> Bounded:
+    """Return ``desired`` within the service's bounds.
 
     Args:
-        wish: The ScalingAdapter's ``spec.replicas``; None if there is no adapter (yet).
+        desired: The ScalingAdapter's ``spec.replicas``; None if there is no adapter (yet).
         service: The service; without ``scaling`` its ``replicas`` are the number.
         max_gpu_budget: Most GPUs of the graph; a single service can never use more. None: no ceiling.
     """
     if service.scaling is None:
-        if wish is None or wish == service.replicas:
+        if desired is None or desired == service.replicas:
             return Bounded(service.replicas)
         message = (
-            f"{wish} replicas were asked for; the service has no scaling, so it keeps {service.replicas}"
+            f"{desired} replicas were asked for; the service has no scaling, so it keeps {service.replicas}"
         )
         return Bounded(service.replicas, "NotScalable", message)
-    asked = service.replicas if wish is None else wish
+    asked = service.replicas if desired is None else desired
     low, high = service.replica_bounds
     if asked < low:
         return Bounded(

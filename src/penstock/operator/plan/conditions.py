@@ -25,7 +25,7 @@ MESSAGE_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ConditionResult:
     """One condition's status, reason and message, without times."""
 
     type: str
@@ -42,11 +42,11 @@ class ServiceFacts:
         role: Its role.
         replicas: Counts from its pods.
         desired: The workload's ``spec.replicas``; 0 while there is no workload.
-        target: Replicas wanted, the wish within its bounds.
+        target: Replicas wanted, the desired number within its bounds.
         updated: Replicas of the newest revision.
         selector: Label selector of its pods, as text.
         rolling: Whether a rollout is under way.
-        held: Why a step that is due waits, for example for another rollout; empty: none does. A wish beyond
+        held: Why a step that is due waits, for example for another rollout; empty: none does. A desired number beyond
             its bounds is no such step: it is settled, and its ScalingAdapter says so.
         refused: Why the API server refuses its pods; None: it refuses none.
     """
@@ -105,14 +105,14 @@ class ConditionFacts:
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
 
 
-def judgements(facts: ConditionFacts) -> tuple[Judgement, ...]:
+def judgements(facts: ConditionFacts) -> tuple[ConditionResult, ...]:
     """Return the operator's conditions of a graph, sorted by type."""
     found = (_ready(facts), _progressing(facts), _degraded(facts), _budget(facts), _schedulable(facts))
     return tuple(sorted(found, key=lambda each: each.type))
 
 
 def conditions(
-    found: Iterable[Judgement], *, old: Iterable[Mapping[str, Any]], generation: int, now: str
+    found: Iterable[ConditionResult], *, old: Iterable[Mapping[str, Any]], generation: int, now: str
 ) -> list[dict[str, Any]]:
     """Return ``found`` as the API has them; a transition time changes only with the status.
 
@@ -141,37 +141,41 @@ def conditions(
     return rows
 
 
-def _ready(facts: ConditionFacts) -> Judgement:
+def _ready(facts: ConditionFacts) -> ConditionResult:
     """Ready: a request would be served now, or is what workers that went to zero come back for."""
     if facts.deleting:
-        return Judgement(READY, status=False, reason="Deleting", message="the graph is being deleted")
+        return ConditionResult(READY, status=False, reason="Deleting", message="the graph is being deleted")
     if facts.failure is not None and not facts.services:  # nothing of it could even be read
-        return Judgement(READY, status=False, reason=facts.failure.reason, message=facts.failure.message)
+        return ConditionResult(
+            READY, status=False, reason=facts.failure.reason, message=facts.failure.message
+        )
     serving = {role: _serving(facts, role) for role in _roles(facts)}
     asleep = [role for role in serving if facts.is_woken and _is_at_zero(facts, role)]
     absent = [role for role, count in serving.items() if not count and role not in asleep]
     if not serving:
-        return Judgement(READY, status=False, reason="NoReadyWorker", message="no service is known")
+        return ConditionResult(READY, status=False, reason="NoReadyWorker", message="no service is known")
     if absent:
         worker = next((role for role in absent if role.is_worker), None)
         reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
-        return Judgement(READY, status=False, reason=reason, message=f"no ready replica of {_listed(absent)}")
+        return ConditionResult(
+            READY, status=False, reason=reason, message=f"no ready replica of {_listed(absent)}"
+        )
     if asleep:
         told = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
-        return Judgement(READY, status=True, reason="ScaledToZero", message=told)
+        return ConditionResult(READY, status=True, reason="ScaledToZero", message=told)
     told = ", ".join(f"{role.value} {count}" for role, count in serving.items())
     if Role.ROUTER not in serving:
         told = f"{told}; the graph declares no router, so requests have to come through one of your own"
-    return Judgement(READY, status=True, reason="Serving", message=f"ready replicas: {told}")
+    return ConditionResult(READY, status=True, reason="Serving", message=f"ready replicas: {told}")
 
 
-def _progressing(facts: ConditionFacts) -> Judgement:
+def _progressing(facts: ConditionFacts) -> ConditionResult:
     steps = [f"{name}: {step}" for name, each in sorted(facts.services.items()) if (step := _step(each))]
     if facts.deleting:
-        return Judgement(PROGRESSING, status=True, reason="Deleting", message=facts.deleting)
+        return ConditionResult(PROGRESSING, status=True, reason="Deleting", message=facts.deleting)
     if steps:
-        return Judgement(PROGRESSING, status=True, reason=_reason(facts), message="; ".join(steps))
-    return Judgement(PROGRESSING, status=False, reason="Stable", message="everything is as wanted")
+        return ConditionResult(PROGRESSING, status=True, reason=_reason(facts), message="; ".join(steps))
+    return ConditionResult(PROGRESSING, status=False, reason="Stable", message="everything is as wanted")
 
 
 def _step(service: ServiceFacts) -> str:
@@ -201,41 +205,45 @@ def _reason(facts: ConditionFacts) -> str:
     return "Scaling"
 
 
-def _degraded(facts: ConditionFacts) -> Judgement:
+def _degraded(facts: ConditionFacts) -> ConditionResult:
     if facts.failure is not None:
-        return Judgement(DEGRADED, status=True, reason=facts.failure.reason, message=facts.failure.message)
+        return ConditionResult(
+            DEGRADED, status=True, reason=facts.failure.reason, message=facts.failure.message
+        )
     faults = [each for each in facts.diagnoses if each.category.is_fault]
     first = worst(faults)
     if first is None:
-        return Judgement(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble")
+        return ConditionResult(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble")
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return Judgement(DEGRADED, status=True, reason=first.category.value, message=f"{first}{more}")
+    return ConditionResult(DEGRADED, status=True, reason=first.category.value, message=f"{first}{more}")
 
 
-def _budget(facts: ConditionFacts) -> Judgement:
+def _budget(facts: ConditionFacts) -> ConditionResult:
     used = f"{facts.gpus} GPUs are in use"
     if facts.budget is None:
-        return Judgement(
+        return ConditionResult(
             BUDGET_RESPECTED, status=True, reason="NoBudget", message=f"{used}; there is no ceiling"
         )
     if facts.gpus > facts.budget:
         message = f"{used}, the budget is {facts.budget}; no worker starts until enough have ended"
-        return Judgement(BUDGET_RESPECTED, status=False, reason="OverBudget", message=message)
-    return Judgement(
+        return ConditionResult(BUDGET_RESPECTED, status=False, reason="OverBudget", message=message)
+    return ConditionResult(
         BUDGET_RESPECTED, status=True, reason="WithinBudget", message=f"{used} of {facts.budget}"
     )
 
 
-def _schedulable(facts: ConditionFacts) -> Judgement:
+def _schedulable(facts: ConditionFacts) -> ConditionResult:
     unplaced = [each for each in facts.diagnoses if each.category.is_unplaced]
     first = worst(unplaced)
     if first is not None:
         more = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
-        return Judgement(SCHEDULABLE, status=False, reason=first.category.value, message=f"{first}{more}")
+        return ConditionResult(
+            SCHEDULABLE, status=False, reason=first.category.value, message=f"{first}{more}"
+        )
     if facts.waiting:
         told = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
-        return Judgement(SCHEDULABLE, status=False, reason="WaitingForBudget", message="; ".join(told))
-    return Judgement(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node")
+        return ConditionResult(SCHEDULABLE, status=False, reason="WaitingForBudget", message="; ".join(told))
+    return ConditionResult(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node")
 
 
 def _roles(facts: ConditionFacts) -> list[Role]:

@@ -3,7 +3,7 @@
 Pure: what still exists decides the next step.
 
 1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun.
-2. Once no router pod is left, workers can only be finishing: each is drained (`drain.plan_scale` with wish 0),
+2. Once no router pod is left, workers can only be finishing: each is drained (`drain.plan_scale` with desired 0),
    its workload deleted when none of its pods lives.
 3. When no pod of the graph is left, everything else is deleted: adapters, Services, and so on.
 4. When nothing is left, the finalizer goes.

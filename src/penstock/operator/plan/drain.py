@@ -1,9 +1,9 @@
-"""How a service reaches the wished number of replicas without losing a request.
+"""How a service reaches the desired number of replicas without losing a request.
 
 Pure and level-triggered: the whole state is on the pods (serving label, drain time, deletion cost) and in
 the workload's ``spec.replicas``; a crash between any two writes costs a second look.
 
-**Up.** ``spec.replicas`` becomes the wish at once; pods marked to leave are put back into service.
+**Up.** ``spec.replicas`` becomes the desired number at once; pods marked to leave are put back into service.
 
 **Down.** As many victims are marked as replicas are too many. A marked pod leaves its Service, so routers
 send it nothing new. Once it is idle, or its grace is over, or if it never served, its deletion cost falls to
@@ -44,7 +44,7 @@ _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
 def plan_scale(
     pods: Sequence[PodView],
     *,
-    wish: int,
+    desired: int,
     current_spec_replicas: int,
     loads: Mapping[str, Load | None],
     now_s: float,
@@ -53,11 +53,11 @@ def plan_scale(
     status_replicas: int = 0,
     rolling: bool = False,
 ) -> ScalePlan:
-    """Return the next step towards ``wish`` replicas.
+    """Return the next step towards ``desired`` replicas.
 
     Args:
         pods: All pods of the service, terminating and finished ones included.
-        wish: Replicas wanted, already within bounds, at least 0.
+        desired: Replicas wanted, already within bounds, at least 0.
         current_spec_replicas: The workload's ``spec.replicas`` now.
         loads: Load by pod name; None or absent: unknown, which is not idle.
         now_s: Seconds since the epoch.
@@ -69,16 +69,16 @@ def plan_scale(
     """
     clock = _Clock(now_s, grace_s, settle_s, loads)
     alive = sorted((pod for pod in pods if pod.alive and pod.worker_index == 0), key=lambda pod: pod.name)
-    if rolling and wish < current_spec_replicas:
+    if rolling and desired < current_spec_replicas:
         return _held(alive, current_spec_replicas)
     in_groups = any(pod.group_index is not None for pod in alive)
     if in_groups:
-        victims = [pod for pod in alive if (pod.group_index or 0) >= wish]
+        victims = [pod for pod in alive if (pod.group_index or 0) >= desired]
     else:
         by_cost = sorted(alive, key=lambda pod: _victim_order(pod, clock.load(pod)))
         if rolling:  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
             by_cost = [pod for pod in by_cost if pod.draining]
-        victims = by_cost[: max(0, len(alive) - wish)]
+        victims = by_cost[: max(0, len(alive) - desired)]
     obstacles = {pod.name: clock.obstacle(pod) for pod in victims}
     if in_groups:
         needed = _groups_needed(victims, obstacles, unseen=max(0, status_replicas - len(alive)))
@@ -87,9 +87,9 @@ def plan_scale(
         needed = max(len(alive), status_replicas) - gone
     return _plan(
         alive,
-        spec_replicas=max(wish, min(current_spec_replicas, needed)),
+        spec_replicas=max(desired, min(current_spec_replicas, needed)),
         obstacles=obstacles,
-        wish=wish,
+        desired=desired,
         costs={} if in_groups else _costs(alive, obstacles),
     )
 
@@ -144,7 +144,7 @@ def _plan(
     spec_replicas: int,
     obstacles: Mapping[str, str | None],
     costs: Mapping[str, int],
-    wish: int,
+    desired: int,
 ) -> ScalePlan:
     restore = [pod.name for pod in alive if pod.name not in obstacles and _is_marked(pod)]
     return ScalePlan(
@@ -155,7 +155,7 @@ def _plan(
         draining=tuple(sorted(obstacles)),
         waiting_on={name: reason for name, reason in sorted(obstacles.items()) if reason is not None},
         leaving=tuple(sorted(name for name, reason in obstacles.items() if reason is None)),
-        done=spec_replicas == wish and not obstacles and not restore and not costs,
+        done=spec_replicas == desired and not obstacles and not restore and not costs,
     )
 
 

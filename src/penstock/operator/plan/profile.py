@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.api import ProfilePhase
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, SUMMARY_KEY
-from penstock.operator.plan.conditions import Judgement, conditions
+from penstock.operator.plan.conditions import ConditionResult, conditions
 from penstock.operator.plan.diagnose import diagnose, worst
 from penstock.operator.plan.pods import PodView
 
@@ -129,7 +129,7 @@ def request_status(
         now: RFC 3339; used only where the condition's status changes.
     """
     is_done = found.phase is ProfilePhase.SUCCEEDED
-    condition = Judgement(COMPLETE, status=is_done, reason=found.reason, message=found.message)
+    condition = ConditionResult(COMPLETE, status=is_done, reason=found.reason, message=found.message)
     status: dict[str, Any] = {
         "observedGeneration": generation,
         "phase": found.phase.value,

@@ -50,7 +50,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """The next step of one service towards its wished number of replicas.
+    """The next step of one service towards its desired number of replicas.
 
     Attributes:
         spec_replicas: What the workload's ``spec.replicas`` should be now.
@@ -61,7 +61,7 @@ class ScalePlan:
         draining: Pods that are or will be marked, sorted.
         waiting_on: Why each of them cannot leave yet; the same text for the same state.
         leaving: Marked pods that may go at once, sorted.
-        done: Whether nothing is left to do: ``spec_replicas`` is the wish and no pod is marked.
+        done: Whether nothing is left to do: ``spec_replicas`` is the desired number and no pod is marked.
         held: Why nothing is done although it should; empty otherwise.
     """
 

@@ -18,14 +18,14 @@ from penstock.operator.plan.conditions import (
     PROGRESSING,
     READY,
     ConditionFacts,
-    Judgement,
+    ConditionResult,
     ServiceFacts,
     conditions,
     judgements,
 )
 
 SCALING_LIMITED: Final = "ScalingLimited"
-"""Condition of a ScalingAdapter: the wish lies outside the graph's bounds."""
+"""Condition of a ScalingAdapter: the desired number lies outside the graph's bounds."""
 
 
 def graph_status(facts: ConditionFacts, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
@@ -76,19 +76,19 @@ def adapter_status(
 
     Args:
         service: What is known of the service.
-        bounded: The wish and what the bounds made of it.
+        bounded: The desired number and what the bounds made of it.
         generation: The adapter's ``metadata.generation``.
         old: The status that is there; None if there is none.
         now: RFC 3339; used only where something changes.
     """
     was = old or {}
-    limited = Judgement(
+    limited = ConditionResult(
         SCALING_LIMITED,
         status=bool(bounded.reason),
         reason=bounded.reason or "WithinBounds",
         message=bounded.message or "the number asked for is within the bounds",
     )
-    refused = Judgement(
+    refused = ConditionResult(
         REPLICA_FAILURE,
         status=service.refused is not None,
         reason="PodsCreated" if service.refused is None else service.refused.category.value,

@@ -1,4 +1,4 @@
-"""What a pod does between the wish to end it and SIGTERM.
+"""What a pod does between its deletion and SIGTERM.
 
 For whoever deletes a pod without asking the operator first: a rollout, an eviction, ``kubectl delete``.
 Routers see a terminating endpoint within the settle time and send nothing new. Penstock's own processes

@@ -1,4 +1,4 @@
-"""Where pods go: the node pool's labels and taints, its GPUs, and who is wished for as a neighbour."""
+"""Where pods go: the node pool's labels and taints, its GPUs, and who is preferred as a neighbour."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _pool(graph: GraphDeployment, service: str) -> NodePool:
 
 
 def _spread(graph: GraphDeployment, service: str, topology: str) -> dict[str, Any]:
-    """A wish, no demand: one node that is left must be able to run all routers."""
+    """A preference, no demand: one node that is left must be able to run all routers."""
     return {
         "maxSkew": 1,
         "topologyKey": topology,
@@ -69,5 +69,5 @@ def _same_zone(graph: GraphDeployment) -> dict[str, Any]:
         "labelSelector": {"matchLabels": {GRAPH_LABEL: graph.name}, "matchExpressions": [workers]},
         "topologyKey": _ZONE,
     }
-    wish = {"weight": 100, "podAffinityTerm": term}
-    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
+    preference = {"weight": 100, "podAffinityTerm": term}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}

@@ -1,4 +1,4 @@
-"""The ScalingAdapter of a service: its wished number of replicas as an object of its own."""
+"""The ScalingAdapter of a service: its desired number of replicas as an object of its own."""
 
 from __future__ import annotations
 

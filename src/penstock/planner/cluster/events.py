@@ -105,7 +105,7 @@ class EventListener:
 
 def _message(role: RoleDecision, decision_id: str) -> EventMessage:
     if role.reason is Reason.NEVER_READY:
-        return EventMessage("ScaleUpWithdrawn", _with_id(role.sentence, decision_id), is_warning=True)
+        return EventMessage("ScaleUpRolledBack", _with_id(role.sentence, decision_id), is_warning=True)
     reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
     return EventMessage(reason, _with_id(role.sentence, decision_id))
 

@@ -15,8 +15,8 @@ from penstock.planner.core.records import (
     Deciding,
     DecisionKind,
     History,
+    LedgerPosition,
     Outcome,
-    Place,
     Record,
     after,
     decision_record,
@@ -126,7 +126,9 @@ class LedgerFollower:
         deciding = Deciding(
             DecisionKind.ADJUSTMENT, self._config, self._state, state, decision, window=schedule.window
         )
-        place = Place(self._anchor["timeline"], self._anchor["origin_s"], schedule.next_start_s, self._starts)
+        place = LedgerPosition(
+            self._anchor["timeline"], self._anchor["origin_s"], schedule.next_start_s, self._starts
+        )
         self._state = state
         self._begin(schedule.next_start_s)
         return decision_record(deciding, place, wall_s=record.get("wall_s", 0.0))

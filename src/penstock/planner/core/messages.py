@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock.api import Role
-from penstock.planner.core.records import Change, Deciding, Header, History, Place, Record
+from penstock.planner.core.records import Change, Deciding, Header, History, LedgerPosition, Record
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import PoolCounts, Pull
 
@@ -65,7 +65,7 @@ class RecordDecision:
     """Effect: write a decision to the disk before it is carried out. Answered by `DecisionRecorded`."""
 
     deciding: Deciding
-    place: Place
+    place: LedgerPosition
 
 
 @dataclass(frozen=True, slots=True)

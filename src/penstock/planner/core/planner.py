@@ -33,7 +33,15 @@ from penstock.planner.core.messages import (
     Started,
     TargetUnavailable,
 )
-from penstock.planner.core.records import Change, Deciding, DecisionKind, Header, History, Outcome, Place
+from penstock.planner.core.records import (
+    Change,
+    Deciding,
+    DecisionKind,
+    Header,
+    History,
+    LedgerPosition,
+    Outcome,
+)
 from penstock.planner.core.schedule import Schedule
 from penstock.planner.core.starts import added, finished, without_oldest
 from penstock.planner.core.state import Actuation, CoreSettings, CoreState, PlannerPhase
@@ -452,9 +460,9 @@ class _Step:
     def _forget_asked(self, role: Role) -> None:
         self._set(decided=records.without_asked(self.state.decided, role))
 
-    def _place(self, start_s: float) -> Place:
+    def _place(self, start_s: float) -> LedgerPosition:
         state = self.state
-        return Place(self.settings.timeline, state.origin_s, start_s, state.starts)
+        return LedgerPosition(self.settings.timeline, state.origin_s, start_s, state.starts)
 
     def _header(self, at_s: float, *, is_resumed: bool) -> Header:
         place = self._place(self.state.schedule.start_s)

@@ -145,7 +145,7 @@ def after(starts: Starts, change: Change) -> Starts:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LedgerPosition:
     """Where an anchor stands in time.
 
     Attributes:
@@ -172,7 +172,7 @@ class Header:
         is_resumed: The interval under way goes on: the header is no anchor.
     """
 
-    place: Place
+    place: LedgerPosition
     at_s: float
     state: PlannerState
     is_resumed: bool
@@ -226,7 +226,7 @@ def header_record(header: Header, *, wall_s: float, config: DecideConfig, about:
     }
 
 
-def decision_record(deciding: Deciding, place: Place, *, wall_s: float) -> Record:
+def decision_record(deciding: Deciding, place: LedgerPosition, *, wall_s: float) -> Record:
     """Return the record of one decision; the header before it holds the performance profile, which is long."""
     parts = _fields(deciding)
     parts["config"] = replace(deciding.config, performance=None)
@@ -259,7 +259,7 @@ def actuation_record(change: Change, *, at_s: float, outcome: Outcome, error: st
 
 
 def converged_record(
-    place: Place, *, at_s: float, took_s: float, state: PlannerState, is_overdue: bool
+    place: LedgerPosition, *, at_s: float, took_s: float, state: PlannerState, is_overdue: bool
 ) -> Record:
     """Return the record of an adjustment's end.
 
@@ -296,5 +296,5 @@ def _version() -> str:
     return version("penstock")
 
 
-def _fields(value: Place | Deciding) -> Record:
+def _fields(value: LedgerPosition | Deciding) -> Record:
     return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -94,11 +94,11 @@ def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> R
     after = load * proposal.pool.replicas / left if left else 0.0
     inputs = {"mean": load, "workers_after": left, "mean_after": after}
     if after > config.kv_up:
-        step = Step("one_fewer", inputs, config.kv_up, "hold")
+        step = Step("scale_down_check", inputs, config.kv_up, "hold")
         return proposal.held(
             Reason.ONE_FEWER_TOO_FEW, f"{left} would stand at {against(after, '>', config.kv_up)}", step
         )
-    return proposal.passed(Step("one_fewer", inputs, config.kv_up, "pass"))
+    return proposal.passed(Step("scale_down_check", inputs, config.kv_up, "pass"))
 
 
 def _sees_door(window: Window) -> bool:

@@ -48,7 +48,7 @@ DOOR_NAMES: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class RouterSample:
     """One router's counts at one moment.
 
     Attributes:
@@ -67,14 +67,14 @@ class Door:
     started_s: float | None
     turned_away: Mapping[Role, float] = field(default_factory=dict)
 
-    def follows(self, before: Door) -> bool:
+    def follows(self, before: RouterSample) -> bool:
         """Return whether the same process counted on."""
         return self.started_s == before.started_s and all(
             count >= before.counters[name] for name, count in self.counters.items()
         )
 
 
-def read_door(samples: Sequence[Sample]) -> Door | None:
+def read_door(samples: Sequence[Sample]) -> RouterSample | None:
     """Return a router's counts; None if its page lacks one (an older router) or one is no number."""
     totals: dict[str, float] = {}
     by_role: dict[str, dict[Role, float]] = {name: {} for name in _BY_ROLE}
@@ -91,7 +91,7 @@ def read_door(samples: Sequence[Sample]) -> Door | None:
     is_whole = totals.keys() >= {*_COUNTERS.values(), *_GAUGES.values()}
     if not is_whole or not all(map(math.isfinite, totals.values())):
         return None
-    return Door(
+    return RouterSample(
         {field: totals[name] for field, name in _COUNTERS.items()},
         {field: totals[name] for field, name in _GAUGES.items()},
         by_role[names.ROUTER_WORKER_INFLIGHT_REQUESTS],
@@ -105,10 +105,10 @@ class DemandMeter:
     """Differences of the routers' counters between two pulls at which all of them could be read."""
 
     def __init__(self) -> None:
-        self._before: Mapping[str, Door] = {}
+        self._before: Mapping[str, RouterSample] = {}
         self._before_s = 0.0
 
-    def add(self, doors: Mapping[str, Door], routers: Collection[str], now_s: float) -> Demand | None:
+    def add(self, doors: Mapping[str, RouterSample], routers: Collection[str], now_s: float) -> Demand | None:
         """Return what arrived since the last pull that was complete.
 
         Args:
@@ -143,7 +143,10 @@ class DemandMeter:
 
 
 def _demand(
-    gained: dict[str, float], doors: Sequence[Door], turned_away: Mapping[Role, float], period_s: float
+    gained: dict[str, float],
+    doors: Sequence[RouterSample],
+    turned_away: Mapping[Role, float],
+    period_s: float,
 ) -> Demand:
     """Return the demand of a period; requests that were never routed are as uncached as the routed ones."""
     routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")

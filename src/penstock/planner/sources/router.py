@@ -12,7 +12,7 @@ from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
 from penstock.planner.decide.reading import Quality, Reading, judge, missing
 from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_short, total_of
-from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, Door, read_door
+from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, RouterSample, read_door
 from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
 from penstock.planner.sources.pages import MetricsPages
 
@@ -47,7 +47,7 @@ class _Page:
     ages: Mapping[str, float]
     queue: float | None
     latency: Mapping[str, Buckets]
-    door: Door | None
+    door: RouterSample | None
 
 
 class RouterSource:

@@ -78,7 +78,7 @@ class Target(Protocol):
         ...
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Ask for ``replicas`` of ``role``; returns when the wish is recorded, not when it is fulfilled.
+        """Ask for ``replicas`` of ``role``; returns when the desired number is recorded, not when it is fulfilled.
 
         Idempotent and level-triggered: asking twice for the same number changes nothing more.
 

@@ -1,6 +1,6 @@
 """The planner's way to a cluster: pools from watched pods, wishes through ScalingAdapters' /scale.
 
-It creates and deletes nothing: the operator makes a wish true, drains what leaves and keeps the GPU budget.
+It creates and deletes nothing: the operator makes a desired number true, drains what leaves and keeps the GPU budget.
 Reads come from the informers' copies; only a change is a call to the API server.
 """
 
@@ -127,7 +127,7 @@ class KubernetesTarget:
         self._patience_s = {"unschedulable": unschedulable_s, "stuck": STUCK_S, "gated": GATED_S}
         self._now_s = now_s
         self._written: dict[str, Object] = {}
-        self._wishes: dict[Role, int] = {}
+        self._desired_by_role: dict[Role, int] = {}
         self._served: set[str] = set()
         self._trouble: dict[str, tuple[str, float]] = {}
         self._refused_since_s: dict[Role, float] = {}
@@ -145,13 +145,13 @@ class KubernetesTarget:
         failing, refused = self._failing(pods), self._refused()
         edited, pools = set(), {}
         for role, service in self._services.items():
-            wish, is_edited = self._wish(role, service)
+            desired, is_edited = self._desired(role, service)
             if is_edited:
                 edited.add(role)
             pools[role] = count(
                 role,
                 [pod for pod in pods if pod.role is role],
-                wish=wish,
+                desired=desired,
                 gpus=service.gpus,
                 served=self._served,
                 failing=failing,
@@ -165,7 +165,7 @@ class KubernetesTarget:
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Write the wish for ``replicas`` of ``role`` into its ScalingAdapter.
+        """Write the desired number for ``replicas`` of ``role`` into its ScalingAdapter.
 
         The number is kept within the service's bounds. A change of anything else in the adapter is no
         conflict; a number of replicas other than the last one observed is.
@@ -204,7 +204,7 @@ class KubernetesTarget:
         if adapter["spec"]["replicas"] != wanted:
             adapter = await self._set(service, adapter, wanted)
             log.info("pool scaled", role=role.value, replicas=wanted, decision_id=decision_id)
-        self._wishes[role] = wanted
+        self._desired_by_role[role] = wanted
         await self._annotate(service, adapter, decision_id)
 
     async def _set(self, service: ScaledService, adapter: Object, wanted: int) -> Object:
@@ -274,23 +274,23 @@ class KubernetesTarget:
             return seen
         return written
 
-    def _wish(self, role: Role, service: ScaledService) -> tuple[int, bool]:
+    def _desired(self, role: Role, service: ScaledService) -> tuple[int, bool]:
         """Return the replicas wished for, and whether somebody else has set them since the last look."""
         adapter = self._adapter(service)
         if adapter is None:
-            self._wishes.pop(role, None)
+            self._desired_by_role.pop(role, None)
             return service.clamp(service.replicas), False
-        wish = adapter["spec"]["replicas"]
-        before, self._wishes[role] = self._wishes.get(role), wish
+        desired = adapter["spec"]["replicas"]
+        before, self._desired_by_role[role] = self._desired_by_role.get(role), desired
         if before is None:
-            return service.clamp(wish), adapter.get("owner", "") not in OWN_MANAGERS
-        if before == wish:
-            return service.clamp(wish), False
+            return service.clamp(desired), adapter.get("owner", "") not in OWN_MANAGERS
+        if before == desired:
+            return service.clamp(desired), False
         by = adapter.get("owner") or "somebody else"
-        log.info("replicas set by somebody else", role=role.value, before=before, after=wish, by=by)
-        text = f"{role.value} {before} -> {wish}: set by {by}; kept for one adjustment interval, then planned from"
+        log.info("replicas set by somebody else", role=role.value, before=before, after=desired, by=by)
+        text = f"{role.value} {before} -> {desired}: set by {by}; kept for one adjustment interval, then planned from"
         self._emit(EventMessage("ReplicasEdited", text))
-        return service.clamp(wish), True
+        return service.clamp(desired), True
 
     def _refused(self) -> dict[Role, str]:
         """Return the roles whose missing pods the API server has refused for long enough, and why."""

@@ -106,7 +106,7 @@ class PodPool:
     Attributes:
         state: For the loop.
         adjusting: A replica asked for is not ready for the first time, one leaves, or the operator has not
-            acted on the wish yet.
+            acted on the desired number yet.
         endpoints: Of the ready ones.
     """
 
@@ -133,7 +133,7 @@ def count(
     role: Role,
     pods: Iterable[PodFacts],
     *,
-    wish: int,
+    desired: int,
     gpus: int,
     served: Collection[str],
     failing: Mapping[str, str],
@@ -142,13 +142,13 @@ def count(
     """Return a role's pool.
 
     Replicas wished for that no pod stands for yet are starting, or given up if their pods are refused; those
-    beyond the wish are draining, because the operator is about to take them. So a wish counts from the moment
+    beyond the desired number are draining, because the operator is about to take them. So a desired number counts from the moment
     it is written.
 
     Args:
         role: prefill, decode or aggregated.
         pods: The role's.
-        wish: Replicas asked for, within bounds.
+        desired: Replicas asked for, within bounds.
         gpus: GPUs of one replica.
         served: uids of pods that were ready before.
         failing: uids of pods that are given up, and why.
@@ -171,26 +171,26 @@ def count(
             counts.restarting += 1
         else:
             counts.starting += 1
-    missing = wish - counts.alive - len(reasons)
+    missing = desired - counts.alive - len(reasons)
     if refused and missing > 0:
         reasons += [refused] * missing
-    return _against_wish(role, counts, reasons, wish=wish, gpus=gpus, endpoints=tuple(endpoints))
+    return _against_desired(role, counts, reasons, desired=desired, gpus=gpus, endpoints=tuple(endpoints))
 
 
-def _against_wish(
+def _against_desired(
     role: Role,
     counts: _Counts,
     reasons: Sequence[str],
     *,
-    wish: int,
+    desired: int,
     gpus: int,
     endpoints: tuple[Endpoint, ...],
 ) -> PodPool:
     alive = counts.alive
-    surplus = max(0, alive + len(reasons) - wish)
+    surplus = max(0, alive + len(reasons) - desired)
     dropped = min(surplus, len(reasons))
     surplus -= dropped
-    missing = max(0, wish - alive - len(reasons))
+    missing = max(0, desired - alive - len(reasons))
     leaving = surplus
     for name in ("starting", "restarting", "ready"):
         taken = min(surplus, getattr(counts, name))

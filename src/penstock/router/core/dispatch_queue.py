@@ -15,7 +15,7 @@ from penstock.api import QueueOrder, Tier
 from penstock.router.core.queue_state import QueueState
 from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.queued_request import QueuedRequest
-from penstock.router.policy.rebalance import Aim, decode_delay_s, plan_moves
+from penstock.router.policy.rebalance import RebalanceParams, decode_delay_s, plan_moves
 from penstock.router.policy.routing_policy import (
     Arrival,
     AssignTime,
@@ -271,7 +271,9 @@ class DispatchQueue(QueueState[T]):
                 for each in self._workers.values()
                 if each.queue and decode_delay_s(each, self._estimates, now_s, settings.bottleneck_s)
             ]
-        aim = Aim(settings.slo_s, settings.bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST)
+        aim = RebalanceParams(
+            settings.slo_s, settings.bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST
+        )
         count = 0
         for name in names:
             source, reason = self._workers[name], f"sooner than at {name}: moved"

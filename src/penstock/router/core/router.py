@@ -327,7 +327,7 @@ class RouterCore(Generic[T]):
             if shed is not None:
                 recover_s = self.tiers.monitor.settings.recover_s
                 return Refuse(item, role, RefusalReason.SHED, shed, recover_s)
-        missing = self._hopeless(role, now_s)
+        missing = self._no_worker_expected(role, now_s)
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
             return Refuse(item, missing, RefusalReason.NO_WORKER, message)
@@ -343,7 +343,7 @@ class RouterCore(Generic[T]):
         """Return the roles that must serve for a request to start in a stage: its own and those after it."""
         return self.queues if role is self.entry else (role,)
 
-    def _hopeless(self, role: Role, now_s: float) -> Role | None:
+    def _no_worker_expected(self, role: Role, now_s: float) -> Role | None:
         """Return a needed role of which no worker serves, and none will by itself or for the request."""
         if self.wake is not None and role is self.entry:
             return None

@@ -35,7 +35,7 @@ class Move(NamedTuple, Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class RebalanceParams:
     """What rebalancing aims for, and what it goes by.
 
     Attributes:
@@ -69,14 +69,14 @@ class _MoveTarget:
 
     __slots__ = ("delay_s", "token_s", "tokens")
 
-    def __init__(self, worker: WorkerQueue[T], estimates: Estimates, aim: Aim) -> None:
+    def __init__(self, worker: WorkerQueue[T], estimates: Estimates, aim: RebalanceParams) -> None:
         self.delay_s = decode_delay_s(worker, estimates, aim.now_s, aim.bottleneck_s)
         self.token_s = estimates.seconds(worker, 1) or 0.0
         self.tokens = estimates.pending_tokens(worker)
 
 
 def plan_moves(
-    source: WorkerQueue[T], workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, aim: Aim
+    source: WorkerQueue[T], workers: Mapping[str, WorkerQueue[T]], estimates: Estimates, aim: RebalanceParams
 ) -> list[Move[T]]:
     """Return the moves that bring the queue of ``source`` within the SLO, largest benefit first.
 

@@ -18,7 +18,7 @@ from penstock.core.http.problem import EVENT_STREAM, JSON
 from penstock.core.http.relay import relay
 from penstock.core.http.sse import encode_event
 from penstock.core.logs import get_logger
-from penstock.router.admission import Admission, LiveAssignment, QueueTimeout, Stay
+from penstock.router.admission import Admission, AssignmentContext, LiveAssignment, QueueTimeout
 from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
 from penstock.router.core.transfers import KvLease, KvTransfer, grant
 from penstock.router.metrics import RouterMetrics
@@ -33,7 +33,7 @@ from penstock.router.proxy.failures import (
     StageFailed,
     error_response_of,
 )
-from penstock.router.proxy.kv_release import HandOver, KvReleases
+from penstock.router.proxy.kv_release import KvReleases, KvTransferState
 from penstock.router.proxy.kv_transfer import (
     Prefilled,
     decode_body,
@@ -70,7 +70,7 @@ class RemotePrefill:
 
     correction: Correction
     lease: KvLease
-    hand_over: HandOver
+    hand_over: KvTransferState
 
 
 class CompletionHandler:
@@ -126,7 +126,7 @@ class CompletionHandler:
         try:
             await self._until_answered(call)
         except StageFailed as failure:
-            call.error = "follows_request" if self._settle(call) else failure.failure.reason
+            call.error = "request_fault" if self._settle(call) else failure.failure.reason
             if call.responder.started:
                 self._break_off(call, error_response_of(failure))
             elif failure.answer is not None:
@@ -227,7 +227,7 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ stages
 
-    def _acquire_entry(self, call: CompletionCall, *, again: bool) -> Stay:
+    def _acquire_entry(self, call: CompletionCall, *, again: bool) -> AssignmentContext:
         """Return what waits for a worker of the first stage, which keeps the request for the block and no longer."""
         again = again or bool(call.tries.avoid)
         return self._admission.acquire(self._entry, self.arrival(call), again=again)

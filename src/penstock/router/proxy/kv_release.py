@@ -33,7 +33,7 @@ TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-class HandOver:
+class KvTransferState:
     """One prompt's way from prefill to decode.
 
     Attributes:
@@ -67,14 +67,14 @@ class KvReleases:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextmanager
-    def unless_taken(self, params: dict[str, Any] | None, headers: Headers) -> Iterator[HandOver]:
+    def unless_taken(self, params: dict[str, Any] | None, headers: Headers) -> Iterator[KvTransferState]:
         """Release a prompt if the block ends, however it does, before a decode worker was asked for it.
 
         Args:
             params: The prefill worker's ``kv_transfer_params``; None: it kept nothing.
             headers: Of the request, for workers that ask for a key.
         """
-        hand_over = HandOver()
+        hand_over = KvTransferState()
         try:
             yield hand_over
         finally:

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from doctor_facts import EARLIER, NOW, NOW_S, component, facts, graph_facts, graph_object, lease
 
-from penstock.operator.doctor.facts import LeaseFact, Right, RightsFact, ServerFacts, Unseen
+from penstock.operator.doctor.facts import LeaseFact, Right, RightsFact, ServerFacts, Unreadable
 from penstock.operator.doctor.findings import Finding, Severity, counts, is_healthy
 from penstock.operator.doctor.judge import judge
 
-FORBIDDEN = Unseen("403: you may not", is_forbidden=True)
+FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 
 
 def told(findings, severity):
@@ -52,7 +52,7 @@ def test_only_problems_make_it_unhealthy():
 
 def test_an_unreachable_server_is_the_only_finding():
     """Nothing else can be known then."""
-    unreachable = ServerFacts("https://cluster", Unseen("no answer within 10 s"))
+    unreachable = ServerFacts("https://cluster", Unreadable("no answer within 10 s"))
     found = only(judge(facts(server=unreachable)))
     assert found.severity is Severity.PROBLEM
     assert found.message == "https://cluster: no answer within 10 s"

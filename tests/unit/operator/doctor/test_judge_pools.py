@@ -9,11 +9,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from doctor_facts import graph_facts, graph_object, node
 
-from penstock.operator.doctor.facts import NodeFacts, Unseen
+from penstock.operator.doctor.facts import NodeFacts, Unreadable
 from penstock.operator.doctor.findings import Severity
 from penstock.operator.doctor.judge_pools import pool_findings
 
-FORBIDDEN = Unseen("403: you may not", is_forbidden=True)
+FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 POOL = "pool a100 of serving/llama"
 
@@ -131,7 +131,7 @@ def test_some_nodes_are_tainted():
 
 
 def test_a_preference_keeps_nobody_out():
-    """PreferNoSchedule is a wish."""
+    """PreferNoSchedule is a preference."""
     ((severity, _, _, _),) = judged((node(taints=[{"key": "a", "effect": "PreferNoSchedule"}]),))
     assert severity is Severity.OK
 

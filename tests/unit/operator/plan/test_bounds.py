@@ -17,7 +17,7 @@ FIXED = ServiceSpec.model_validate({"role": "router", "replicas": 2, "gpusPerRep
 
 
 @pytest.mark.parametrize(
-    ("wish", "budget", "expected"),
+    ("desired", "budget", "expected"),
     [
         (None, None, Bounded(2)),
         (1, 8, Bounded(1)),
@@ -38,13 +38,13 @@ FIXED = ServiceSpec.model_validate({"role": "router", "replicas": 2, "gpusPerRep
         ),
     ],
 )
-def test_a_wish_is_kept_within_the_bounds(wish, budget, expected):
+def test_a_wish_is_kept_within_the_bounds(desired, budget, expected):
     """minReplicas, maxReplicas and what the whole budget can hold; each says so."""
-    assert bounded(wish, SCALED, max_gpu_budget=budget) == expected
+    assert bounded(desired, SCALED, max_gpu_budget=budget) == expected
 
 
 def test_a_service_without_scaling_keeps_its_number():
-    """A wish from outside is refused in words."""
+    """A desired number from outside is refused in words."""
     assert bounded(None, FIXED, max_gpu_budget=1) == Bounded(2)
     assert bounded(2, FIXED, max_gpu_budget=1) == Bounded(2)
     assert bounded(5, FIXED, max_gpu_budget=1) == Bounded(

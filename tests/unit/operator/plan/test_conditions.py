@@ -14,8 +14,8 @@ from penstock.operator.plan.conditions import (
     READY,
     SCHEDULABLE,
     ConditionFacts,
+    ConditionResult,
     Failure,
-    Judgement,
     ServiceFacts,
     conditions,
     judgements,
@@ -52,13 +52,15 @@ def with_service(name, **changes):
 def test_a_graph_at_rest():
     """Ready, stable, healthy, within its budget, scheduled; sorted by type."""
     assert judgements(REST) == (
-        Judgement(BUDGET_RESPECTED, status=True, reason="WithinBudget", message="3 GPUs are in use of 8"),
-        Judgement(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble"),
-        Judgement(PROGRESSING, status=False, reason="Stable", message="everything is as wanted"),
-        Judgement(
+        ConditionResult(
+            BUDGET_RESPECTED, status=True, reason="WithinBudget", message="3 GPUs are in use of 8"
+        ),
+        ConditionResult(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble"),
+        ConditionResult(PROGRESSING, status=False, reason="Stable", message="everything is as wanted"),
+        ConditionResult(
             READY, status=True, reason="Serving", message="ready replicas: router 2, prefill 1, decode 2"
         ),
-        Judgement(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node"),
+        ConditionResult(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node"),
     )
 
 
@@ -199,8 +201,8 @@ def test_schedulable_tells_the_schedulers_or_the_budgets_reason():
 def test_a_transition_time_changes_only_with_the_status():
     """A new message alone keeps it; long messages are cut."""
     found = [
-        Judgement("A", status=True, reason="R", message="new"),
-        Judgement("B", status=False, reason="R", message="x" * 2000),
+        ConditionResult("A", status=True, reason="R", message="new"),
+        ConditionResult("B", status=False, reason="R", message="x" * 2000),
     ]
     old = [
         {"type": "A", "status": "True", "message": "old", "lastTransitionTime": "then"},

@@ -43,11 +43,11 @@ def pending(name, **more):
     return pod(name, bound=False, phase="Pending", ready=False, containers=(), **more)
 
 
-def plan(*pods, wish, spec=None, loads=None, now_s=NOW, **more):
+def plan(*pods, desired, spec=None, loads=None, now_s=NOW, **more):
     """Call `plan_scale` with defaults."""
     return plan_scale(
         pods,
-        wish=wish,
+        desired=desired,
         current_spec_replicas=len(pods) if spec is None else spec,
         loads=loads or {},
         now_s=now_s,
@@ -59,18 +59,18 @@ def plan(*pods, wish, spec=None, loads=None, now_s=NOW, **more):
 
 def test_at_rest_nothing_is_planned():
     """As many pods as wished, none marked: done."""
-    assert plan(pod("a"), pod("b"), wish=2) == ScalePlan(2, done=True)
+    assert plan(pod("a"), pod("b"), desired=2) == ScalePlan(2, done=True)
 
 
 def test_up_is_at_once_and_restores():
     """More replicas are written directly; a marked pod serves again and loses its cost."""
-    found = plan(pod("a"), marked("b"), wish=4)
+    found = plan(pod("a"), marked("b"), desired=4)
     assert found == ScalePlan(4, restore=("b",), deletion_costs={"b": 0})
 
 
 def test_down_marks_first():
     """The spec stays while the victim still serves."""
-    found = plan(pod("a"), pod("b"), wish=1, loads={"a": Load(1, 0, 0.1), "b": Load(0, 0, 0.0)})
+    found = plan(pod("a"), pod("b"), desired=1, loads={"a": Load(1, 0, 0.1), "b": Load(0, 0, 0.0)})
     assert found == ScalePlan(
         2,
         begin=("b",),
@@ -96,11 +96,11 @@ def test_down_marks_first():
 )
 def test_a_marked_pod_goes_when_idle_or_overdue(since_s, load, obstacle):
     """Its cost falls first; the spec follows when that is seen on the pod."""
-    found = plan(pod("a"), marked("b", since_s), wish=1, loads={"b": load})
+    found = plan(pod("a"), marked("b", since_s), desired=1, loads={"b": load})
     if obstacle is None:
         assert (found.leaving, found.waiting_on) == (("b",), {})
         assert (found.spec_replicas, found.deletion_costs) == (2, {"b": LEAVING_COST})
-        seen = plan(pod("a"), marked("b", since_s, LEAVING_COST), wish=1, loads={"b": load})
+        seen = plan(pod("a"), marked("b", since_s, LEAVING_COST), desired=1, loads={"b": load})
         assert (seen.spec_replicas, seen.deletion_costs, seen.done) == (1, {}, False)
     else:
         assert (found.spec_replicas, found.waiting_on) == (2, {"b": obstacle})
@@ -115,7 +115,7 @@ def test_a_marked_pod_goes_when_idle_or_overdue(since_s, load, obstacle):
 )
 def test_who_never_served_goes_without_waiting(never_served):
     """A pod whose process never started, or ended, holds no request."""
-    found = plan(pod("a"), marked("b", NOW, LEAVING_COST, **never_served), wish=1)
+    found = plan(pod("a"), marked("b", NOW, LEAVING_COST, **never_served), desired=1)
     assert found.spec_replicas == 1
 
 
@@ -153,14 +153,14 @@ def test_victims_are_the_cheapest():
         "unknown",
     ]
     for count in range(len(order) + 1):
-        found = plan(*pods.values(), wish=len(order) - count, loads=loads)
+        found = plan(*pods.values(), desired=len(order) - count, loads=loads)
         assert found.begin == tuple(sorted(order[:count]))
 
 
 def test_a_broken_pod_takes_the_place_of_a_draining_one():
     """The ReplicaSet deletes not ready pods first, whatever the costs; so the broken one is the victim."""
     found = plan(
-        pod("broken", ready=False), pod("well"), marked("b", cost=LEAVING_COST), wish=2, loads={"b": IDLE}
+        pod("broken", ready=False), pod("well"), marked("b", cost=LEAVING_COST), desired=2, loads={"b": IDLE}
     )
     assert found == ScalePlan(
         3,
@@ -175,44 +175,44 @@ def test_a_broken_pod_takes_the_place_of_a_draining_one():
 def test_the_spec_falls_only_as_far_as_the_right_pods_go():
     """A pod whose low cost was not yet taken away would be deleted too: wait until that is seen."""
     pods = (pod("a"), pod("b", deletion_cost=LEAVING_COST), marked("c", cost=LEAVING_COST))
-    found = plan(*pods, wish=2, loads={"c": IDLE})
+    found = plan(*pods, desired=2, loads={"c": IDLE})
     assert (found.spec_replicas, found.deletion_costs) == (3, {"b": 0})
 
 
 def test_a_busy_pod_that_is_not_ready_holds_back_an_idle_ready_one():
     """The ReplicaSet would take the one that is not ready first, and it still has requests."""
     pods = (pod("a"), marked("b", cost=LEAVING_COST), marked("c", ready=False))
-    found = plan(*pods, wish=1, loads={"b": IDLE, "c": Load(1, 0, 0.5)})
+    found = plan(*pods, desired=1, loads={"b": IDLE, "c": Load(1, 0, 0.5)})
     assert (found.spec_replicas, found.leaving) == (3, ("b",))
 
 
 def test_idle_victims_do_not_wait_for_busy_ones():
     """Two victims, one idle: one replica less now, the other when it is idle too."""
     pods = (pod("a"), marked("b", cost=LEAVING_COST), marked("c"))
-    found = plan(*pods, wish=1, loads={"b": IDLE, "c": Load(1, 0, 0.5)})
+    found = plan(*pods, desired=1, loads={"b": IDLE, "c": Load(1, 0, 0.5)})
     assert (found.spec_replicas, found.leaving) == (2, ("b",))
     assert found.waiting_on == {"c": "finishes its requests"}
 
 
 def test_terminating_and_finished_pods_are_neither():
     """They are no replicas and no victims."""
-    found = plan(pod("a"), pod("b", terminating=True), pod("c", finished=True), wish=1, spec=1)
+    found = plan(pod("a"), pod("b", terminating=True), pod("c", finished=True), desired=1, spec=1)
     assert found == ScalePlan(1, done=True)
 
 
 def test_replicas_that_do_not_exist_cost_nothing():
-    """A wish that falls before the pods were made only lowers the number."""
-    assert plan(pod("a"), wish=2, spec=5) == ScalePlan(2, done=True)
+    """A desired number that falls before the pods were made only lowers the number."""
+    assert plan(pod("a"), desired=2, spec=5) == ScalePlan(2, done=True)
 
 
 def test_pods_that_are_not_seen_are_in_service():
     """Where the controller knows more replicas than the view, the number stays."""
-    assert plan(pod("a"), wish=2, spec=5, status_replicas=5).spec_replicas == 5
+    assert plan(pod("a"), desired=2, spec=5, status_replicas=5).spec_replicas == 5
 
 
 def test_an_ordered_deletion_stays_ordered():
     """Between the lower number and the pod's end, the victim is not put back."""
-    found = plan(pod("a"), marked("b", cost=LEAVING_COST), wish=1, spec=1, loads={"b": IDLE})
+    found = plan(pod("a"), marked("b", cost=LEAVING_COST), desired=1, spec=1, loads={"b": IDLE})
     assert (found.spec_replicas, found.restore, found.draining) == (1, (), ("b",))
 
 
@@ -221,24 +221,24 @@ def test_half_a_mark_is_completed_or_removed():
     label_only = pod("a", serving=DRAINING)
     time_only = pod("b", drain_since_s=NOW)
     stripped = pod("c", serving="")
-    assert plan(label_only, time_only, stripped, wish=3).restore == ("a", "b", "c")
-    assert plan(label_only, wish=0).begin == ("a",)
+    assert plan(label_only, time_only, stripped, desired=3).restore == ("a", "b", "c")
+    assert plan(label_only, desired=0).begin == ("a",)
 
 
 def test_a_rollout_is_not_shrunk():
     """A Deployment with two ReplicaSets chooses for itself; marked pods stay as they are."""
-    found = plan(pod("a"), marked("b"), pod("surge"), wish=1, spec=2, rolling=True)
+    found = plan(pod("a"), marked("b"), pod("surge"), desired=1, spec=2, rolling=True)
     assert found == ScalePlan(
         2, draining=("b",), held="a rollout is under way; replicas are reduced after it"
     )
-    assert plan(pod("a"), pod("surge"), wish=1, spec=1, rolling=True) == ScalePlan(1, done=True)
-    assert plan(pod("a"), marked("b"), wish=3, spec=2, rolling=True).restore == ("b",)
+    assert plan(pod("a"), pod("surge"), desired=1, spec=1, rolling=True) == ScalePlan(1, done=True)
+    assert plan(pod("a"), marked("b"), desired=3, spec=2, rolling=True).restore == ("b",)
 
 
 def test_an_ordered_deletion_is_not_taken_back_before_it_is_seen():
     """A workload whose new number its controller has not read yet looks like one that rolls."""
     pods = (pod("a"), pod("c"), marked("b", cost=LEAVING_COST))
-    found = plan(*pods, wish=2, spec=2, loads={"b": IDLE}, rolling=True)
+    found = plan(*pods, desired=2, spec=2, loads={"b": IDLE}, rolling=True)
     assert (found.spec_replicas, found.restore, found.deletion_costs) == (2, (), {})
 
 
@@ -255,7 +255,7 @@ def follower(index):
 def test_groups_go_from_the_highest_index():
     """A LeaderWorkerSet takes the last group, so that one drains; costs mean nothing to it."""
     pods = [leader(0), follower(0), leader(1), follower(1), leader(2), follower(2)]
-    found = plan(*pods, wish=1, spec=3)
+    found = plan(*pods, desired=1, spec=3)
     assert (found.spec_replicas, found.begin, found.deletion_costs) == (3, ("g-1", "g-2"), {})
 
 
@@ -267,13 +267,13 @@ def test_a_busy_lower_group_keeps_only_itself():
         leader(2, serving=DRAINING, drain_since_s=NOW - 10),
     ]
     loads = {"g-1": Load(1, 0, 0.5), "g-2": IDLE}
-    assert plan(*busy_middle, wish=1, loads=loads).spec_replicas == 2
+    assert plan(*busy_middle, desired=1, loads=loads).spec_replicas == 2
     loads = {"g-1": IDLE, "g-2": Load(1, 0, 0.5)}
-    assert plan(*busy_middle, wish=1, loads=loads).spec_replicas == 3
+    assert plan(*busy_middle, desired=1, loads=loads).spec_replicas == 3
     loads = {"g-1": IDLE, "g-2": IDLE}
-    assert plan(*busy_middle, wish=1, loads=loads).spec_replicas == 1
-    assert plan(*busy_middle, wish=1, spec=4, loads=loads, status_replicas=4).spec_replicas == 4
-    assert plan(*busy_middle, wish=3, loads=loads).restore == ("g-1", "g-2")
+    assert plan(*busy_middle, desired=1, loads=loads).spec_replicas == 1
+    assert plan(*busy_middle, desired=1, spec=4, loads=loads, status_replicas=4).spec_replicas == 4
+    assert plan(*busy_middle, desired=3, loads=loads).restore == ("g-1", "g-2")
 
 
 STATES = st.sampled_from(["gated", "pending", "loading", "unready", "ready"])
@@ -317,25 +317,25 @@ def services(draw):
 
 @PATIENT
 @given(services(), st.integers(0, 8), st.integers(0, 8))
-def test_never_marks_more_than_needed(service, wish, spec):
-    """Victims are exactly the surplus; the spec lies between the wish and what it was."""
+def test_never_marks_more_than_needed(service, desired, spec):
+    """Victims are exactly the surplus; the spec lies between the desired number and what it was."""
     pods, loads = service
-    found = plan(*pods, wish=wish, spec=spec, loads=loads)
-    assert len(found.draining) == max(0, len(pods) - wish)
-    assert min(wish, spec) <= found.spec_replicas <= max(wish, spec)
+    found = plan(*pods, desired=desired, spec=spec, loads=loads)
+    assert len(found.draining) == max(0, len(pods) - desired)
+    assert min(desired, spec) <= found.spec_replicas <= max(desired, spec)
     assert not set(found.begin) & set(found.restore)
     assert {*found.leaving, *found.waiting_on} == set(found.draining)
 
 
 @PATIENT
 @given(services(), st.integers(0, 7))
-def test_fewer_wished_means_the_same_victims_and_more(service, wish):
-    """Victims of a higher wish are victims of a lower one."""
+def test_fewer_wished_means_the_same_victims_and_more(service, desired):
+    """Victims of a higher desired are victims of a lower one."""
     pods, loads = service
-    more = plan(*pods, wish=wish, loads=loads)
-    fewer = plan(*pods, wish=max(0, wish - 1), loads=loads)
+    more = plan(*pods, desired=desired, loads=loads)
+    fewer = plan(*pods, desired=max(0, desired - 1), loads=loads)
     assert set(more.draining) <= set(fewer.draining)
-    assert fewer.spec_replicas <= more.spec_replicas or wish > len(pods)
+    assert fewer.spec_replicas <= more.spec_replicas or desired > len(pods)
 
 
 def carry_out(pods, found, now_s=NOW):
@@ -355,13 +355,13 @@ def carry_out(pods, found, now_s=NOW):
 
 @PATIENT
 @given(services(), st.integers(0, 8))
-def test_carried_out_it_asks_for_nothing_twice(service, wish):
+def test_carried_out_it_asks_for_nothing_twice(service, desired):
     """Marks that are written are not written again."""
     pods, loads = service
-    first = plan(*pods, wish=wish, loads=loads)
-    second = plan(*carry_out(pods, first), wish=wish, loads=loads)
+    first = plan(*pods, desired=desired, loads=loads)
+    second = plan(*carry_out(pods, first), desired=desired, loads=loads)
     assert (second.begin, second.restore) == ((), ())
-    third = plan(*carry_out(carry_out(pods, first), second), wish=wish, loads=loads)
+    third = plan(*carry_out(carry_out(pods, first), second), desired=desired, loads=loads)
     assert third.deletion_costs == {}
 
 
@@ -441,11 +441,11 @@ class Cluster:
                     found[name] = Load(0, 0, 0.0, self.now_s - since)
         return found
 
-    def operate(self, wish, *, crash):
+    def operate(self, desired, *, crash):
         """One look of the operator, which may die between any two of its writes."""
         found = plan(
             *self.pods.values(),
-            wish=wish,
+            desired=desired,
             spec=self.spec,
             loads=self.loads(),
             now_s=self.now_s,
@@ -469,7 +469,9 @@ class Cluster:
 
 
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["wish", "crash", "look", "look", "look", "flap"]), st.integers(0, 6), STATES),
+    st.tuples(
+        st.sampled_from(["desired", "crash", "look", "look", "look", "flap"]), st.integers(0, 6), STATES
+    ),
     max_size=50,
 )
 
@@ -482,21 +484,21 @@ def test_no_request_is_lost_whatever_happens(chance, count, events):
     And left in peace, the service ends with as many replicas as wished, none of them marked.
     """
     cluster = Cluster(Random(chance), count)
-    wish = count
+    desired = count
     for kind, number, state in events:
-        if kind == "wish":
-            wish = number
+        if kind == "desired":
+            desired = number
         elif kind == "flap" and cluster.pods:
             cluster.change(sorted(cluster.pods)[number % len(cluster.pods)], state)
-        cluster.operate(wish, crash=kind == "crash")
+        cluster.operate(desired, crash=kind == "crash")
         cluster.work()
         cluster.now_s += 1.5
     for _ in range(60):
-        found = cluster.operate(wish, crash=False)
+        found = cluster.operate(desired, crash=False)
         for name in list(cluster.pods):
             cluster.change(name, "ready")
         cluster.work()
         cluster.now_s += 1.5
     assert found.done
-    assert len(cluster.pods) == cluster.spec == wish
+    assert len(cluster.pods) == cluster.spec == desired
     assert all(p.serving == SERVING and p.deletion_cost == 0 for p in cluster.pods.values())

@@ -176,7 +176,7 @@ DECODE = SERVICES["decode"]
 
 
 def test_an_adapters_status():
-    """Numbers for /scale, and whether the wish was cut."""
+    """Numbers for /scale, and whether the desired number was cut."""
     found = adapter_status(DECODE, Bounded(2), generation=4, old=None, now="now")
     assert found == {
         "replicas": 2,

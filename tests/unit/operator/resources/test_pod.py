@@ -358,11 +358,11 @@ def test_who_aborts_at_sigterm_gets_it_when_idle(container, runtime, service, ho
 
 
 def test_prefill_and_decode_wish_for_one_zone(template):
-    """A wish, because a zone that is full must not stop a scale-up."""
-    (wish,) = template("decode")["spec"]["affinity"]["podAffinity"][
+    """A desired number, because a zone that is full must not stop a scale-up."""
+    (desired,) = template("decode")["spec"]["affinity"]["podAffinity"][
         "preferredDuringSchedulingIgnoredDuringExecution"
     ]
-    assert wish["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
+    assert desired["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
 
 
 def test_routers_spread_over_hosts_and_zones(template):

@@ -276,7 +276,7 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
         "peak_after": peak if math.isfinite(peak) else None,
         "late_added": lost,
     }
-    step = Step("work_after", inputs, most, "shrink" if applies else "hold")
+    step = Step("projected_work", inputs, most, "shrink" if applies else "hold")
     detail = f"{workers} would be {busy:.0%} busy" if workers else "no demand is left"
     return finding(Reason.SPARE_CAPACITY, detail, step)
 
@@ -287,6 +287,6 @@ def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     usage = max(load, kv.demanded(workers)) / workers if workers else math.inf
     peak = kv.peak / workers if workers else math.inf
     applies = usage <= kept.kv and peak <= kept.kv_peak
-    inputs = {"workers_after": workers, "kv_load": load, "kv_after": usage, "kv_peak_after": peak}
-    step = Step("kv_after", inputs, kept.kv, "shrink" if applies else "hold")
+    inputs = {"workers_after": workers, "kv_load": load, "projected_kv": usage, "projected_kv_peak": peak}
+    step = Step("projected_kv", inputs, kept.kv, "shrink" if applies else "hold")
     return finding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)

@@ -68,7 +68,7 @@ class Speed(Protocol):
         ...
 
 
-class Outlook(Speed, Protocol):
+class WorkProjection(Speed, Protocol):
     """Says what arrives, too."""
 
     def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
@@ -194,7 +194,7 @@ def _shadowed(work: Work, demand: Demand, *, speed: float, ready: int, sizes: in
     return replace(work, backlogs=tuple(backlogs), late=tuple(late), recent=tuple(recent))
 
 
-def view(work: Work, demand: Demand, workers: Outlook, *, horizon_s: float, far_s: float) -> WorkView:
+def view(work: Work, demand: Demand, workers: WorkProjection, *, horizon_s: float, far_s: float) -> WorkView:
     """Return what the rules look at, ``horizon_s`` and ``far_s`` ahead."""
     minute = work.arrivals * RECENT_TAU_S / LATE_TAU_S
     size = work.sized_tokens / work.sized if work.sized > 0 else 0.0

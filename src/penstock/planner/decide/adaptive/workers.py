@@ -36,7 +36,7 @@ too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Restraint:
+class Stabilization:
     """What must hold besides before a pool shrinks by one.
 
     Attributes:
@@ -56,7 +56,7 @@ class Restraint:
     hold_down_most_s: float
 
 
-OBSERVED_RESTRAINT = Restraint(
+OBSERVED_RESTRAINT = Stabilization(
     sigmas=1.0, peak=0.8, late=0.005, kv=0.55, kv_peak=0.6, hold_down_most_s=1800.0
 )
 """Chosen. What was can come back, and a peak that needed four workers holds them for a minute; half of the lateness
@@ -84,7 +84,7 @@ class Workers(Protocol):
         ...
 
     @property
-    def restraint(self) -> Restraint:
+    def restraint(self) -> Stabilization:
         """Return what must hold besides before a pool shrinks."""
         ...
 
@@ -132,7 +132,7 @@ class ObservedWorkers:
         return AHEAD_SIGMAS
 
     @property
-    def restraint(self) -> Restraint:
+    def restraint(self) -> Stabilization:
         """Return the chosen one."""
         return OBSERVED_RESTRAINT
 

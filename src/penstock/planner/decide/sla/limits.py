@@ -13,7 +13,7 @@ from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
 from penstock.planner.decide.proposal import RoleProposal
-from penstock.planner.decide.sla.outlook import Outlook
+from penstock.planner.decide.sla.projection import Projection
 from penstock.planner.decide.sla.share import RoleNeed, coverage, gpus_of, shared
 
 MOVE_GAIN = 1.1
@@ -65,7 +65,7 @@ class Limits:
 
 def limited(
     proposals: Sequence[RoleProposal],
-    outlook: Outlook,
+    outlook: Projection,
     config: DecideConfig,
     *,
     gpus: int,
@@ -93,7 +93,7 @@ def limited(
     ]
 
 
-def _need(proposal: RoleProposal, outlook: Outlook, config: DecideConfig) -> RoleNeed:
+def _need(proposal: RoleProposal, outlook: Projection, config: DecideConfig) -> RoleNeed:
     """Return what a role needs: by the profile if it asks for more, else what it has or is left with."""
     replicas, role = proposal.pool.replicas, proposal.role
     asked = max(1, replicas + proposal.change)
@@ -102,7 +102,7 @@ def _need(proposal: RoleProposal, outlook: Outlook, config: DecideConfig) -> Rol
     return RoleNeed(role, needed, floor, config.max_replicas.get(role), proposal.engine_gpus)
 
 
-def _told(proposal: RoleProposal, limits: Limits, outlook: Outlook) -> RoleProposal:
+def _told(proposal: RoleProposal, limits: Limits, outlook: Projection) -> RoleProposal:
     """Return the proposal with what binds, and what to expect at what is allowed."""
     role = proposal.role
     binds = limits.binding(role)

@@ -22,7 +22,7 @@ from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.sla import learning, memory
 from penstock.planner.decide.sla.expected_rate import judged
 from penstock.planner.decide.sla.limits import limited
-from penstock.planner.decide.sla.outlook import Outlook
+from penstock.planner.decide.sla.projection import Projection
 from penstock.planner.decide.sla.workers import ProfiledWorkers
 from penstock.planner.decide.state import PlannerState
 
@@ -69,7 +69,7 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     )
 
 
-def _outlook(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Outlook | None:
+def _outlook(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Projection | None:
     """Return what the demand at the horizon needs; None as far as the demand is not known."""
     pull = window.pulls[-1]
     speed = workers.tokens_per_s(shared.work)
@@ -79,11 +79,11 @@ def _outlook(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -
     case = case_of(entry_role(pull.pools), window, shared, workers, workers.config)
     if case.work is None:
         return None
-    return Outlook(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
+    return Projection(workers, shared.kv, arriving_per_s(case.work), service_s, speed)
 
 
 def _limited(
-    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, outlook: Outlook | None
+    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, outlook: Projection | None
 ) -> Sequence[RoleProposal]:
     """Return the proposals within what budget and bounds allow, as far as the demand is known."""
     if outlook is None:
@@ -93,7 +93,7 @@ def _limited(
     return limited(proposals, outlook, config, gpus=existing_gpus(pools, config), rested=rested)
 
 
-def _needed(proposal: RoleProposal, outlook: Outlook | None) -> tuple[Step, ...]:
+def _needed(proposal: RoleProposal, outlook: Projection | None) -> tuple[Step, ...]:
     """Return how many replicas the targets need by the profile; nothing where that cannot be looked up yet."""
     role = proposal.role
     is_unanswered = role is not Role.PREFILL and outlook is not None and outlook.workers.learnt.osl is None

@@ -12,7 +12,7 @@ from penstock.planner.decide.adaptive.gaps import GapsView
 from penstock.planner.decide.adaptive.kv import Decoding
 from penstock.planner.decide.adaptive.memory import KvLoad, Work
 from penstock.planner.decide.adaptive.trend import Forecast
-from penstock.planner.decide.adaptive.workers import ObservedWorkers, Restraint
+from penstock.planner.decide.adaptive.workers import ObservedWorkers, Stabilization
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.sla import learning, queueing
 from penstock.planner.decide.sla.answers import ProfiledAnswers
@@ -28,7 +28,7 @@ aggregated-sine took 2.15 and 2.09 GPU-hours for 98.7 and 97.8% in time with one
 AHEAD_SIGMAS = 0.0
 """Chosen: the shares that demand may fill leave room for chance as it is."""
 
-RESTRAINT = Restraint(sigmas=0.5, peak=0.8, late=1.0, kv=0.65, kv_peak=0.6, hold_down_most_s=600.0)
+RESTRAINT = Stabilization(sigmas=0.5, peak=0.8, late=1.0, kv=0.65, kv_peak=0.6, hold_down_most_s=600.0)
 """Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
 
 OBSERVED = ObservedWorkers()
@@ -92,7 +92,7 @@ class ProfiledWorkers:
         return AHEAD_SIGMAS if self.knows_waits else OBSERVED.sigmas_ahead
 
     @property
-    def restraint(self) -> Restraint:
+    def restraint(self) -> Stabilization:
         """Return what the queue and the profile do not say themselves."""
         return RESTRAINT if self.knows_waits else OBSERVED.restraint
 

@@ -10,7 +10,7 @@ from penstock.local.probes import NoAnswer, Probes, RouterView
 from penstock.local.statefile import ProcessEntry, StateFile
 
 
-class Door(Protocol):
+class Frontend(Protocol):
     """Where requests come in.
 
     Attributes:
@@ -63,7 +63,7 @@ class RouterDoor:
         return await self._probes.router(self._url)
 
 
-def door_of(state: StateFile, probes: Probes) -> Door:
+def door_of(state: StateFile, probes: Probes) -> Frontend:
     """Return the door of a graph."""
     arbiter = state.arbiter
     if arbiter.dynamo_folder is None:

@@ -35,7 +35,7 @@ PATIENCE_S = 3600.0
 """Chosen: how long after the last arrival the world goes on; what has not ended then has failed."""
 
 
-class World:
+class Simulation:
     """One run.
 
     Attributes:

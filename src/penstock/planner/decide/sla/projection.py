@@ -32,7 +32,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Projection:
     """Demand at the horizon on the workers of the profile.
 
     Attributes:
@@ -57,7 +57,7 @@ class Outlook:
         counts = range(enough // 2 + 1, min(enough, REPLICAS_MOST))
         return counts.start + bisect_left(counts, True, key=holds)
 
-    def behind(self, prefill_replicas: int) -> Outlook:
+    def behind(self, prefill_replicas: int) -> Projection:
         """Return the same for decode: no more prompts than so many prefill replicas compute become answers."""
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
