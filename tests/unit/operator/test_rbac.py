@@ -14,11 +14,12 @@ CHART = Path(__file__).parents[3] / "charts" / "penstock" / "templates" / "_rule
 
 def _granted():
     text = CHART.read_text(encoding="utf-8")
-    block = re.search(r'define "penstock.operatorRules" -}}\n(.*?){{- end', text, re.DOTALL)
+    block = re.search(r'define "penstock.operatorRules" -}}\n(.*?){{- end -}}', text, re.DOTALL)
     assert block is not None
+    rules = re.sub(r"{{-.*?}}", "", block[1])  # the most that is granted: with every condition true
     return {
         (group, resource): set(rule["verbs"])
-        for rule in yaml.safe_load(block[1])
+        for rule in yaml.safe_load(rules)
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }

@@ -68,6 +68,7 @@ def _demand(now_s):
         period_s=1.0,
         arrivals=4,
         refused=1,
+        turned_away={Role.DECODE: 1},
         completed=3,
         uncached_tokens=4000,
         prefilled_tokens=3000,
@@ -195,6 +196,7 @@ async def test_mode_sla_draws_prediction_targets_attainment_factors_and_need(wor
         prefilled_tokens=1500,
         prefilling_workers=3,
         refused=1,
+        turned_away={Role.DECODE: 1},
     )
     world.load.demand = lambda _now: demand
     read = world.load.read

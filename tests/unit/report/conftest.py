@@ -8,7 +8,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.planner.core import records
-from penstock.planner.core.records import Change, Deciding, DecisionKind, Header, Outcome, Place
+from penstock.planner.core.records import Change, Deciding, DecisionKind, Header, Outcome, LedgerPosition
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
@@ -100,7 +100,8 @@ def _pull(at_s, ready, draining):
         demand=Demand(
             period_s=1.0,
             arrivals=4 * load,
-            refused=load,
+            refused=load if queue > 4 else 0.0,
+            turned_away={Role.PREFILL: load if queue > 4 else 0.0},
             prompt_tokens=1200 * load,
             uncached_tokens=900 * load,
             waiting=queue,
@@ -112,7 +113,7 @@ def _ledger_records(config):
     state = PlannerState()
     ready = {Role.PREFILL: 1, Role.DECODE: 1}
     start_s = -20.0
-    place = Place("boot-1", start_s + ZERO_MODEL_S, start_s + ZERO_MODEL_S)
+    place = LedgerPosition("boot-1", start_s + ZERO_MODEL_S, start_s + ZERO_MODEL_S)
     about = {"namespace": "synthetic", "environment": "local", "speed": SPEED}
     wall_s = ZERO_UNIX_S + start_s / SPEED
     header = Header(place, place.start_s, state, is_resumed=False)
@@ -126,7 +127,7 @@ def _ledger_records(config):
         window = Window(start_s + ZERO_MODEL_S, end_s + ZERO_MODEL_S, tuple(pulls))
         decision, after = decide(window, state, config)
         deciding = Deciding(DecisionKind.ADJUSTMENT, config, state, after, decision, window=window)
-        place = Place("boot-1", place.origin_s, end_s + ZERO_MODEL_S)
+        place = LedgerPosition("boot-1", place.origin_s, end_s + ZERO_MODEL_S)
         yield records.decision_record(deciding, place, wall_s=ZERO_UNIX_S + end_s / SPEED)
         state = after
         for role in decision.changes:
@@ -136,7 +137,7 @@ def _ledger_records(config):
         start_s = end_s
         if decision.changes:
             start_s += SETTLE_S
-            place = Place("boot-1", place.origin_s, start_s + ZERO_MODEL_S)
+            place = LedgerPosition("boot-1", place.origin_s, start_s + ZERO_MODEL_S)
             yield records.converged_record(
                 place, at_s=place.start_s, took_s=SETTLE_S, state=state, is_overdue=False
             )
