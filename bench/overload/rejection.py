@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.api import AdmissionConfig, AdmissionMode, Role, RouterPolicy
+from penstock.api import AdmissionConfig, AdmissionMode, QueueOrder, Role, RouterConfig, RouterPolicy
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds, busy_thresholds
 from penstock.simulator.graph_scenario import default_router
 from penstock.simulator.observer import Requests
@@ -32,13 +32,21 @@ THRESHOLDS = BusyThresholds(active_decode_blocks=0.9, active_prefill_tokens=0)
 """A worker is busy while it computes any prompt: an accepted request never waits for another's."""
 
 DEFAULTS = AdmissionConfig(mode=AdmissionMode.TOKEN_CAPACITY)
-PRODUCT = replace(default_router(RouterPolicy.PREFIX_COST.value), thresholds=busy_thresholds(DEFAULTS))
+QUEUE = RouterConfig().prefill_queue
+TARGET_S = RouterConfig().ttft_slo_seconds
+PRODUCT = replace(
+    default_router(RouterPolicy.PREFIX_COST.value),
+    thresholds=busy_thresholds(DEFAULTS),
+    max_waiting=QUEUE.max_requests,
+    max_wait_s=QUEUE.max_wait_seconds,
+)
 """What a graph has that sets ``router.admission.mode: token-capacity`` and nothing else."""
 
 ROUTERS = (
     RouterSpec(slot_tokens=None, thresholds=NO_THRESHOLDS),
     RouterSpec(slot_tokens=None, thresholds=THRESHOLDS),
     PRODUCT,
+    replace(PRODUCT, queue_order=QueueOrder.ARRIVAL),
 )
 
 MOST_TTFT = 1.2
@@ -57,6 +65,7 @@ class Point:
         p99: TTFT of the accepted, as a multiple of the unloaded p99.
         goodput_rps: Requests/s whose TTFT was at most `MOST_TTFT` times the unloaded p99.
         loose_rps: Requests/s whose TTFT was at most `LOOSE_S`.
+        target_rps: Requests/s whose TTFT was at most `TARGET_S`.
         rejected: Share of the arrivals.
     """
 
@@ -64,6 +73,7 @@ class Point:
     p99: float
     goodput_rps: float
     loose_rps: float
+    target_rps: float
     rejected: float
 
 
@@ -75,26 +85,27 @@ class Sweep:
         unloaded_s: p99 TTFT without load, seconds.
         without, rejecting: By load, as `ROUTERS` have it.
         product: By load, with the queue and the thresholds that a graph has which sets nothing but the mode.
+        by_arrival: The same in the order of arrival.
     """
 
     unloaded_s: float
     without: tuple[Point, ...]
     rejecting: tuple[Point, ...]
     product: tuple[Point, ...]
+    by_arrival: tuple[Point, ...]
 
 
 def sweep(seconds: float, note: Callable[[str], None]) -> Sweep:
     """Run every load for ``seconds`` of arrivals."""
     idle = _run(UNLOADED_FACTOR, ROUTERS[0], UNLOADED_S)
     unloaded_s = float(np.percentile(idle.ttft_s[idle.is_ok], 99))
-    names = ("rejection off", "rejection on", "the product's defaults")
+    names = ("rejection off", "rejection on", "the product's defaults", "by arrival")
     found: list[list[Point]] = [[] for _ in ROUTERS]
     for factor in FACTORS:
         for router, name, points in zip(ROUTERS, names, found, strict=True):
             note(f"{name}, {factor:g}x")
             points.append(_point(factor, _run(factor, router, seconds), unloaded_s, seconds))
-    without, rejecting, product = map(tuple, found)
-    return Sweep(unloaded_s, without, rejecting, product)
+    return Sweep(unloaded_s, *map(tuple, found))
 
 
 def _point(factor: float, requests: Requests, unloaded_s: float, seconds: float) -> Point:
@@ -102,7 +113,9 @@ def _point(factor: float, requests: Requests, unloaded_s: float, seconds: float)
     in_time = int((ttft_s <= MOST_TTFT * unloaded_s).sum())
     p99 = float(np.percentile(ttft_s, 99)) / unloaded_s
     loose = int((ttft_s <= LOOSE_S).sum())
-    return Point(factor, p99, in_time / seconds, loose / seconds, float(requests.is_rejected.mean()))
+    target = int((ttft_s <= TARGET_S).sum())
+    rejected = float(requests.is_rejected.mean())
+    return Point(factor, p99, in_time / seconds, loose / seconds, target / seconds, rejected)
 
 
 def _run(factor: float, router: RouterSpec, seconds: float) -> Requests:

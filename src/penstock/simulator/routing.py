@@ -169,18 +169,21 @@ class VirtualRouter:
         effects = self._at(now_s).prefilled(assignment, now_s, cached_tokens=job.cached_tokens)
         return effects if self._holds_answers else effects + self._succeeded(assignment, now_s)
 
-    def first_token(self, job: Job, now_s: float) -> None:
+    def first_token(self, job: Job, now_s: float) -> Effects[Job]:
         """Note that an answer has begun: its KV has arrived, and its workers are not at fault for earlier tries."""
+        effects: Effects[Job] = []
         assignment = job.decode_assignment
         if assignment is None:
             assignment = _assigned(job.assignment)
         else:
             transfer = KvTransfer(_assigned(job.assignment).worker, assignment.worker)
             transfer.arrived(job.tries.lost_transfers, now_s)
+            effects = self._at(now_s).prefilled(assignment, now_s)
         assignment.proved()
         self._retries.served(job.tries, assignment.worker, now_s)
         if self.core.tiers is not None:
             self.core.tiers.first_token(job.tier, now_s - job.request.arrival_s, now_s)
+        return effects
 
     def ended(self, job: Job, now_s: float) -> None:
         """Note how a job has ended, for its tier's compliance."""

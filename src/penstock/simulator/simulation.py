@@ -304,7 +304,7 @@ class Simulation:
             self._heartbeats.read(worker, job)
         elif stage is ServiceStage.FIRST_TOKEN:
             job.first_token_s = now_s
-            self._routers[job.router].first_token(job, now_s)
+            self.apply(self._routers[job.router].first_token(job, now_s))
             self.door.first_token(job, now_s)
         elif stage is ServiceStage.DROPPED:
             worker.pending_tokens -= job.pending_tokens

@@ -378,7 +378,8 @@ class DispatchQueue(QueueState[T]):
                     self._dirty[name] = None
                     break
                 queued = self._next_up(worker, now_s)
-                assert queued is not None  # noqa: S101 - the queue is not empty
+                if queued is None:
+                    break
                 self._start(worker, queued, now_s)
                 yield queued
 

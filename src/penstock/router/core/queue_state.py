@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from penstock.api import Tier
 from penstock.router.core.queue_room import QueueRoom
 from penstock.router.core.queue_settings import QueueSettings
 from penstock.router.policy.key_density import KeyDensity
@@ -44,6 +46,7 @@ class QueueState(Generic[T]):
         self._inactive: dict[str, WorkerQueue[T]] = {}
         # In the central queue, or, under a policy that assigns on arrival, what arrived while there was no worker.
         self._unassigned: dict[T, QueuedRequest[T]] = {}
+        self._held: frozenset[Tier] = frozenset()
         self._central: WaitingLine[T] = self._new_line()
         self.room = QueueRoom()
         self._assigned: dict[T, QueuedRequest[T]] = {}
@@ -152,13 +155,30 @@ class QueueState(Generic[T]):
     def set_tiers(self, tiers: TierSettings) -> None:
         """Share by other settings from now on, where tiers were on before."""
         self.settings = replace(self.settings, tiers=tiers)
+        for line in self._tier_queues():
+            line.settings = tiers
+
+    def hold(self, tiers: frozenset[Tier]) -> None:
+        """Dispatch nothing of these tiers from now on."""
+        if tiers == self._held:
+            return
+        self._held = tiers
+        for line in self._tier_queues():
+            line.held = tiers
+        self._dirty |= dict.fromkeys(self._workers)
+
+    def _tier_queues(self) -> Iterator[TierQueue[T]]:
         known = (*self._workers.values(), *self._inactive.values())
         for line in (self._central, *(each.line for each in known)):
             if isinstance(line, TierQueue):
-                line.settings = tiers
+                yield line
 
     def _new_line(self) -> WaitingLine[T]:
-        return Lane() if self.settings.tiers is None else TierQueue(self.settings.tiers)
+        if self.settings.tiers is None:
+            return Lane()
+        line: TierQueue[T] = TierQueue(self.settings.tiers)
+        line.held = self._held
+        return line
 
     def _new_worker(self, load: WorkerLoad, now_s: float) -> WorkerQueue[T]:
         # Under a policy that assigns when a worker is free the central queue has shared already.

@@ -6,24 +6,21 @@ in simulated seconds and returns what the driver has to do, in order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from penstock.api import Role, Tier
 from penstock.router.core.assignment import Assignment
-from penstock.router.core.busy_workers import ALL_BUSY, BusyWorkers
-from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.busy_workers import ALL_BUSY
 from penstock.router.core.effects import Dispatch, Effects, RefusalReason, Refuse
-from penstock.router.core.queue_sharing import QueuedPrompt, QueueSharing
-from penstock.router.core.tier_backlog import TierBacklog, line_tokens
-from penstock.router.core.tier_control import TierControl
-from penstock.router.core.turned_away import TurnedAway
-from penstock.router.core.wake import WakeTimes
+from penstock.router.core.queue_sharing import QueuedPrompt
+from penstock.router.core.router_state import RouterState
+from penstock.router.core.tier_backlog import line_tokens
 from penstock.router.core.worker import Worker
-from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.busy import BusyThresholds
+from penstock.router.policy.queued_request import QueuedRequest
 from penstock.router.policy.routing_policy import Arrival, AssignTime
 
 T = TypeVar("T")
@@ -33,54 +30,8 @@ REBALANCE_S = 1.0
 seconds."""
 
 
-class RouterCore(Generic[T]):
-    """One router: its workers, and a queue for each role that a request passes.
-
-    Attributes:
-        pool: The workers.
-        entry: Role of the first stage.
-        queues: By role, the first stage's first. Nothing is dispatched in the first stage while no worker of the
-            second can be routed to, because a prefill without a decode worker only pins KV blocks.
-        busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
-        paused: Roles to whose workers nothing is dispatched for now.
-        sharing: What other routers are told of the first stage's queues.
-        tiers: Sheds and counts by tier; None: requests have no tiers.
-        wake: How long workers take that are started for a request; None: requests wait for none.
-        speed: Simulated seconds per second of a client, who is told how long he waited.
-        turned_away: By role, the requests that it had no worker for.
-    """
-
-    def __init__(
-        self,
-        pool: WorkerPool,
-        queues: Mapping[Role, DispatchQueue[T]],
-        busy: Mapping[Role, BusyWorkers] | None = None,
-    ) -> None:
-        """Tie pool and queues; ``queues`` names the first stage first, ``busy`` the same stages or nothing."""
-        self.pool = pool
-        self.queues = dict(queues)
-        self.busy = dict(busy or {role: BusyWorkers() for role in self.queues})
-        self.entry = next(iter(self.queues))
-        self.turned_away = {role: TurnedAway() for role in self.queues}
-        self.paused: Collection[Role] = ()
-        self.sharing = QueueSharing()
-        self.speed = 1.0
-        self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
-        self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}
-        self._rebalanced_s: float | None = None
-        # Since when every stage has had a worker that may be chosen; inf: one has none.
-        self._served_s = -inf
-        self.tiers: TierControl | None = None
-        max_wake_s = self.entry_queue.settings.max_wake_s
-        self.wake = None if max_wake_s is None else WakeTimes(max_wake_s)
-        # While requests have tiers: those of the first stage whose prompts are not computed, and all of each stage.
-        self._uncomputed: TierBacklog[T] = TierBacklog()
-        self._held: dict[Role, TierBacklog[T]] = {role: TierBacklog() for role in self.queues}
-
-    @property
-    def entry_queue(self) -> DispatchQueue[T]:
-        """The first stage's queue."""
-        return self.queues[self.entry]
+class RouterCore(RouterState[T]):
+    """One router: admits, dispatches and refuses as its workers allow."""
 
     # ------------------------------------------------------------------ requests
 
@@ -158,6 +109,7 @@ class RouterCore(Generic[T]):
         """
         role, queue = assignment.role, self.queues[assignment.role]
         self._uncomputed.leave(assignment.item)
+        self._handed_over.begun(assignment.item, now_s)
         before = queue.prompt_tokens.computed
         queue.prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
         self.busy[role].computed(queue.prompt_tokens.computed - before, now_s)
@@ -234,18 +186,6 @@ class RouterCore(Generic[T]):
         queue = self.entry_queue
         found = {name: queue.pending_tokens(name, now_s) for name in self._names[self.entry]}
         return {name: tokens for name, tokens in found.items() if tokens > 0}
-
-    def inflight_tokens(self, worker: Worker) -> int:
-        """Return the tokens in flight at a worker, those of other routers included where they are known."""
-        queue = self.queues.get(worker.spec.role)
-        return worker.inflight_tokens + (0 if queue is None else queue.peer_tokens(worker.name))
-
-    def active_prefill_tokens(self, worker: Worker) -> int:
-        """Return the prompt tokens that a worker has still to compute; a decode worker computes none."""
-        role = worker.spec.role
-        if role is Role.DECODE or role not in self.queues:
-            return 0
-        return self.queues[role].prefill_tokens(worker.name)
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
         """Take note that a worker has no room for another request, whatever its metrics said."""
@@ -339,24 +279,6 @@ class RouterCore(Generic[T]):
             return None
         return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 
-    def _needed(self, role: Role) -> Iterable[Role]:
-        """Return the roles that must serve for a request to start in a stage: its own and those after it."""
-        return self.queues if role is self.entry else (role,)
-
-    def _no_worker_expected(self, role: Role, now_s: float) -> Role | None:
-        """Return a needed role of which no worker serves, and none will by itself or for the request."""
-        if self.wake is not None and role is self.entry:
-            return None
-        for each in self._needed(role):
-            if not self.pool.routable(each, now_s) and not self.pool.expects(each):
-                return each
-        return None
-
-    @property
-    def hold_s(self) -> float:
-        """How long a request waits for workers that are started for it, simulated seconds; inf: as configured."""
-        return inf if self.wake is None else self.wake.hold_s
-
     def _too_late(self, item: T, arrival: Arrival, now_s: float) -> Refuse[T] | None:
         """Refuse a request whose time is over before even the fastest start is done; None: it may wait.
 
@@ -375,28 +297,6 @@ class RouterCore(Generic[T]):
         self.turned_away[refuse.role].add(now_s)
         return refuse
 
-    def _wake_left_s(self, now_s: float) -> float | None:
-        return None if self.wake is None else self.wake.left_s(now_s)
-
-    def _follow_service(self, now_s: float) -> None:
-        if not all(self.pool.routable(role, now_s) for role in self.queues):
-            self._served_s = inf
-            return
-        if self._served_s == inf:
-            self._served_s = now_s
-        if self.wake is not None:
-            self.wake.served(now_s)
-
-    def _follow(self, role: Role, now_s: float) -> None:
-        """Tell a queue which workers may be chosen; circuits open and close without a change of the pool."""
-        workers = self.pool.routable(role, now_s)
-        if workers is not self._routable[role] and workers != self._routable[role]:
-            self._routable[role] = workers
-            self._names[role] = frozenset(each.name for each in workers)
-            quarantined = {each.name for each in self.pool if each.keeps_its_cache}
-            self.queues[role].set_workers(workers, now_s, quarantined=quarantined)
-            self._loads_changed(role, now_s)
-
     def _waits_its_turn(self, tier: Tier, full: Role, *, is_new: bool) -> bool:
         """Return whether a request may wait for a stage that takes none now, so that its tier gets its share of it.
 
@@ -412,37 +312,19 @@ class RouterCore(Generic[T]):
         line = line_tokens(self.tiers.settings, tier, limit) * len(self._names[self.entry])
         return self._uncomputed.tokens[tier] < line
 
-    def _left(self, item: T, role: Role) -> None:
-        self._uncomputed.leave(item)
-        self._held[role].leave(item)
+    def _lets_tiers_in(self, now_s: float) -> bool:
+        """Hold back the tiers that wait in the second stage already; return whether all stages have KV blocks."""
+        if Role.DECODE in self.queues:
+            self.entry_queue.hold(self._handed_over.held(self._names[Role.DECODE], now_s))
+        return all(self.busy[each].have_blocks(self._names[each]) for each in self.queues)
 
-    def _avoiding(self, arrival: Arrival, role: Role) -> Arrival:
-        """Return a request that passes over busy workers, unless that leaves only such as have failed it."""
-        names = self._names[role]
-        passed_over = self.busy[role].not_taking(names)
-        return arrival.avoiding(passed_over) if names - passed_over - arrival.avoid else arrival
-
-    def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
-        """Decide again whether a worker is busy; None: every worker of the role."""
-        busy = self.busy[role]
-        if not busy.thresholds.is_set:
+    def _count_dispatch(self, queued: QueuedRequest[T], role: Role, now_s: float) -> None:
+        if self.tiers is None:
             return
-        if name is None:
-            self._loads_changed(role, now_s)
-            return
-        worker = self.pool.get(name)
-        if worker is not None:
-            queue, tokens = self.queues[role], self.active_prefill_tokens(worker)
-            prompts = queue.prompts_at(name) if tokens and len(worker.kv_ranks) > 1 else ()
-            peers = queue.peer_tokens(name)
-            busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s, prompts=prompts)
-
-    def _loads_changed(self, role: Role, now_s: float) -> None:
-        names, busy = self._names[role], self.busy[role]
-        busy.keep_only(names, now_s)
-        if busy.thresholds.is_set:
-            for name in names:
-                self._load_changed(role, now_s, name)
+        if role is self.entry:
+            self.tiers.dispatched(queued.arrival.tier, max(0.0, now_s - queued.since_s))
+        elif not queued.arrival.is_non_streaming:
+            self._handed_over.enter(queued.item, queued.worker, queued.arrival.rank)
 
     def _dispatch_waiting(self, role: Role, now_s: float) -> Effects[T]:
         effects = self._dispatch(role, now_s) if self.queues[role].waiting else []
@@ -459,7 +341,7 @@ class RouterCore(Generic[T]):
             if not pool.routable(each, now_s):
                 return []
         holds = self.tiers is not None and role is self.entry
-        if holds and not all(self.busy[each].have_blocks(self._names[each]) for each in self._needed(role)):
+        if holds and not self._lets_tiers_in(now_s):
             return []
         busy, closed = self.busy[role], self._closed_to_dispatch(role)
 
@@ -474,8 +356,7 @@ class RouterCore(Generic[T]):
         for queued in queue.dispatch(now_s, None if is_any_open else is_open):
             worker = pool.get(queued.worker)
             assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
-            if self.tiers is not None and role is self.entry:
-                self.tiers.dispatched(queued.arrival.tier, max(0.0, now_s - queued.since_s))
+            self._count_dispatch(queued, role, now_s)
             effects.append(
                 Dispatch(
                     Assignment(
@@ -490,17 +371,3 @@ class RouterCore(Generic[T]):
             )
             self._load_changed(role, now_s, queued.worker)
         return effects
-
-    def _closed_to_dispatch(self, role: Role) -> frozenset[str]:
-        """Return the workers that get nothing for now: those at capacity, and busy ones beside others with room.
-
-        What already waits for a busy worker goes there, as its own queue is part of what makes it busy; with tiers, once
-        it has KV blocks, so that the next of them goes to the tier whose turn it is.
-        """
-        busy, names = self.busy[role], self._names[role]
-        if not busy.is_any:
-            return frozenset()
-        full = busy.at_capacity()
-        if self.queues[role].policy.assigns is AssignTime.ON_ARRIVAL:
-            return full
-        return full | busy.not_taking(names)

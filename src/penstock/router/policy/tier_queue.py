@@ -20,7 +20,7 @@ Cheng, "Start-time Fair Queuing" (1996).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import floor
 from typing import Generic, TypeVar
 
@@ -37,9 +37,10 @@ class TierQueue(Generic[T]):
 
     Attributes:
         late_tokens: Uncached tokens of the requests that were found late.
+        held: Tiers that are not served for now.
     """
 
-    __slots__ = ("_credits", "_lower_tokens", "_settings", "_tiers", "late_tokens")
+    __slots__ = ("_credits", "_lower_tokens", "_settings", "_tiers", "held", "late_tokens")
     has_tiers = True
 
     def __init__(self, settings: TierSettings) -> None:
@@ -50,6 +51,7 @@ class TierQueue(Generic[T]):
         # Of the tiers below each, by rank.
         self._lower_tokens = [0] * len(PRIORITIES)
         self.late_tokens = 0
+        self.held: Collection[Tier] = ()
 
     @property
     def settings(self) -> TierSettings:
@@ -133,7 +135,7 @@ class TierQueue(Generic[T]):
     def _next_tier(self, now_s: float) -> Tier | None:
         if self._tiers[Tier.SYSTEM].lanes:
             return Tier.SYSTEM
-        waiting = [tier for tier in SHARED if self._tiers[tier].lanes]
+        waiting = [tier for tier in SHARED if self._tiers[tier].lanes and tier not in self.held]
         if not waiting:
             return None
         if all(self._credits[tier] <= 0 for tier in waiting):

@@ -218,7 +218,14 @@ class CompletionHandler:
 
     async def _decode(self, call: CompletionCall, body: bytes, remote: RemotePrefill | None) -> None:
         tenant = "" if call.identity is None else call.identity.tenant
-        arrival = Arrival((), call.prompt_tokens, call.tries.avoid, tier=call.tier, tenant=tenant)
+        arrival = Arrival(
+            (),
+            call.prompt_tokens,
+            call.tries.avoid,
+            is_non_streaming=not call.request.stream,
+            tier=call.tier,
+            tenant=tenant,
+        )
         async with self._admission.acquire(Role.DECODE, arrival) as assignment:
             call.queued_s += assignment.queued_s
             call.worker = assignment.worker.name

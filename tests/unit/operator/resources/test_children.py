@@ -8,6 +8,7 @@ import yaml
 from penstock.api import Role
 from penstock.api.manifests import parse_manifests
 from penstock.operator.resources import adapter, children, gpu_ceiling
+from penstock.operator.resources.config_map import router_manifest
 
 GRAPH_LABELS = {"penstock.dev/graph": "llama", "app.kubernetes.io/managed-by": "penstock"}
 OWNER = {
@@ -262,3 +263,15 @@ def test_objects_survive_yaml(objects):
     """Children are plain data: no tuples, no enums."""
     for each in objects().values():
         assert yaml.safe_load(yaml.safe_dump(each)) == each
+
+
+@pytest.mark.parametrize(("is_on", "limit"), [(True, 8), (False, None)])
+def test_a_router_with_tiers_reads_the_request_limit_of_its_workers(build, is_on, limit):
+    """It sends them no more, so that the rest waits by tier; without tiers it need not know, and a change rolls nothing."""
+    text = router_manifest(
+        build(runtime="simulated", engine={"requestLimit": 8}, router={"tiers": {"enabled": is_on}})
+    )
+    manifests, problems = parse_manifests(text)
+    assert problems == []
+    (graph,) = manifests.graphs
+    assert graph.spec.engine.request_limit == limit
