@@ -1,0 +1,36 @@
+"""Documents that people read in the repository: their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")]
+)
+CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?://)([^)\s]+)\)")
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, by GitHub's rule."""
+    text = CODE_BLOCK.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    """A relative link names an existing file or folder, and its anchor a heading there."""
+    broken = []
+    for link in LINK.findall(CODE_BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = page if not path else (page.parent / path).resolve()
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+
+    assert broken == []
