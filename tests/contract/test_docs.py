@@ -34,3 +34,23 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
             broken.append(link)
 
     assert broken == []
+
+
+def test_a_paragraph_of_the_docs_has_at_most_600_characters() -> None:
+    """Longer ones are not read; lists, tables and code are other things, and docs/manifest.md is generated."""
+    long = []
+    for page in ROOT.glob("docs/**/*.md"):
+        text = CODE_BLOCK.sub("\n", page.read_text(encoding="utf-8"))
+        for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) ?)", text):
+            shown = LINK.sub("]", " ".join(block.split()))
+            if len(shown) > 600 and not shown.startswith("|") and page.name != "manifest.md":
+                long.append(f"{page.name}: {shown[:60]}")
+
+    assert long == []
+
+
+def test_the_docs_stay_within_30_000_written_words() -> None:
+    """What a user needs fits; measurements belong to bench/, and docs/manifest.md is generated."""
+    pages = [page for page in ROOT.glob("docs/**/*.md") if page.name != "manifest.md"]
+
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 30_000
