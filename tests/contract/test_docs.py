@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from penstock.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -54,3 +57,13 @@ def test_the_docs_stay_within_30_000_written_words() -> None:
     pages = [page for page in ROOT.glob("docs/**/*.md") if page.name != "manifest.md"]
 
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 30_000
+
+
+def test_the_example_of_a_decision_is_what_the_command_prints() -> None:
+    """docs/planner.md explains the output of `planner decide --example`, line by line."""
+    shown = re.search(r"```text\n(d000012.*?)```", (ROOT / "docs/planner.md").read_text(), re.DOTALL)
+    example = CliRunner().invoke(cli, ["planner", "decide", "--example"]).stdout
+    printed = CliRunner().invoke(cli, ["planner", "decide", "-"], input=example).stdout
+
+    assert shown is not None
+    assert printed == shown.group(1)
