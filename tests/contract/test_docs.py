@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import cli
+from penstock.router.policy.registry import POLICIES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -67,3 +70,17 @@ def test_the_example_of_a_decision_is_what_the_command_prints() -> None:
 
     assert shown is not None
     assert printed == shown.group(1)
+
+
+def test_the_policy_in_30_lines_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/routing.md's class, registered under its name there, serves a simulated trace."""
+    found = re.search(r"```python\n(.*?)```", (ROOT / "docs/routing.md").read_text(), re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(found.group(1), names)
+    monkeypatch.setitem(POLICIES, "shortest-of-three", lambda _: names["ShortestOfThree"]())
+    options = ["--policy", "shortest-of-three", "--trace", "mooncake", "--limit", "40", "--qps", "2"]
+    result = CliRunner().invoke(cli, ["simulate", *options, "--json"])
+
+    assert result.exit_code == 0, result.output
+    assert "shortest-of-three" in json.dumps(json.loads(result.stdout))
