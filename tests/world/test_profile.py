@@ -16,7 +16,7 @@ from penstock.profiler.journal import JOURNAL
 
 SAMPLE = Path(__file__).resolve().parents[2] / "manifests" / "samples" / "disaggregated.yaml"
 STATED_ERROR = 0.1
-"""docs/profile.md states it, for a machine that keeps up."""
+"""bench/RESULTS.md states it, for a machine that keeps up."""
 SMALL = (
     "--isl",
     400,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.planner.core import records
-from penstock.planner.core.records import Change, Deciding, DecisionKind, Header, Outcome, LedgerPosition
+from penstock.planner.core.records import Change, Deciding, DecisionKind, Header, LedgerPosition, Outcome
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide

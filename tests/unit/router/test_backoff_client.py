@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-FILE = Path(__file__).parents[3] / "docs/examples/backoff_client.py"
+FILE = Path(__file__).parents[3] / "docs" / "examples" / "backoff_client.py"
 
 
 @pytest.fixture
