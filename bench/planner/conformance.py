@@ -1,4 +1,4 @@
-"""Prints which autoscaler does what is expected in each of some fifty situations.
+"""Prints which autoscaler does what is expected in each of 62 situations.
 
 Run: python bench/planner/conformance.py [--policies NAME,...] [--only NAME,...]
 """
@@ -8,10 +8,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "plugins"))
+
+from autoscaler_conformance.run import play
+from autoscaler_conformance.scenarios import SCENARIOS, ConformanceScenario
 
 from penstock.planner.decide.config import Mode
-from penstock.simulator.conformance.run import play
-from penstock.simulator.conformance.scenarios import SCENARIOS, ConformanceScenario
 
 CONFORMABLE = tuple(mode.value for mode in Mode if mode is Mode.SLA or not mode.needs_profile)
 """Policies that metrics are enough for, or the fluid's own profile; it has no latency profile and no future to know."""

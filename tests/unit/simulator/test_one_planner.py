@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hypothesis
+from autoscaler_conformance.plant import Situation, performance_of, steady
 from hypothesis import strategies as st
 
 from penstock.api import Role
@@ -20,7 +21,6 @@ from penstock.planner.observers import Observers
 from penstock.planner.replay import replay
 from penstock.planner.sources.base import Readings
 from penstock.planner.targets.base import Endpoint, PoolState, TargetState
-from penstock.simulator.conformance.plant import Situation, performance_of, steady
 from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
 
 D, P, A = Role.DECODE, Role.PREFILL, Role.AGGREGATED

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from autoscaler_conformance.plant import Plant, Situation, performance_of
+
 from penstock.api import Role
 from penstock.planner.core.records import Change
 from penstock.planner.decide.baselines.rhythm import in_mode
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.simulator.conformance.plant import Plant, Situation, performance_of
 from penstock.simulator.faults import Fault
 from penstock.simulator.planning import VirtualPlanner
 

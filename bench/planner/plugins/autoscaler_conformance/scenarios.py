@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from autoscaler_conformance.plant import Edit, Situation, steady
+from autoscaler_conformance.run import SituationHistory
+
 from penstock.api import Role
-from penstock.simulator.conformance.plant import Edit, Situation, steady
-from penstock.simulator.conformance.run import SituationHistory
 from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
 from penstock.simulator.planning import SimulatedObservation
 

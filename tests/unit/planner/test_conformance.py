@@ -1,13 +1,13 @@
 """The planner's own modes in every situation of the conformance suite, and the plant behind it."""
 
 import pytest
+from autoscaler_conformance.plant import DECODE_SLOTS, Plant, Situation, steady
+from autoscaler_conformance.run import play
+from autoscaler_conformance.scenarios import SCENARIOS
 
 from penstock.api import Role
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.registry import POLICIES
-from penstock.simulator.conformance.plant import DECODE_SLOTS, Plant, Situation, steady
-from penstock.simulator.conformance.run import play
-from penstock.simulator.conformance.scenarios import SCENARIOS
 from penstock.simulator.faults import Fault, FaultPeriod, Faults
 
 MISSED = {
