@@ -81,15 +81,6 @@ class Predictor(StrEnum):
 
     CONSTANT = "constant"
     TREND = "trend"
-    HOLT_WINTERS = "holt-winters"
-    ARIMA = "arima"
-    KALMAN = "kalman"
-    PROPHET = "prophet"
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether a library fits it, outside of the decision."""
-        return self not in {Predictor.CONSTANT, Predictor.TREND}
 
 
 class MetricsSource(StrEnum):

@@ -8,9 +8,10 @@ takes them from the graph or from where the planner runs. All durations are simu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from penstock.api.base import (
     DnsLabel,
@@ -29,6 +30,22 @@ KvThreshold = Annotated[Number, Field(gt=0, le=1)]
 QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
 EngineGpus = Annotated[Integer, Field(ge=1, le=512)]
 
+FITTED_PREDICTORS = ("arima", "holt-winters", "kalman", "prophet")
+"""Predictors of other planners that fit a model to past demand."""
+
+
+def _refuse_fitted(value: Any) -> Any:
+    if value in FITTED_PREDICTORS:
+        raise PydanticCustomError(
+            "fitted_predictor",
+            "a model fitted to past demand saved no GPU-hours over constant on any measured load; use trend, or constant"
+            " where demand has no slope",
+        )
+    return value
+
+
+DemandPredictor = Annotated[Predictor, BeforeValidator(_refuse_fitted)]
+
 
 class SlaConfig(SpecModel):
     """Targets of the planner's SLA mode."""
@@ -43,11 +60,9 @@ class SlaConfig(SpecModel):
         description="Performance profile to plan by, as `penstock profile` writes it: its file or folder, on Kubernetes "
         "the name of a ConfigMap with the key profile.json; null: engine.profile, runtime simulated alone.",
     )
-    predictor: Predictor = Field(
+    predictor: DemandPredictor = Field(
         default=Predictor.TREND,
-        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay; "
-        "holt-winters, arima and kalman are fitted by statsmodels (extra forecast), prophet by Prophet (extra prophet), and "
-        "fall back to trend.",
+        description="How demand is forecast: trend follows its slope until a new replica is ready, constant expects it to stay.",
     )
 
 

@@ -246,26 +246,6 @@ class Ledger:
             log.warning("ledger not read", path=str(self.path), error=exc.strerror)
         return []
 
-    def backward(self) -> Iterator[Record]:
-        """Yield every record, newest first, those of the file before the last rotation behind this one's.
-
-        Raises:
-            LedgerError: a line on the way cannot be read, or the older file cannot.
-            ConfigError: another planner holds the file.
-        """
-        try:
-            descriptor = self._open()
-            for line in _lines_backward(descriptor, self._end):
-                yield _parse(line, self.path, 0)
-            older = self.path.with_name(OLDER_NAME)
-            if older.exists():
-                with older.open("rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    for line in _lines_backward(file.fileno(), size):
-                        yield _parse(line, older, 0)
-        except OSError as exc:
-            raise LedgerError(f"{self.path}: cannot be read: {exc.strerror}") from exc
-
     def _parse_backward(self, line: bytes, descriptor: int, from_last: int) -> Record:
         try:
             return _parse(line, self.path, 0)

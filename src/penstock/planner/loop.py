@@ -37,7 +37,6 @@ from penstock.planner.core.messages import (
     TargetUnavailable,
 )
 from penstock.planner.core.planner import PlannerCore
-from penstock.planner.core.recent_pulls import recent_pulls
 from penstock.planner.core.records import ANCHORS, Change, Header, History, Record
 from penstock.planner.core.state import CoreSettings
 from penstock.planner.decide.budget import existing_gpus
@@ -46,7 +45,6 @@ from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
 from penstock.planner.ledger import Ledger
 from penstock.planner.observers import Observers, View
-from penstock.planner.predict.forecasts import fits_in_thread, with_forecast
 from penstock.planner.sources.base import Query, Readings, ReadingSource
 from penstock.planner.targets.base import Target, TargetState
 
@@ -171,7 +169,6 @@ class PlannerLoop:
         self._is_target_unavailable = False
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
-        self._forecasts = fits_in_thread(settings.config)
         # What the last decision in the ledger says, and how often writing had failed by then: pulls lost since would be
         # missed by whoever makes a decision again.
         self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
@@ -180,7 +177,6 @@ class PlannerLoop:
     async def run(self, stop: asyncio.Event) -> None:
         """Plan until ``stop`` is set."""
         history = self._read_history()
-        self._resume_forecasts()
         due_s = await self._advance(
             Started(history, self._settings.first_sequence, gone_s=self._gone_s(history))
         )
@@ -243,17 +239,6 @@ class PlannerLoop:
             return 0.0
         return max(0.0, self._time.to_model_s(self._time.wall_s() - history.wall_s))
 
-    def _resume_forecasts(self) -> None:
-        """Give the predictor the pulls that the process before has recorded; without them it gathers its own."""
-        forecasts, timeline = self._forecasts, self._settings.timeline
-        if forecasts is None:
-            return
-        try:
-            recorded = self._ledger.backward()
-            forecasts.resume(recent_pulls(recorded, timeline=timeline, span_s=forecasts.span_s))
-        except (LedgerError, KeyError, TypeError, ValueError) as exc:
-            log.warning("recorded demand cannot be read: the predictor begins anew", error=str(exc))
-
     def _header(self, header: Header) -> Record:
         settings = self._settings
         return records.header_record(
@@ -309,7 +294,7 @@ class PlannerLoop:
         self._readings = readings = await self._source.read(Query(endpoints, self._settings.max_age_s))
         pools = self._counts()
         has_kv = kv_role(pools) in pools
-        pull = summarise(
+        self._pulled = summarise(
             Observation(
                 self._time.now_s(),
                 pools,
@@ -319,7 +304,6 @@ class PlannerLoop:
                 worker_waiting=readings.worker_waiting if has_kv else None,
             )
         )
-        self._pulled = with_forecast(pull, self._forecasts)
         return self._pulled
 
     async def _scale(self, change: Change) -> str | None:

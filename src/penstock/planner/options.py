@@ -18,10 +18,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Predictor, Role
+from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
 from penstock.api.base import RULE_ERROR, Violation, bounds
 from penstock.api.manifests import read_text
-from penstock.api.planner import PlannerConfig
+from penstock.api.planner import DemandPredictor, PlannerConfig
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
 from penstock.performance.profile import PerformanceProfile
@@ -156,7 +156,7 @@ class PlannerOptions(BaseModel):
     attainment: float = _declared(
         "sla.attainment", description="Share of the requests to hold the targets for, mode sla; below 1."
     )
-    predictor: Predictor = _declared("sla.predictor", "predictor", is_what_if=True)
+    predictor: DemandPredictor = _declared("sla.predictor", "predictor", is_what_if=True)
     profile: str | None = _declared(
         "sla.profile",
         description="What mode sla plans by: file or folder that `penstock profile` wrote, or a latency profile by name. "

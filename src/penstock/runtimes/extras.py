@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from penstock.api.enums import PlannerMode, Predictor, Runtime
+from penstock.api.enums import Runtime
 from penstock.api.graph import GraphDeployment
 from penstock.core.errors import Problem
 from penstock.core.simulated_tokens import SIMULATED
@@ -20,14 +20,12 @@ class ExtraNeed:
         process: Whose process needs it: planner or router.
         extra: Which of Penstock's extras brings the packages.
         modules: Their names to import.
-        fall_back: What the process does without; empty: it cannot start.
     """
 
     path: str
     process: str
     extra: str
     modules: tuple[str, ...]
-    fall_back: str = ""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -40,27 +38,8 @@ class ExtraNeed:
         remedy = f"pip install 'penstock[{self.extra}]'"
         return Problem(
             path=self.path,
-            message=f"the {self.process} needs {names}, not installed here{self.fall_back}; {remedy}",
+            message=f"the {self.process} needs {names}, not installed here; {remedy}",
         )
-
-
-def predictor_extra(predictor: Predictor) -> tuple[str, str]:
-    """Return the extra that brings a fitted predictor's library, and the library's name to import."""
-    return ("prophet", "prophet") if predictor is Predictor.PROPHET else ("forecast", "statsmodels")
-
-
-def predictor_needs(path: str, predictor: Predictor) -> list[ExtraNeed]:
-    """Return what a predictor of mode sla needs; nothing where none is fitted.
-
-    Args:
-        path: The setting, as the user gave it.
-        predictor: Of mode sla.
-    """
-    if not predictor.is_fitted:
-        return []
-    extra, module = predictor_extra(predictor)
-    fall_back = f" for {predictor.value}: it goes by its own trend"
-    return [ExtraNeed(path, "planner", extra, (module,), fall_back)]
 
 
 def needed_extras(graph: GraphDeployment) -> tuple[ExtraNeed, ...]:
@@ -73,8 +52,6 @@ def needed_extras(graph: GraphDeployment) -> tuple[ExtraNeed, ...]:
                 "spec.planner.metrics.prometheusUrl", "planner", "prometheus", ("prometheus_api_client",)
             )
         )
-    if spec.planner.enabled and spec.planner.mode is PlannerMode.SLA:
-        found += predictor_needs("spec.planner.sla.predictor", spec.planner.sla.predictor)
     if spec.runtime is Runtime.DYNAMO:
         return tuple(found)  # its router is Dynamo's frontend
     if spec.router.tokenizer not in {None, SIMULATED}:

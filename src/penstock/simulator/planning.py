@@ -6,7 +6,6 @@ without one with nothing. Scale-ups are rolled back by a planner with a ledger o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -33,7 +32,6 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
 from penstock.planner.decide.reading import Reading, judge
-from penstock.planner.predict.forecasts import Forecasts, fits_at_once, with_forecast
 
 _SOURCE = "simulator"
 _TIMELINE = "simulated"
@@ -97,7 +95,7 @@ class VirtualPlanner:
         next_s: When `tick` is due.
     """
 
-    __slots__ = ("_core", "_forecasts", "_max_age_s", "_pulls", "_state", "decisions", "next_s")
+    __slots__ = ("_core", "_max_age_s", "_state", "decisions", "next_s")
 
     def __init__(
         self, config: DecideConfig, *, max_age_s: float = 10.0, deadline_s: float = DEADLINE_S
@@ -113,8 +111,6 @@ class VirtualPlanner:
         self._core = PlannerCore(
             CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.mode.has_ledger)
         )
-        self._forecasts: Forecasts | None = fits_at_once(config)
-        self._pulls: deque[Pull] = deque()
         self.decisions: list[Decision] = []
         self._start(0.0, first_sequence=0)
 
@@ -130,8 +126,7 @@ class VirtualPlanner:
         while event is not None:
             match self._step(event, now_s):
                 case ReadMetrics():
-                    pull = seen.pull(now_s, max_age_s=self._max_age_s)
-                    event = Pulled(self._recorded(with_forecast(pull, self._forecasts)))
+                    event = Pulled(seen.pull(now_s, max_age_s=self._max_age_s))
                 case RecordDecision() as asked:
                     event = DecisionRecorded(asked, is_written=True)
                 case Scale(change):
@@ -141,9 +136,6 @@ class VirtualPlanner:
 
     def restart(self, now_s: float) -> None:
         """Replace the process: one with a ledger goes on, one without begins from nothing."""
-        self._forecasts = fits_at_once(self._core.settings.config)
-        if self._forecasts is not None:
-            self._forecasts.resume(self._pulls)
         if not self._core.settings.config.mode.has_ledger:
             self._start(now_s, first_sequence=self._state.decided.sequence)
 
@@ -157,14 +149,6 @@ class VirtualPlanner:
         settings = self._core.settings
         config = replace(settings.config, max_gpu_budget=gpus)
         self._core = PlannerCore(replace(settings, config=config))
-
-    def _recorded(self, pull: Pull) -> Pull:
-        """Keep a pull for as long as the ledger's matter to a predictor."""
-        if self._forecasts is not None:
-            self._pulls.append(pull)
-            while pull.at_s - self._pulls[0].at_s > self._forecasts.span_s:
-                self._pulls.popleft()
-        return pull
 
     def _start(self, now_s: float, *, first_sequence: int) -> None:
         self._state = begin(self._core.settings, now_s)

@@ -40,11 +40,6 @@ def needs(more):
             "router: {tokenizer: simulated, kvEventsPort: 5557}",
             {"spec.router.kvEventsPort": "kv-events"},
         ),
-        ("planner: {mode: sla, sla: {predictor: trend}}", {}),
-        ("planner: {mode: adaptive, sla: {predictor: kalman}}", {}),
-        ("planner: {mode: sla, enabled: false, sla: {predictor: kalman}}", {}),
-        ("planner: {mode: sla, sla: {predictor: kalman}}", {"spec.planner.sla.predictor": "forecast"}),
-        ("planner: {mode: sla, sla: {predictor: prophet}}", {"spec.planner.sla.predictor": "prophet"}),
     ],
 )
 def test_settings_that_import_an_extra_are_known(more, expected):

@@ -152,19 +152,6 @@ async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_wi
     assert "pip install 'penstock[prometheus]'" in result.stderr
 
 
-async def test_a_predictor_whose_library_is_absent_is_said_and_hinders_nothing(tmp_path, monkeypatch):
-    """The planner goes by its own trend, so `up` starts the graph, and `validate` says what is missing."""
-    from penstock.runtimes import extras
-
-    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
-    path = tmp_path / "tiny.yaml"
-    path.write_text(GRAPH + "  planner: {mode: sla, sla: {predictor: holt-winters}}\n")
-    prepare(path, UpOptions())
-    result = CliRunner().invoke(validate, [str(path)])
-    assert result.exit_code == 0
-    assert "it goes by its own trend; pip install 'penstock[forecast]'" in result.stderr
-
-
 async def test_a_running_graph_is_not_started_twice(manifest, state_of):
     """The error names the arbiter and how to stop it."""
     me = identify(os.getpid())

@@ -7,16 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.api import Predictor, Role
+from penstock.api import Role
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
-from penstock.planner import loop as looping
 from penstock.planner.decide.baselines.settings import BaselineSettings
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.observation import Demand
 from penstock.planner.ledger import read_ledger
-from penstock.planner.predict.forecasts import fits_at_once
-from penstock.planner.predict.models import MODELS
 from penstock.planner.replay import replay
 
 D, P = Role.DECODE, Role.PREFILL
@@ -201,40 +198,6 @@ async def test_dying_again_and_again_changes_no_decision(new_world, kill_type, m
             break
     assert deaths > 20
     assert _outcome(world) == _outcome(expected)
-
-
-async def test_a_fitted_predictor_that_dies_again_and_again_changes_no_decision(
-    new_world, kill_type, monkeypatch
-):
-    """Its history is gathered from the ledger's pulls: the same forecasts, from the third minute on usable ones."""
-    monkeypatch.setattr(looping, "fits_in_thread", fits_at_once)
-    monkeypatch.setitem(
-        MODELS, Predictor.KALMAN, lambda rates, steps, _step_s: [sum(rates) / len(rates)] * steps
-    )
-
-    def fitted(world):
-        _prepare_sla(world)
-        world.config = replace(world.config, predictor=Predictor.KALMAN)
-        steady = Demand(period_s=1.0, uncached_tokens=1000.0, prefilled_tokens=1000.0)
-        world.load.kv = lambda _now, _workers: 0.1
-        world.load.demand = lambda now: replace(steady, arrivals=0.01 + 0.01 * (int(now / 10) % 3))
-        return world
-
-    expected = fitted(new_world())
-    await _live(expected, None, kill_type, 200.0)
-    world = fitted(new_world())
-    for alive_s in (17.3, 61.0, 129.5, 143.0, 150.2):
-        await world.run_until(alive_s)
-    await _live(world, world.killer.steps + 31, kill_type, 200.0)
-    assert _outcome(world) == _outcome(expected)
-    forecasts = [
-        step["outcome"]
-        for decision, _, _ in _outcome(world)[0].values()
-        for role in decision["roles"]
-        for step in role["steps"]
-        if step["name"] == "forecast"
-    ]
-    assert forecasts[-1] == "kalman"
 
 
 async def test_a_recorded_decision_is_carried_out_after_the_restart(world, kill_type):

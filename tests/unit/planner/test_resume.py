@@ -7,7 +7,7 @@ from dataclasses import replace
 import hypothesis
 from hypothesis import strategies as st
 
-from penstock.api import Predictor, Role
+from penstock.api import Role
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.core.messages import BeginLedger, Started
@@ -16,7 +16,6 @@ from penstock.planner.core.records import History
 from penstock.planner.core.state import CoreSettings, begin
 from penstock.planner.decide.adaptive import memory as adaptive_memory
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.demand_forecast import DemandForecast
 from penstock.planner.decide.memories import resumed
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
@@ -34,12 +33,12 @@ EIGHTHS = st.integers(0, 8 * 10**6).map(lambda eighths: eighths / 8)
 
 
 def _config(mode):
-    sla = {"itl_slo_s": 0.02, "performance": PROFILE, "predictor": Predictor.KALMAN}
+    sla = {"itl_slo_s": 0.02, "performance": PROFILE}
     return replace(DecideConfig(mode=mode, scale_to_zero_after_s=60.0), **(sla if mode is Mode.SLA else {}))
 
 
 def _pull(at_s, load):
-    rate, prefill, decode, forecast = load
+    rate, prefill, decode = load
     demand = Demand(
         period_s=2.0,
         arrivals=rate,
@@ -51,18 +50,16 @@ def _pull(at_s, load):
         oldest_wait_s=rate or None,
         prefilling_workers=min(rate, 1.0),
     )
-    made = DemandForecast(at_s - 1.0, Predictor.KALMAN, ((10.0, rate), (600.0, rate)))
     return Pull(
         at_s,
         {P: PoolCounts(prefill, gpus=1), D: PoolCounts(decode, gpus=1)},
         WorkerSummary(min(decode, 0.2 * rate), decode, 0, 0.0, "test"),
         None,
         demand,
-        forecast=made if forecast else None,
     )
 
 
-LOADS = st.tuples(st.integers(0, 8).map(float), st.integers(1, 4), st.integers(1, 4), st.booleans())
+LOADS = st.tuples(st.integers(0, 8).map(float), st.integers(1, 4), st.integers(1, 4))
 
 
 def _decided(loads, state, config, from_s):

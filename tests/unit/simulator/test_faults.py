@@ -6,14 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.api import Predictor, Role
+from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Reason
-from penstock.planner.predict.models import MODELS
 from penstock.simulator.baselines import configured
 from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
+from penstock.simulator.scenario import Resize, WorkerFailure
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 
@@ -161,23 +160,6 @@ def test_a_restart_costs_a_planner_with_a_ledger_nothing(split_world):
     assert decisions(restarted) == decisions(calm)
 
 
-def test_a_restart_costs_a_fitted_predictor_nothing(monkeypatch):
-    """It takes its history from the ledger: 16 restarts in 200 s, and the same forecasts."""
-    monkeypatch.setitem(MODELS, Predictor.KALMAN, lambda rates, steps, _: [sum(rates) / len(rates)] * steps)
-    model = ProfiledModel("a100-llama-8b-bf16-tp1")
-    pools = PoolSpec(Role.PREFILL, 1, model), PoolSpec(Role.DECODE, 1, model)
-    config = DecideConfig(mode=Mode.SLA, predictor=Predictor.KALMAN, max_gpu_budget=6)
-    scenario = Scenario(pools, planner=configured(config, Mode.SLA, pools, None), max_gpus=6)
-    requests = prepare(WorkloadSpec("poisson:rate=1,duration_s=200"), seed=0).requests
-    often = Faults(restarts=tuple(float(at_s) for at_s in range(7, 200, 12)))
-    calm, restarted = (Simulation(replace(scenario, faults=faults), requests) for faults in (Faults(), often))
-    for world in (calm, restarted):
-        world.run()
-    assert decisions(restarted) == decisions(calm)
-    steps = [step.outcome for _, role in decisions(calm) for step in role.steps if step.name == "forecast"]
-    assert steps[-1] == "kalman"
-
-
 def test_a_restart_costs_an_autoscaler_without_one_its_memory(split_world):
     """The HPA begins its 300 s of stabilisation anew, so an idle fleet does not shrink."""
     source = "poisson:rate=0.1,duration_s=900,input_tokens=500,output_tokens=10,length_cv=0"
@@ -218,7 +200,6 @@ def test_impossible_faults_are_refused(make, told):
 def test_every_mode_lives_through_every_fault(split_world):
     """Nothing raises, and the budget holds."""
     from penstock.planner.decide.registry import POLICIES
-    from penstock.simulator.baselines import configured
     from penstock.simulator.oracle_search import foreseen
 
     requests = prepare(WorkloadSpec(BUSY.replace("duration_s=200", "duration_s=90")), seed=0).requests

@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.api import Predictor, Role
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.api import Role
+from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action
-from penstock.planner.decide.observation import Demand, PoolCounts
-from penstock.planner.predict import models
-from penstock.simulator.baselines import configured
+from penstock.planner.decide.observation import PoolCounts
 from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
-from penstock.simulator.scenario import PoolSpec, ProfiledModel
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 
@@ -89,23 +86,3 @@ def test_without_a_planner_nothing_is_decided(split_world):
 
     assert (recording.decisions, recording.changes) == (0, ())
     assert {sample.gpus for sample in recording.samples} == {3}
-
-
-def test_a_fitted_predictor_forecasts_in_virtual_time_and_goes_on_after_a_restart(monkeypatch):
-    """Fits come with the pulls; a restarted planner takes their history from the ledger."""
-    monkeypatch.setitem(models.MODELS, Predictor.KALMAN, lambda rates, steps, _step_s: [rates[-1]] * steps)
-    model = ProfiledModel("a100-llama-8b-bf16-tp1")
-    pools = (PoolSpec(Role.PREFILL, 2, model, 1), PoolSpec(Role.DECODE, 2, model, 1))
-    config = replace(configured(DecideConfig(), Mode.SLA, pools), predictor=Predictor.KALMAN)
-    demand = Demand(1.0, arrivals=2.0, prompt_tokens=2000.0, uncached_tokens=2000.0)
-    planner = VirtualPlanner(config)
-
-    def said(count):
-        made = ticks(planner, replace(BUSY, demand=demand), count)
-        steps = [step for decision in made for step in decision.roles[0].steps if step.name == "forecast"]
-        return [step.outcome for step in steps]
-
-    assert said(60)[-1].startswith("trend: ")
-    assert said(80)[-1] == "kalman"
-    planner.restart(140.0)
-    assert set(said(30)) == {"kalman"}

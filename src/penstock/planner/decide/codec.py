@@ -14,7 +14,6 @@ from penstock.api import Predictor, Role
 from penstock.performance.profile import profile_from
 from penstock.planner.decide.baselines.settings import settings_from
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.demand_forecast import forecast_from
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.reading import Quality, Reading
 from penstock.planner.decide.state import PlannerState, RoleState
@@ -98,7 +97,6 @@ def pull_from(plain: Mapping[str, Any]) -> Pull:
         KeyError, TypeError, ValueError: the data is not a pull.
     """
     queue, demand, waiting = plain.get("queue"), plain.get("demand"), plain.get("worker_waiting")
-    forecast = plain.get("forecast")
     return Pull(
         at_s=plain["at_s"],
         pools={Role(role): PoolCounts(**counts) for role, counts in plain["pools"].items()},
@@ -106,7 +104,6 @@ def pull_from(plain: Mapping[str, Any]) -> Pull:
         queue=None if queue is None else reading_from(queue),
         demand=None if demand is None else demand_from(demand),
         worker_waiting=None if waiting is None else WorkerSummary(**waiting),
-        forecast=None if forecast is None else forecast_from(forecast),
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.api import Role
-from penstock.planner.decide.demand_forecast import DemandForecast
 from penstock.planner.decide.reading import Quality, Reading, missing
 
 SHOWN_REASONS = 3
@@ -162,7 +161,6 @@ class Pull:
         demand: At the door; None when unknown.
         worker_waiting: Requests that wait inside the decode (or aggregated) workers; None when no source
             reports them.
-        forecast: Of a predictor that was fitted since the pull before; None where none was.
     """
 
     at_s: float
@@ -171,7 +169,6 @@ class Pull:
     queue: Reading | None
     demand: Demand | None = None
     worker_waiting: WorkerSummary | None = None
-    forecast: DemandForecast | None = None
 
     @property
     def queue_per_worker(self) -> float | None:

@@ -204,7 +204,7 @@ def view(work: Work, demand: Demand, workers: WorkProjection, *, horizon_s: floa
     def arriving(ahead_s: float) -> Forecast:
         along = trend.forecast(work.rate, ahead_s, RATE_TAU_S)
         most = max(along.now, TREND_MOST * work.peak)
-        return workers.arriving(replace(along, ahead=min(along.ahead, most)), ahead_s)
+        return workers.arriving(replace(along, ahead=min(along.ahead, most)))
 
     return WorkView(
         tokens_per_s=workers.tokens_per_s(work),

@@ -92,8 +92,8 @@ class Workers(Protocol):
         """Return the prompt tokens that one worker computes per second; None: not known yet."""
         ...
 
-    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
-        """Return the requests/s expected so far ahead, given those along the trend."""
+    def arriving(self, along: Forecast) -> Forecast:
+        """Return the requests/s expected, given those along the trend."""
         ...
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
@@ -140,9 +140,8 @@ class ObservedWorkers:
         """Return what a worker was seen to do while it computed."""
         return tokens_per_s(work)
 
-    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
+    def arriving(self, along: Forecast) -> Forecast:
         """Return those along the trend."""
-        del ahead_s
         return along
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:

@@ -48,8 +48,6 @@ def followed(memory: SlaMemory, pull: Pull, profile: PerformanceProfile, *, mean
         profile: What the workers are compared with.
         mean_rate: Requests/s expected to arrive, before the pull; 0: not known.
     """
-    if pull.forecast is not None:
-        memory = replace(memory, forecast=pull.forecast)
     demand = pull.demand
     if demand is None:
         return memory

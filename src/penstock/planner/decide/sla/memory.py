@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from penstock.planner.decide.demand_forecast import DemandForecast, forecast_from
 from penstock.planner.decide.state import Memory
 
 _KEY = "sla"
@@ -60,7 +59,6 @@ class SlaMemory:
         ttft: Seconds to first tokens.
         itl: Seconds between tokens.
         steady: Arrivals of the last minutes.
-        forecast: The newest of a fitted predictor; None before the first.
     """
 
     arrived: float = 0.0
@@ -74,7 +72,6 @@ class SlaMemory:
     ttft: Correction = Correction()
     itl: Correction = Correction()
     steady: SteadyRate = SteadyRate()
-    forecast: DemandForecast | None = None
 
     @property
     def isl(self) -> float | None:
@@ -94,10 +91,8 @@ class SlaMemory:
 
 def resumed(memory: SlaMemory, by_s: float, now_s: float) -> SlaMemory:
     """Return the memory on a clock that shows ``by_s`` more; nothing lies after ``now_s``."""
-    if memory.forecast is None:
-        return memory
-    made_s = min(memory.forecast.made_s + by_s, now_s)
-    return replace(memory, forecast=replace(memory.forecast, made_s=made_s))
+    del by_s, now_s  # it remembers durations alone
+    return memory
 
 
 def read(plain: Memory) -> SlaMemory:
@@ -114,9 +109,7 @@ def read(plain: Memory) -> SlaMemory:
     corrections = {key: Correction(**values[key]) for key in ("prefill", "ttft", "itl") if key in values}
     if "steady" in values:
         values["steady"] = SteadyRate(**values["steady"])
-    forecast = values.get("forecast")
-    made = None if forecast is None else forecast_from(forecast)
-    return SlaMemory(**{**values, **corrections, "forecast": made})
+    return SlaMemory(**{**values, **corrections})
 
 
 def write(memory: SlaMemory) -> Memory:

@@ -17,10 +17,9 @@ from penstock.planner.decide.adaptive.work import RATE_TAU_S
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
-from penstock.planner.decide.observation import Pull, Window, entry_role
+from penstock.planner.decide.observation import Window, entry_role
 from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.sla import learning, memory
-from penstock.planner.decide.sla.expected_rate import judged
 from penstock.planner.decide.sla.limits import limited
 from penstock.planner.decide.sla.projection import Projection
 from penstock.planner.decide.sla.workers import ProfiledWorkers
@@ -45,24 +44,14 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
             learnt, pull, profile, mean_rate=forecast(shared.work.rate, 0.0, RATE_TAU_S).now
         )
         shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
-    pull = window.pulls[-1]
-    expected, forecast_step = judged(
-        learnt.forecast,
-        config.predictor,
-        at_s=pull.at_s,
-        horizon_s=_horizon_s(shared, pull, config),
-        peak_per_s=shared.work.peak,
-    )
-    workers = ProfiledWorkers(profile, learnt, config, expected)
+    workers = ProfiledWorkers(profile, learnt, config)
     made = proposed(window, state, shared, workers, config)
     outlook = _outlook(window, shared, workers)
-    steps = [_profile_step(workers)]
-    if forecast_step is not None:
-        steps.append(forecast_step)
+    profiled = _profile_step(workers)
     return replace(
         made,
         proposals=[
-            replace(each, steps=(*steps, *_needed(each, outlook), *each.steps))
+            replace(each, steps=(profiled, *_needed(each, outlook), *each.steps))
             for each in _limited(made.proposals, window, shared, outlook)
         ],
         memory={**made.memory, **memory.write(learnt)},
@@ -106,12 +95,6 @@ def _needed(proposal: RoleProposal, outlook: Projection | None) -> tuple[Step, .
         "worker_tokens_per_s": outlook.speed,
     }
     return (Step("needed", inputs, None, "by profile and targets"),)
-
-
-def _horizon_s(shared: AdaptiveMemory, pull: Pull, config: DecideConfig) -> float:
-    """Return how far ahead the pool that takes longest to grow looks."""
-    startup_s = max((supply.startup_s(shared, role, pull.at_s) for role in pull.pools), default=0.0)
-    return startup_s + config.metric_pulling_interval_s
 
 
 def _profile_step(workers: ProfiledWorkers) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from penstock.api import Predictor, Role
@@ -16,7 +16,6 @@ from penstock.planner.decide.adaptive.workers import ObservedWorkers, Stabilizat
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.sla import learning, queueing
 from penstock.planner.decide.sla.answers import ProfiledAnswers
-from penstock.planner.decide.sla.expected_rate import TREND, ExpectedRate
 from penstock.planner.decide.sla.memory import SlaMemory
 from penstock.planner.decide.sla.steady import steadied
 
@@ -61,13 +60,11 @@ class ProfiledWorkers:
         profile: Of one engine that prefills and one that decodes.
         learnt: What was observed so far.
         config: Targets.
-        expected: Requests/s to expect.
     """
 
     profile: PerformanceProfile
     learnt: SlaMemory
     config: DecideConfig
-    expected: ExpectedRate = TREND
 
     @property
     def knows_waits(self) -> bool:
@@ -83,7 +80,7 @@ class ProfiledWorkers:
 
     @property
     def follows_trend(self) -> bool:
-        """Whether demand is not taken to stay; a fitted predictor that fails leaves it to the trend."""
+        """Whether demand is not taken to stay."""
         return self.config.predictor is not Predictor.CONSTANT
 
     @property
@@ -101,11 +98,8 @@ class ProfiledWorkers:
         size, own_s = self.learnt.uncached_isl, learning.service_s(self.learnt, self.profile)
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
-    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
-        """Return what a fitted predictor expects, else the trend where it tells more than the last minutes' mean."""
-        told = self.expected.per_s(ahead_s)
-        if told is not None:
-            return replace(along, ahead=told)
+    def arriving(self, along: Forecast) -> Forecast:
+        """Return the trend where it tells more than the last minutes' mean, else that mean."""
         return steadied(along, self.learnt.steady)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
