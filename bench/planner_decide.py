@@ -12,12 +12,11 @@ from dataclasses import replace
 
 from penstock.api import Role
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
-from penstock.planner.decide.baselines.rhythm import in_mode
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.reading import judge
-from penstock.planner.decide.registry import POLICIES
+from penstock.planner.decide.registry import policy_names, policy_of
 from penstock.planner.decide.state import PlannerState
 
 ROUNDS = 300
@@ -67,16 +66,16 @@ def main() -> None:
     print(f"\n{'mode, 100 workers':>18} {'decide us':>10}   (budget {ANY_MODE_BUDGET_US:g} us)")
     pulls = [observation(float(i), 100) for i in range(1, 31)]
     window = Window(0.0, 30.0, tuple(summarise(pull) for pull in pulls))
-    for mode in POLICIES:
-        if mode.needs_profile and mode is not Mode.SLA:
+    for mode in policy_names():
+        if policy_of(mode).needs_profile and mode != Mode.SLA:
             continue
-        chosen = in_mode(config, mode)
-        if mode is Mode.SLA:
+        chosen = config.in_mode(mode)
+        if mode == Mode.SLA:
             engine = SimulatedEngine("a100-llama-8b-bf16-tp1")
             chosen = replace(chosen, itl_slo_s=0.05, performance=performance_of(engine, engine))
         _, state = decide(window, PlannerState(), chosen)
         decide_us = median_us(lambda state=state, chosen=chosen: decide(window, state, chosen))
-        print(f"{mode.value:>18} {decide_us:>10.1f}")
+        print(f"{mode:>18} {decide_us:>10.1f}")
 
 
 if __name__ == "__main__":

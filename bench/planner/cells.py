@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from workloads import Case
 
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.config import DecideConfig
 from penstock.simulator.baselines import configured
 from penstock.simulator.measures import measures
 from penstock.simulator.observer import Floats, Recording
@@ -38,7 +38,7 @@ class Cell:
     aim: ScheduleTarget | None = None
 
 
-def config_of(case: Case, mode: Mode) -> DecideConfig:
+def config_of(case: Case, mode: str) -> DecideConfig:
     """Return what a policy is configured with: the defaults, the case's budget, GPUs and targets."""
     base = DecideConfig(
         max_gpu_budget=case.budget,
@@ -55,7 +55,7 @@ def scenario_of(cell: Cell) -> Scenario:
     return Scenario(
         pools=case.pools(cell.fleet),
         router=case.router,
-        planner=config_of(case, Mode(cell.policy)) if cell.fleet is None else None,
+        planner=config_of(case, cell.policy) if cell.fleet is None else None,
         failures=case.failures,
         faults=case.faults,
         cold_start_s=case.cold_start_s,

@@ -8,14 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "plugins"))
+
 from workloads import Case, cases
 
-from penstock.planner.decide.config import Mode
+from penstock.planner.decide.registry import policy_names, policy_of
 
 DATA_VARIABLE = "PENSTOCK_TRACES"
 """Folder of traces that are not packaged; `--data` wins."""
 SEEDS = 3
-POLICIES = tuple(mode.value for mode in Mode if not mode.is_oracle)
+POLICIES = tuple(name for name in policy_names() if not policy_of(name).is_oracle)
 """Oracles are references, made for each case: see `reference`."""
 
 

@@ -16,8 +16,9 @@ from autoscaler_conformance.run import play
 from autoscaler_conformance.scenarios import SCENARIOS, ConformanceScenario
 
 from penstock.planner.decide.config import Mode
+from penstock.planner.decide.registry import policy_names, policy_of
 
-CONFORMABLE = tuple(mode.value for mode in Mode if mode is Mode.SLA or not mode.needs_profile)
+CONFORMABLE = tuple(name for name in policy_names() if name == Mode.SLA or not policy_of(name).needs_profile)
 """Policies that metrics are enough for, or the fluid's own profile; it has no latency profile and no future to know."""
 
 Verdicts = dict[str, dict[str, bool]]
@@ -27,7 +28,7 @@ Verdicts = dict[str, dict[str, bool]]
 def verdicts(policies: Sequence[str], scenarios: Sequence[ConformanceScenario] = SCENARIOS) -> Verdicts:
     """Return every policy's outcome in every scenario."""
     return {
-        scenario.name: {policy: scenario.holds(play(Mode(policy), scenario.situation)) for policy in policies}
+        scenario.name: {policy: scenario.holds(play(policy, scenario.situation)) for policy in policies}
         for scenario in scenarios
     }
 

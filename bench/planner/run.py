@@ -27,6 +27,7 @@ from results import document
 from workloads import Case
 
 from penstock.planner.decide.config import Mode
+from penstock.planner.decide.registry import policy_of
 from penstock.simulator.sweep import map_all
 
 DEFAULT = Mode.ADAPTIVE.value
@@ -100,7 +101,9 @@ def _reused(cells: Sequence[Cell], file: Path | None) -> list[dict[str, Any]]:
     """Return the rows that an earlier run has of these cells, but for those of the planner's own modes."""
     if file is None:
         return []
-    wanted = {(cell.case.name, cell.policy, cell.seed) for cell in cells if not Mode(cell.policy).has_ledger}
+    wanted = {
+        (cell.case.name, cell.policy, cell.seed) for cell in cells if not policy_of(cell.policy).has_ledger
+    }
     return [row for row in orjson.loads(file.read_bytes()) if _key(row) in wanted]
 
 

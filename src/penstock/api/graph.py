@@ -132,7 +132,7 @@ class GraphSpec(SpecModel):
     @property
     def needs_performance_profile(self) -> bool:
         """Whether the graph's planner plans by a `PerformanceProfile`: ``planner.sla.profile``, or the engine's own."""
-        return self.planner.enabled and self.planner.mode is PlannerMode.SLA
+        return self.planner.enabled and self.planner.mode == PlannerMode.SLA
 
     @property
     def engine_gpus(self) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from penstock.api.base import (
@@ -24,11 +24,15 @@ from penstock.api.base import (
 )
 from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
 from penstock.api.rules import METRICS_RULES, PLANNER_RULES
+from penstock.core.plugins import registered
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 KvThreshold = Annotated[Number, Field(gt=0, le=1)]
 QueueThreshold = Annotated[Number, Field(gt=0, le=1_000_000)]
 EngineGpus = Annotated[Integer, Field(ge=1, le=512)]
+
+POLICIES = "penstock.planner_policies"
+"""Entry points of the planner policies that a manifest can name."""
 
 FITTED_PREDICTORS = ("arima", "holt-winters", "kalman", "prophet")
 """Predictors of other planners that fit a model to past demand."""
@@ -43,6 +47,16 @@ def _refuse_fitted(value: Any) -> Any:
         )
     return value
 
+
+def _installed(name: str) -> str:
+    known = list(dict.fromkeys([*PlannerMode, *registered(POLICIES)]))
+    if name not in known:
+        raise PydanticCustomError("enum", "not one of {expected}", {"expected": ", ".join(known)})
+    return name
+
+
+PolicyName = Annotated[DnsLabel, AfterValidator(_installed)]
+"""One of `PlannerMode`, or of an installed distribution that registers a planner policy."""
 
 DemandPredictor = Annotated[Predictor, BeforeValidator(_refuse_fitted)]
 
@@ -89,10 +103,10 @@ class PlannerConfig(SpecModel):
     rules = PLANNER_RULES
 
     enabled: Flag = Field(default=True, description="Run a planner for this graph.")
-    mode: PlannerMode = Field(
-        default=PlannerMode.ADAPTIVE,
+    mode: PolicyName = Field(
+        default=PlannerMode.ADAPTIVE.value,
         description="adaptive: demand at the router against what replicas are observed to do; load: thresholds; "
-        "sla: TTFT and ITL targets by a performance profile.",
+        "sla: TTFT and ITL targets by a performance profile; any other: a planner policy that is installed beside the planner.",
     )
     no_operation: Flag = Field(default=False, description="Observe, decide and log, but change nothing.")
     namespace: DnsLabel | None = Field(

@@ -194,7 +194,7 @@ PLANNER_RULES: tuple[Rule[PlannerConfig], ...] = (
         path="scaleToZeroAfterSeconds",
         must="scaleToZeroAfterSeconds needs mode adaptive or sla",
         cel="!has(self.scaleToZeroAfterSeconds) || self.mode != 'load'",
-        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.mode is not PlannerMode.LOAD),
+        find=unless(lambda p: p.scale_to_zero_after_seconds is None or p.mode != PlannerMode.LOAD),
         text="%s s, but mode %s has no signal to come back on without a worker",
         values=("self.scaleToZeroAfterSeconds", "self.mode"),
         remedy="choose mode adaptive or sla, or remove it",

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.api import Environment, PlannerMode, Predictor
 from penstock.api.manifests import load_graph
+from penstock.api.planner import POLICIES
 from penstock.cli import option
 from penstock.cli.planner_cluster import (
     CLUSTER_FLAGS,
@@ -25,6 +26,7 @@ from penstock.cli.planner_cluster import (
 from penstock.cli.planner_decide import decide
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.http import loop
+from penstock.core.plugins import registered
 from penstock.engine.profiles.performance import planning_profile
 from penstock.planner import explain as explaining
 from penstock.planner import replay as replaying
@@ -38,7 +40,7 @@ _CHOICES = {
     "environment": ["local", "kubernetes"],
     "metrics_source": ["router", "scrape", "prometheus"],
     "predictor": [predictor.value for predictor in Predictor],
-    "mode": [mode.value for mode in PlannerMode],
+    "mode": list(dict.fromkeys([*PlannerMode, *registered(POLICIES)])),
 }
 
 
@@ -122,7 +124,7 @@ def run(
     if options.prometheus_url is not None:
         require_client()
     performance = None
-    if options.mode is PlannerMode.SLA:
+    if options.mode == PlannerMode.SLA:
         performance = planning_profile(None if graph is None else graph.spec, options.profile)
     if dry_run:
         click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))

@@ -13,7 +13,7 @@ from penstock.api import QueueOrder, Role
 from penstock.cli import option
 from penstock.cli.terminal import printer
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.registry import POLICIES
+from penstock.planner.decide.registry import policy_names
 from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
 from penstock.simulator.output import open_directory, to_json, write
 from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record, run_plan
@@ -144,7 +144,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
     callback=_names,
     metavar="[all|NAME[,NAME…]]",
     help="Let the planner scale, with the manifest's rules or the defaults; with names, compare planners: "
-    f"{', '.join(mode.value for mode in POLICIES)}.  [default: nothing scales]",
+    f"{', '.join(policy_names())}.  [default: nothing scales]",
 )
 @click.option(
     "--max-gpus",

@@ -140,7 +140,7 @@ def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None
         ConfigError: mode sla, and there is none, or it cannot be read.
     """
     options = join(given=dict(overrides), graph=graph)
-    if graph.spec.planner.enabled and options.mode is PlannerMode.SLA:
+    if graph.spec.planner.enabled and options.mode == PlannerMode.SLA:
         planning_profile(graph.spec, options.profile)
 
 

@@ -165,7 +165,7 @@ class Dashboard:
     def _signals(self, view: View) -> dict[str, float]:
         points: dict[str, float] = {}
         config = self._config
-        if config.mode is Mode.LOAD:
+        if config.mode == Mode.LOAD:
             points["kv/scale_up"], points["kv/scale_down"] = config.kv_up, config.kv_down
             if Role.PREFILL in view.pools:
                 points["prefill_queue/scale_up"] = config.queue_up

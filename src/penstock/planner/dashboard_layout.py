@@ -17,14 +17,14 @@ def layout_of(roles: Collection[Role], mode: Mode) -> dict[str, Charts]:
     What the mode decides by comes first; thresholds are there in the one mode that compares with them.
     """
     kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
-    thresholds = ("scale_up", "scale_down") if mode is Mode.LOAD else ()
+    thresholds = ("scale_up", "scale_down") if mode == Mode.LOAD else ()
     load = {"KV usage": _lines("kv/mean", *(f"kv/{each}" for each in thresholds))}
     if Role.PREFILL in roles:
         queue = (f"prefill_queue/{each}" for each in ("compared", *thresholds))
         load["Prefill queue"] = _lines(*queue)
     return {
         **({"Load and thresholds": load} if thresholds else {}),
-        **({"Targets and profile": _targets()} if mode is Mode.SLA else {}),
+        **({"Targets and profile": _targets()} if mode == Mode.SLA else {}),
         "Demand and supply": _demand(kinds),
         **({} if thresholds else {"Load": load}),
         "Replicas": {f"{kind} replicas": _replicas(kind) for kind in kinds},

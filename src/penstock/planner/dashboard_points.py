@@ -61,7 +61,7 @@ def profile_points(decision: Decision) -> dict[str, float]:
 
 def target_points(config: DecideConfig) -> dict[str, float]:
     """Return the targets of mode sla, drawn beside what is observed; nothing in another mode."""
-    if config.mode is not Mode.SLA:
+    if config.mode != Mode.SLA:
         return {}
     points = {"ttft/target_seconds": config.ttft_slo_s, "attainment/goal": config.attainment}
     return points if config.itl_slo_s is None else {**points, "itl/target_seconds": config.itl_slo_s}
@@ -77,7 +77,7 @@ def attainment_points(
         config: Targets.
         rejected: Requests refused or timed out meanwhile; each has missed its TTFT.
     """
-    if config.mode is not Mode.SLA:
+    if config.mode != Mode.SLA:
         return {}
     points: dict[str, float] = {}
     first = share_within(latency.get("ttft", ()), config.ttft_slo_s, missed=rejected)

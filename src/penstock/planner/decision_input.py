@@ -101,7 +101,7 @@ def _recorded(config: DecideConfig, profiles: Profiles) -> DecideConfig:
     if profiles.named is not None:
         _refuse_profile_beside(config.mode)
         return replace(config, performance=profiles.read(profiles.named))
-    if config.mode is Mode.SLA and config.performance is None:
+    if config.mode == Mode.SLA and config.performance is None:
         raise ConfigError(
             "the record is of mode sla and has no performance profile, which the ledger's header holds; take it with"
             " `penstock planner explain --id ID --json`, or give --profile"
@@ -114,9 +114,9 @@ def _config(data: Mapping[str, Any], pools: Collection[Role], profiles: Profiles
     options = PlannerOptions.model_validate({"mode": Mode.LOAD.value, **(data.get("config") or {})})
     refuse_contradictions(options, is_aggregated=Role.AGGREGATED in pools)
     named, inline = profiles.named or options.profile, data.get("performance")
-    if options.mode is not PlannerMode.SLA:
+    if options.mode != PlannerMode.SLA:
         if named is not None or inline is not None:
-            _refuse_profile_beside(Mode(options.mode.value))
+            _refuse_profile_beside(options.mode)
         return options.decide_config()
     if named is not None:
         return options.decide_config(performance=profiles.read(named))
@@ -129,10 +129,10 @@ def _config(data: Mapping[str, Any], pools: Collection[Role], profiles: Profiles
     )
 
 
-def _refuse_profile_beside(mode: Mode) -> None:
-    if mode is not Mode.SLA:
+def _refuse_profile_beside(mode: str) -> None:
+    if mode != Mode.SLA:
         raise ConfigError(
-            f"a performance profile has no effect in mode {mode.value}; leave it out, or set mode: sla"
+            f"a performance profile has no effect in mode {mode}; leave it out, or set mode: sla"
         )
 
 

@@ -21,11 +21,11 @@ from pydantic.fields import FieldInfo
 from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
 from penstock.api.base import RULE_ERROR, Violation, bounds
 from penstock.api.manifests import read_text
-from penstock.api.planner import DemandPredictor, PlannerConfig
+from penstock.api.planner import DemandPredictor, PlannerConfig, PolicyName
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.core.local_state import state_dir
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.config import DecideConfig
 
 SECTION = "Planner"
 """Top-level key of the document's configuration file; other sections belong to other components."""
@@ -135,7 +135,7 @@ class PlannerOptions(BaseModel):
         description="GPUs of one prefill engine.",
     )
 
-    mode: PlannerMode = _declared(
+    mode: PolicyName = _declared(
         "mode",
         "mode",
         description="What to scale on: adaptive (demand at the router), load (thresholds) or sla (TTFT and ITL targets).",
@@ -182,14 +182,14 @@ class PlannerOptions(BaseModel):
             graph: Planned for.
             performance: What mode sla plans by.
         """
-        is_sla = self.mode is PlannerMode.SLA
+        is_sla = self.mode == PlannerMode.SLA
         bounds = _replica_bounds(graph)
         rules = graph.spec.planner if graph is not None else PlannerConfig()
         declared = {
             setting.decides: getattr(self, name) for name, setting in SETTINGS.items() if setting.decides
         }
         return DecideConfig(
-            **{**declared, "mode": Mode(self.mode.value)},
+            **declared,
             ttft_slo_s=self.ttft_slo,
             itl_slo_s=self.itl_slo if is_sla else None,
             attainment=self.attainment,

@@ -78,7 +78,7 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
         pictures += [("replicas.png", replicas), ("signals.png", signals)]
         if any(sample.demand is not None for sample in scene.planner.samples):
             pictures.append(("demand.png", demand))
-        if scene.planner.config.mode is Mode.SLA:
+        if scene.planner.config.mode == Mode.SLA:
             pictures.append(("targets.png", targets))
     if scene.counterfactual is not None:
         pictures.append(("counterfactual.png", counterfactual))
@@ -101,7 +101,7 @@ def _figure(scene: Scene, title: str, *, is_late_for_gaps: bool = False) -> Figu
 
 
 def _shade(axes: Axes, run: PlannerRun, span: tuple[float, float]) -> None:
-    label: str | None = "adjusting" if run.config.mode.waits_for_adjustments else "replicas change"
+    label: str | None = "adjusting" if run.config.policy.waits_for_adjustments else "replicas change"
     for begin_s, end_s in run.adjusting:
         if end_s >= span[0] and begin_s <= span[1]:
             axes.axvspan(begin_s, end_s, color=YELLOW, alpha=0.15, linewidth=0, label=label)
@@ -179,7 +179,7 @@ def signals(scene: Scene) -> Figure:
     run = _planner(scene)
     span = series.shown_span(run, duration_s=scene.duration_s)
     has_queue = any(Role.PREFILL in sample.pools for sample in run.samples)
-    has_thresholds = run.config.mode is Mode.LOAD
+    has_thresholds = run.config.mode == Mode.LOAD
     figure = _figure(scene, f"Planner signals{', thresholds' if has_thresholds else ''} and decisions")
     panels = figure.subplots(2 if has_queue else 1, 1, sharex=True, squeeze=False)[:, 0]
     config = run.config
@@ -260,12 +260,12 @@ def _draw_signal(
     times = np.array([at_s for at_s, _ in points])
     values = np.array([np.nan if value is None else value for _, value in points], dtype=np.float64)
     down, up = thresholds
-    unpulled = run.adjusting if run.config.mode.waits_for_adjustments else ()
+    unpulled = run.adjusting if run.config.policy.waits_for_adjustments else ()
     shown, heights = series.without_lines_across(times, values, unpulled)
     axes.plot(
         shown, heights, color=ROLE_COLOURS[role], linewidth=1.0, marker=".", markersize=2.5, label="signal"
     )
-    if run.config.mode is Mode.LOAD:
+    if run.config.mode == Mode.LOAD:
         axes.axhline(up, color=BLACK, linestyle="--", linewidth=1.0, label=f"up above {up:g}")
         axes.axhline(down, color=BLACK, linestyle=":", linewidth=1.2, label=f"down below {down:g}")
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}

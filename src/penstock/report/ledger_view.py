@@ -177,7 +177,7 @@ def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerR
     samples = tuple(
         _sample(pull_from(record["pull"]), zero_s, config) for record in current if record["type"] == "pull"
     )
-    is_blocking = config.mode.waits_for_adjustments
+    is_blocking = config.policy.waits_for_adjustments
     outcomes = {(r["id"], r["role"]): str(r["outcome"]) for r in current if r["type"] == "actuation"}
     return PlannerRun(
         config=config,

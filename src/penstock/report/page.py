@@ -57,7 +57,7 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
     name = f"{summary['trace']['name']} against {summary['settings']['model']}"
     captions = _CAPTIONS
     if report.planner is not None:
-        more = _SIGNALS_OF_LOAD if report.planner.config.mode is Mode.LOAD else _SIGNALS_ELSE
+        more = _SIGNALS_OF_LOAD if report.planner.config.mode == Mode.LOAD else _SIGNALS_ELSE
         captions = {**_CAPTIONS, "signals.png": _CAPTIONS["signals.png"] + more}
     parts = [
         f"<h1>Penstock report: {text(name)}</h1>",

@@ -92,7 +92,7 @@ def targets_summary(
 ) -> TargetsSummary | None:
     """Return how the targets were kept between two times; None of a planner in another mode."""
     config = run.config
-    if config.mode is not Mode.SLA:
+    if config.mode != Mode.SLA:
         return None
     pairs = list(compared_forecasts(run, start_s=start_s, end_s=end_s))
     errors = [abs(expected - came) / came for expected, came in pairs]

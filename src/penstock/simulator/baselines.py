@@ -10,14 +10,14 @@ from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.decide.baselines.rhythm import in_mode
 from penstock.planner.decide.baselines.settings import BaselineSettings
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.registry import policy_of
 from penstock.simulator.scenario import PoolSpec, ProfiledModel
 
 
 def configured(
-    config: DecideConfig, mode: Mode, pools: Sequence[PoolSpec], itl_slo_s: float | None = None
+    config: DecideConfig, mode: str, pools: Sequence[PoolSpec], itl_slo_s: float | None = None
 ) -> DecideConfig:
     """Return the configuration of a mode, with what it may know of the pools; an oracle's schedule comes with its run.
 
@@ -31,15 +31,14 @@ def configured(
         ConfigError: the mode needs a latency profile and a pool has none.
     """
     baseline = replace(baseline_settings(pools), itl_slo_s=itl_slo_s)
-    if mode.needs_profile and not has_profile(pools):
+    policy = policy_of(mode)
+    if policy.needs_profile and not has_profile(pools):
         raise ConfigError(
-            f"mode {mode.value}: it plans with a latency profile, which the simple server does not have; give --profile"
+            f"mode {mode}: it plans with a latency profile, which the simple server does not have; give --profile"
             f" one of {', '.join(profiles.names())}"
         )
-    if mode is Mode.DYNAMO_THROUGHPUT:
-        baseline = replace(baseline, profile=performance_profile(pools))
-    config = replace(in_mode(config, mode), baseline=baseline)
-    if mode is not Mode.SLA:
+    config = replace(config.in_mode(mode), baseline=baseline)
+    if not policy.needs_profile or policy.is_oracle:
         return config
     itl_slo_s = config.itl_slo_s if itl_slo_s is None else itl_slo_s
     return replace(config, itl_slo_s=itl_slo_s, performance=performance_profile(pools))

@@ -155,7 +155,7 @@ def compare(
     served = served_outcome(
         report.load.results,
         report.use,
-        name="as served" if report.planner is None else report.planner.config.mode.value,
+        name="as served" if report.planner is None else report.planner.config.mode,
         slo_s=setting.base.slo_s,
         duration_s=duration_s,
     )
@@ -186,14 +186,14 @@ def _simulate(bench: _Bench, setting: Setting, tried: _Tried, *, is_distorted: b
     """
     base, planner = setting.base, setting.planner
 
-    def planned(mode: Mode) -> Scenario:
+    def planned(mode: str) -> Scenario:
         return replace(base, planner=configured(planner, mode, base.pools))
 
     if setting.has_ledger:
-        tried.scaled.append(bench.run(planner.mode.value, FleetKind.PLANNER, planned(planner.mode)))
+        tried.scaled.append(bench.run(planner.mode, FleetKind.PLANNER, planned(planner.mode)))
         if is_distorted:
             tried.reference = tried.scaled[-1]
-    if planner.mode is not Mode.HPA:
+    if planner.mode != Mode.HPA:
         tried.scaled.append(bench.run(Mode.HPA.value, FleetKind.AUTOSCALER, planned(Mode.HPA)))
     _search_fixed(bench, setting, tried)
     for aim in _AIMS:

@@ -118,7 +118,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
 
 
 def _performance(config: DecideConfig, pools: Sequence[PoolSpec]) -> PerformanceProfile | None:
-    return performance_profile(pools) if config.mode is Mode.SLA else None
+    return performance_profile(pools) if config.mode == Mode.SLA else None
 
 
 def _pool(pool: PoolSpec, replicas: Mapping[Role, int]) -> PoolSpec:

@@ -46,7 +46,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
 def graph_slo_s(graph: GraphDeployment) -> float:
     """Return the TTFT that counts as in time: the planner's target in mode sla, else the router's."""
     spec = graph.spec
-    is_target = spec.planner.mode is PlannerMode.SLA
+    is_target = spec.planner.mode == PlannerMode.SLA
     return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds
 
 

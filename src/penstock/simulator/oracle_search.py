@@ -126,6 +126,6 @@ def _gpu_s(scenario: Scenario, until_s: float) -> float:
 
 def foreseen(scenario: Scenario, requests: Sequence[TraceRequest]) -> Scenario:
     """Return the scenario with the oracle's schedule, where an oracle plans; any other as it is."""
-    if scenario.planner is None or not scenario.planner.mode.is_oracle:
+    if scenario.planner is None or not scenario.planner.policy.is_oracle:
         return scenario
     return with_schedule(scenario, requests, search(scenario, requests).aim)

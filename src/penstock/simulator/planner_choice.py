@@ -9,7 +9,7 @@ from typing import Any
 from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.registry import POLICIES
+from penstock.planner.decide.registry import policy_names, policy_of
 from penstock.planner.options import join
 from penstock.simulator.baselines import configured, has_profile
 from penstock.simulator.scenario import PoolSpec
@@ -54,10 +54,12 @@ def chosen_planners(
     """
     if not names:
         return {"": None}
-    known = {mode.value: mode for mode in POLICIES}
+    known = policy_names()
     unknown = [name for name in names if name not in {*known, DEFAULT_PLANNER, ALL}]
     if unknown:
         raise ConfigError(f"--planner {','.join(unknown)}: choose from {', '.join(known)}, or all")
     if ALL in names:
-        names = tuple(name for name, mode in known.items() if has_profile(pools) or not mode.needs_profile)
-    return {name: configured(config, known.get(name, config.mode), pools, itl_slo_s) for name in names}
+        names = tuple(name for name in known if has_profile(pools) or not policy_of(name).needs_profile)
+    return {
+        name: configured(config, name if name in known else config.mode, pools, itl_slo_s) for name in names
+    }

@@ -109,7 +109,7 @@ class VirtualPlanner:
         """
         self._max_age_s = max_age_s
         self._core = PlannerCore(
-            CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.mode.has_ledger)
+            CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger)
         )
         self.decisions: list[Decision] = []
         self._start(0.0, first_sequence=0)
@@ -136,7 +136,7 @@ class VirtualPlanner:
 
     def restart(self, now_s: float) -> None:
         """Replace the process: one with a ledger goes on, one without begins from nothing."""
-        if not self._core.settings.config.mode.has_ledger:
+        if not self._core.settings.config.policy.has_ledger:
             self._start(now_s, first_sequence=self._state.decided.sequence)
 
     def miss(self, now_s: float) -> None:

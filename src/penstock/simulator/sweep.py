@@ -157,9 +157,9 @@ def add_regrets(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         router, plus, _ = row["policy"].rpartition(" + ")
         oracles = {
-            mode.value: best["gpu_hours"]
-            for mode in Mode
-            if mode.is_oracle and (best := known.get((f"{router}{plus}{mode.value}", row["qps"]))) is not None
+            mode: best["gpu_hours"]
+            for mode in (Mode.ORACLE.value, Mode.ORACLE_ONE_STEP.value)
+            if (best := known.get((f"{router}{plus}{mode}", row["qps"]))) is not None
         }
         row["regret"] = {name: round(row["gpu_hours"] / hours, 6) for name, hours in oracles.items() if hours}
 

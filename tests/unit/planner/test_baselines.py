@@ -6,14 +6,14 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from penstock_baselines import dynamo, dynamo_throughput, kpa
+from penstock_baselines.dynamo_throughput import IntervalLoad
+from penstock_baselines.keda import prefill_threshold_s
 
 from penstock.api import Role
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
-from penstock.planner.decide.baselines import dynamo, dynamo_throughput, hpa, kpa
-from penstock.planner.decide.baselines.dynamo_throughput import IntervalLoad
-from penstock.planner.decide.baselines.keda import prefill_threshold_s
-from penstock.planner.decide.baselines.rhythm import in_mode
+from penstock.planner.decide.baselines import hpa
 from penstock.planner.decide.baselines.settings import BaselineSettings
 from penstock.planner.decide.codec import config_from, to_plain
 from penstock.planner.decide.config import DecideConfig, Mode
@@ -42,7 +42,7 @@ def pull(at_s=15.0, *, prefill=2, decode=2, starting=0, kv=0.5, queue=0.0, deman
 
 def desired(mode, *pulls, budget=64):
     """Return the replicas of each role after one decision per pull, memory carried on."""
-    config = in_mode(DecideConfig(max_gpu_budget=budget), mode)
+    config = DecideConfig(max_gpu_budget=budget).in_mode(mode)
     state = PlannerState()
     for each in pulls:
         decision, state = decide(Window(each.at_s - 1, each.at_s, (each,)), state, config)
@@ -156,15 +156,15 @@ def test_keda_scales_on_work_in_flight_and_on_the_sum_of_kv():
     demand = Demand(1.0, arrivals=2, prompt_tokens=16_000, uncached_tokens=16_000, waiting_tokens=84_000.0)
     busy = replace(demand, waiting_tokens=336_000.0)
 
-    assert desired(Mode.KEDA, pull(demand=demand, kv=0.8)) == {Role.PREFILL: 2, Role.DECODE: 2}
-    assert desired(Mode.KEDA, pull(demand=busy, kv=1.0)) == {Role.PREFILL: 6, Role.DECODE: 3}
+    assert desired("keda", pull(demand=demand, kv=0.8)) == {Role.PREFILL: 2, Role.DECODE: 2}
+    assert desired("keda", pull(demand=busy, kv=1.0)) == {Role.PREFILL: 6, Role.DECODE: 3}
 
 
 def test_keda_takes_a_query_without_a_result_for_nothing():
     """Its default, and the complaint about it: five minutes without metrics end at the floor, at any load."""
     blind = [pull(15.0 * i, prefill=4, decode=4, kv=None, queue=None) for i in range(1, 24)]
 
-    assert desired(Mode.KEDA, *blind) == {Role.PREFILL: 1, Role.DECODE: 1}
+    assert desired("keda", *blind) == {Role.PREFILL: 1, Role.DECODE: 1}
 
 
 # -- KPA --------------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def test_kpa_starts_in_panic_where_more_than_one_is_there():
     low = Demand(2.0, in_flight={Role.PREFILL: 1.0})
     ticks = [pull(2.0 * i, prefill=4, kv=0.1, demand=low) for i in range(1, 34)]
 
-    assert desired(Mode.KPA, *ticks[:30])[Role.PREFILL] == 4
-    assert desired(Mode.KPA, *ticks)[Role.PREFILL] == 2
+    assert desired("kpa", *ticks[:30])[Role.PREFILL] == 4
+    assert desired("kpa", *ticks)[Role.PREFILL] == 2
 
 
 # -- Dynamo -----------------------------------------------------------------------------------------
@@ -233,13 +233,13 @@ def test_dynamo_waits_for_a_starting_engine_and_drops_it_after_two_looks():
     """Idle while one starts: held once, dropped at the second agreeing observation."""
     idle = [pull(5.0 * i, prefill=2, starting=1, demand=Demand(5.0)) for i in (1, 2)]
 
-    assert desired(Mode.DYNAMO_LOAD, idle[0])[Role.PREFILL] == 3
-    assert desired(Mode.DYNAMO_LOAD, *idle)[Role.PREFILL] == 2
+    assert desired("dynamo-load", idle[0])[Role.PREFILL] == 3
+    assert desired("dynamo-load", *idle)[Role.PREFILL] == 2
 
 
 def test_dynamo_without_data_of_an_engine_holds():
     """No iteration events, no decision."""
-    assert desired(Mode.DYNAMO_LOAD, pull(kv=None)) == {Role.PREFILL: 2, Role.DECODE: 2}
+    assert desired("dynamo-load", pull(kv=None)) == {Role.PREFILL: 2, Role.DECODE: 2}
 
 
 # -- Dynamo's throughput loop -----------------------------------------------------------------------
@@ -302,8 +302,8 @@ def test_dynamo_looks_engines_up_between_its_points_and_at_its_ends():
 
 def throughput_decision(demand, **options):
     """Decide once on an interval of 180 s."""
-    config = in_mode(DecideConfig(max_gpu_budget=64), Mode.DYNAMO_THROUGHPUT)
-    config = replace(config, baseline=replace(config.baseline, profile=TABLES, itl_slo_s=0.01))
+    config = DecideConfig(max_gpu_budget=64).in_mode("dynamo-throughput")
+    config = replace(config, performance=TABLES, baseline=replace(config.baseline, itl_slo_s=0.01))
     seen = pull(180.0, demand=demand, **options)
     decision, _ = decide(Window(0.0, 180.0, (seen,)), PlannerState(), config)
     return {role.role: role.desired for role in decision.roles}
@@ -343,20 +343,20 @@ def test_dynamo_throughput_without_a_finished_request_holds(demand):
 def test_a_profile_and_a_schedule_survive_the_ledger():
     """Plain data and back."""
     schedule = {Role.PREFILL: ((0.0, 2), (5.0, 3))}
-    config = DecideConfig(baseline=BaselineSettings(profile=TABLES, schedule=schedule))
+    config = DecideConfig(performance=TABLES, baseline=BaselineSettings(schedule=schedule))
 
     assert config_from(orjson.loads(orjson.dumps(to_plain(config)))) == config
 
 
 # -- all --------------------------------------------------------------------------------------------
 
-RIVALS = (Mode.HPA, Mode.KEDA, Mode.KPA, Mode.DYNAMO_LOAD, Mode.STATIC)
+RIVALS = (Mode.HPA, "keda", "kpa", "dynamo-load", "static")
 
 
 @pytest.mark.parametrize("mode", RIVALS)
 def test_every_policy_restores_a_floor(mode):
     """Below its floor a role grows at once, whatever the metrics say."""
-    config = replace(in_mode(DecideConfig(min_gpu_budget=2), mode), adjustment_interval_s=15.0)
+    config = replace(DecideConfig(min_gpu_budget=2).in_mode(mode), adjustment_interval_s=15.0)
     seen = pull(prefill=1, kv=None, queue=None)
 
     decision, _ = decide(Window(0.0, 15.0, (seen,)), PlannerState(), config)

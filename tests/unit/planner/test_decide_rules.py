@@ -525,7 +525,7 @@ def test_numbers_are_shown_with_the_decimals_that_tell_them_apart(value, sign, t
     [
         (Mode.ORACLE, "mode oracle: it knows every arrival beforehand, so only `penstock simulate`"),
         (Mode.ORACLE_ONE_STEP, "mode oracle-one-step: it knows"),
-        (Mode.DYNAMO_THROUGHPUT, "mode dynamo-throughput: it scales by a latency profile and none is given"),
+        ("dynamo-throughput", "mode dynamo-throughput: it scales by a latency profile and none is given"),
     ],
 )
 def test_a_mode_that_must_be_told_more_is_refused_by_name(make, mode, told):
@@ -549,7 +549,7 @@ def test_a_configuration_from_before_there_were_modes_is_the_documents_rule():
 def test_a_larger_scale_up_is_cut_to_the_step_and_to_the_budget(make, amount, max_step, free, expected):
     """As many replicas as step and free GPUs allow, none rather than one too many."""
     window = make.steady(kv=[0.7])
-    config = replace(CONFIG, max_gpu_budget=2 + free, max_step=max_step, mode=Mode.STATIC)
+    config = replace(CONFIG, max_gpu_budget=2 + free, max_step=max_step, mode="static")
     asks = {Role.PREFILL: 0, Role.DECODE: amount}
     decision, state = finish(_asking(window, asks), window, PlannerState(), config)
     found = next(r for r in decision.roles if r.role is Role.DECODE)
@@ -561,7 +561,7 @@ def test_a_larger_scale_up_is_cut_to_the_step_and_to_the_budget(make, amount, ma
 def test_a_larger_scale_down_ends_at_the_floor(make):
     """Four of five are to go, the floor is two: three go."""
     window = make.steady(kv=[0.1] * 5)
-    config = replace(CONFIG, max_step=None, min_replicas={Role.DECODE: 2}, mode=Mode.STATIC)
+    config = replace(CONFIG, max_step=None, min_replicas={Role.DECODE: 2}, mode="static")
     asks = {Role.PREFILL: 0, Role.DECODE: -4}
     decision, _ = finish(_asking(window, asks), window, PlannerState(), config)
     assert _outcome(decision, Role.DECODE) == (Action.DOWN, Reason.BELOW_THRESHOLD, -3)

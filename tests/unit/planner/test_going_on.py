@@ -87,7 +87,7 @@ async def test_a_drain_that_never_ends_blocks_nothing(going_on):
     """Decisions go on beside it; its GPUs count."""
     going_on.backend.replicas[D] = 2
     going_on.backend.drain_s = 1e9
-    going_on.config = replace(going_on.config, mode=Mode.DYNAMO_LOAD, max_step=1)
+    going_on.config = replace(going_on.config, mode="dynamo-load", max_step=1)
     going_on.load.kv = lambda _now, _workers: 0.05
     await going_on.run_until(100)
     assert len(going_on.watcher.decisions) == 6

@@ -210,7 +210,7 @@ def test_mode_step_and_slo_come_from_the_graph(mode):
     )
     graph = load_graph(text.replace("spec:\n", "spec:\n  router: {ttftSloSeconds: 1.5}\n", 1))
     config = join(given={}, graph=graph).decide_config(graph)
-    assert (config.mode, config.max_step, config.ttft_slo_s) == (Mode(mode), 3, 1.5)
+    assert (config.mode, config.max_step, config.ttft_slo_s) == (mode, 3, 1.5)
     assert not config.queue_per_worker
     per_worker = join(given={"prefill-queue-per-worker": "true"}, graph=graph).decide_config(graph)
     assert per_worker.queue_per_worker

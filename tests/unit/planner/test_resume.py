@@ -34,7 +34,7 @@ EIGHTHS = st.integers(0, 8 * 10**6).map(lambda eighths: eighths / 8)
 
 def _config(mode):
     sla = {"itl_slo_s": 0.02, "performance": PROFILE}
-    return replace(DecideConfig(mode=mode, scale_to_zero_after_s=60.0), **(sla if mode is Mode.SLA else {}))
+    return replace(DecideConfig(mode=mode, scale_to_zero_after_s=60.0), **(sla if mode == Mode.SLA else {}))
 
 
 def _pull(at_s, load):

@@ -53,7 +53,7 @@ def test_only_one_of_two_idle_roles_shrinks_where_one_gpu_is_spare(make):
     assert sorted(role.desired - role.current for role in decision.roles) == [-1, 0]
 
 
-@pytest.mark.parametrize("mode", [Mode.LOAD, Mode.ADAPTIVE, Mode.HPA, Mode.KPA, Mode.STATIC])
+@pytest.mark.parametrize("mode", [Mode.LOAD, Mode.ADAPTIVE, Mode.HPA, "kpa", "static"])
 def test_below_the_total_floor_a_role_grows_in_every_mode(make, mode):
     """Two GPUs of four: decode on equal terms, whatever the mode's own rules say."""
     decision, _ = decide(_idle(make, 1, 1), PlannerState(), replace(CALM, mode=mode))

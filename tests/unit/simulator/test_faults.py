@@ -199,13 +199,13 @@ def test_impossible_faults_are_refused(make, told):
 
 def test_every_mode_lives_through_every_fault(split_world):
     """Nothing raises, and the budget holds."""
-    from penstock.planner.decide.registry import POLICIES
+    from penstock.planner.decide.registry import policy_names
     from penstock.simulator.oracle_search import foreseen
 
     requests = prepare(WorkloadSpec(BUSY.replace("duration_s=200", "duration_s=90")), seed=0).requests
     periods = tuple(FaultPeriod(kind, 10.0 + 10 * i, 25.0 + 10 * i) for i, kind in enumerate(Fault))
     faults = Faults(periods, (33.0,), (BudgetChange(50.0, 4),), node_gpus=5)
-    for mode in POLICIES:
+    for mode in policy_names():
         scenario = split_world(1, 1, max_gpus=6, faults=faults)
         config = configured(DecideConfig(max_gpu_budget=6), mode, scenario.pools)
         scenario = foreseen(replace(scenario, planner=config), requests)

@@ -9,7 +9,6 @@ from autoscaler_conformance.plant import Plant, Situation, performance_of
 
 from penstock.api import Role
 from penstock.planner.core.records import Change
-from penstock.planner.decide.baselines.rhythm import in_mode
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.simulator.faults import Fault
 from penstock.simulator.planning import VirtualPlanner
@@ -85,7 +84,7 @@ class SituationHistory:
         )
 
 
-def play(mode: Mode, situation: Situation) -> SituationHistory:
+def play(mode: str, situation: Situation) -> SituationHistory:
     """Return what a policy does in a situation.
 
     Args:
@@ -96,9 +95,9 @@ def play(mode: Mode, situation: Situation) -> SituationHistory:
         max_gpu_budget=situation.budget,
         prefill_gpus=situation.gpus,
         decode_gpus=situation.gpus,
-        performance=performance_of(situation) if mode is Mode.SLA else None,
+        performance=performance_of(situation) if mode == Mode.SLA else None,
     )
-    planner = VirtualPlanner(in_mode(replace(base, **situation.config), mode))
+    planner = VirtualPlanner(replace(base, **situation.config).in_mode(mode))
     plant = Plant(situation)
     history = SituationHistory(
         replicas={role: [] for role in situation.fleet}, ready={role: [] for role in situation.fleet}

@@ -102,7 +102,7 @@ class ConfigMapProfiles:
 
     def _plans_by_profile(self, spec: GraphSpec) -> bool:
         mode = self._mode or spec.planner.mode
-        return spec.planner.enabled and PlannerMode(mode) is PlannerMode.SLA
+        return spec.planner.enabled and mode == PlannerMode.SLA
 
     def _name_of(self, spec: GraphSpec) -> str | None:
         return self._named or spec.planner.sla.profile

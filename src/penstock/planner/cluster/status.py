@@ -127,7 +127,7 @@ class StatusListener:
         self._report = first
         self._say = say
         self._known_s: float | None = None
-        self._needs_demand = config.mode.follows_demand
+        self._needs_demand = config.policy.follows_demand
         self._beyond = BeyondLimits()
         if config.no_operation:
             self._calm = (

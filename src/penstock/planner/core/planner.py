@@ -242,7 +242,7 @@ class _Step:
         """Return whether this tick neither pulls nor decides; take back what never becomes ready."""
         if self._plan_roll_backs(self._never_ready(seen)):
             return True
-        if self.config.mode.waits_for_adjustments:
+        if self.config.policy.waits_for_adjustments:
             return self._is_blocked(seen)
         return self._plan_roll_backs(self._gone(seen) or self._late(seen))
 

@@ -37,7 +37,7 @@ class Schedule:
     def of(cls, config: DecideConfig, start_s: float) -> Schedule:
         """Return the schedule of an interval that begins at ``start_s``."""
         return cls(
-            start_s, config.metric_pulling_interval_s, config.interval_s, config.mode.waits_for_adjustments
+            start_s, config.metric_pulling_interval_s, config.interval_s, config.policy.waits_for_adjustments
         )
 
     @property

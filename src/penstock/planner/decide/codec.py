@@ -13,7 +13,7 @@ from typing import Any
 from penstock.api import Predictor, Role
 from penstock.performance.profile import profile_from
 from penstock.planner.decide.baselines.settings import settings_from
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.reading import Quality, Reading
 from penstock.planner.decide.state import PlannerState, RoleState
@@ -58,7 +58,6 @@ def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     fields["baseline"] = settings_from(fields.get("baseline", {}))
     # A ledger from before there were modes was decided by the document's rule on the queue per worker.
     fields.setdefault("queue_per_worker", "mode" not in fields)
-    fields["mode"] = Mode(fields.get("mode", Mode.LOAD))
     return DecideConfig(**fields)
 
 

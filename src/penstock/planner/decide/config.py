@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock.api import Predictor, Role
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.baselines.settings import BaselineSettings
+from penstock.planner.decide.policy import PlannerPolicy
+from penstock.planner.decide.registry import policy_of
 
 ADAPTIVE_INTERVAL_S = 2.0
 """Chosen: the KPA's tick. A flash crowd on aggregated workers was 84.2, 86.6 and 85.9% in time at 5, 2 and 1 s, and a
@@ -24,48 +26,14 @@ MAX_BACKOFF_INTERVALS = 16
 
 
 class Mode(StrEnum):
-    """Which policy decides; `registry` has the functions.
-
-    ``adaptive``, ``sla`` and ``load`` are the planner's own. The others are autoscalers that it is measured against, each
-    from its published definition, and what nobody can be better than by much: oracles.
-    """
+    """The policies that come with this distribution: the planner's own, then what it is measured against."""
 
     LOAD = "load"
     ADAPTIVE = "adaptive"
     SLA = "sla"
     HPA = "hpa"
-    KEDA = "keda"
-    KPA = "kpa"
-    DYNAMO_LOAD = "dynamo-load"
-    DYNAMO_THROUGHPUT = "dynamo-throughput"
-    STATIC = "static"
     ORACLE = "oracle"
     ORACLE_ONE_STEP = "oracle-one-step"
-
-    @property
-    def waits_for_adjustments(self) -> bool:
-        """Whether pulls and decisions stop while replicas start or drain, as the planner's document has it."""
-        return self is Mode.LOAD
-
-    @property
-    def is_oracle(self) -> bool:
-        """Whether the policy knows the future; it needs a schedule that only a simulation can have."""
-        return self in {Mode.ORACLE, Mode.ORACLE_ONE_STEP}
-
-    @property
-    def needs_profile(self) -> bool:
-        """Whether the policy needs to be told beforehand what the engines do."""
-        return self in {Mode.SLA, Mode.DYNAMO_THROUGHPUT} or self.is_oracle
-
-    @property
-    def follows_demand(self) -> bool:
-        """Whether the policy counts replicas that start as supply, so that it may decide as often as it pulls."""
-        return self in {Mode.ADAPTIVE, Mode.SLA}
-
-    @property
-    def has_ledger(self) -> bool:
-        """Whether the policy is the planner's own: recorded, so that a restart forgets nothing."""
-        return self in {Mode.LOAD, Mode.ADAPTIVE, Mode.SLA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +59,7 @@ class DecideConfig:
             decode (or aggregated) worker, >= 0.
         queue_buffer_intervals: NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD, intervals over which a falling prefill
             queue is extrapolated, >= 0; 0 looks no further than the interval's end.
-        mode: Which policy decides.
+        mode: Which policy decides, by its name in `registry`.
         max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
         queue_per_worker: Divide the queue by the ready prefill workers before it is compared; the document
             compares its whole length.
@@ -102,7 +70,7 @@ class DecideConfig:
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
         attainment: Share of the requests for which mode sla holds the targets, in [0.5, 1).
         predictor: How mode sla forecasts demand.
-        performance: What mode sla plans by; None in every other mode.
+        performance: What mode sla plans by; None in every other mode that needs no profile.
         baseline: What the other autoscalers are set to; the planner's own modes do not read it.
     """
 
@@ -122,7 +90,7 @@ class DecideConfig:
     max_replicas: Mapping[Role, int] = field(default_factory=dict)
     decode_grace_intervals: int = 3
     queue_buffer_intervals: int = 3
-    mode: Mode = Mode.LOAD
+    mode: str = Mode.LOAD
     max_step: int | None = 1
     queue_per_worker: bool = False
     ttft_slo_s: float = 5.0
@@ -134,20 +102,38 @@ class DecideConfig:
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
 
     @property
+    def policy(self) -> PlannerPolicy:
+        """Return what decides, and what its drivers have to know of it."""
+        return policy_of(self.mode)
+
+    def in_mode(self, mode: str) -> DecideConfig:
+        """Return the configuration under another policy; one that says how often it decides also says by how much."""
+        policy = policy_of(mode)
+        if policy.interval_s is None:
+            return replace(self, mode=mode)
+        return replace(
+            self,
+            mode=mode,
+            adjustment_interval_s=policy.interval_s,
+            metric_pulling_interval_s=min(self.metric_pulling_interval_s, policy.interval_s),
+            max_step=policy.max_step,
+        )
+
+    @property
     def interval_s(self) -> float:
         """Return the simulated seconds between two decisions.
 
         A mode that counts replicas which start as supply over-compensates nothing by deciding often, and one step a
         decision needs many decisions where start-ups are short.
         """
-        if not self.mode.follows_demand:
+        if not self.policy.follows_demand:
             return self.adjustment_interval_s
         return min(self.adjustment_interval_s, max(ADAPTIVE_INTERVAL_S, self.metric_pulling_interval_s))
 
     @property
     def again_s(self) -> float:
         """Return the simulated seconds between a decision that grows a role and the next one."""
-        if not self.mode.follows_demand:
+        if not self.policy.follows_demand:
             return self.interval_s
         return min(self.interval_s, max(AGAIN_S, self.metric_pulling_interval_s))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Window
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.propose import propose
 from penstock.planner.decide.stabilise import remember, stabilise
@@ -26,3 +27,6 @@ def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         )
         proposals.append(stabilise(propose(role, window.pulls, signal, config), seen[role], window, config))
     return Proposal(proposals, seen)
+
+
+POLICY = PlannerPolicy(load, waits_for_adjustments=True)

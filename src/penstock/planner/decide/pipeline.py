@@ -15,7 +15,6 @@ from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecis
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.rebalance import release, reserve
-from penstock.planner.decide.registry import POLICIES
 from penstock.planner.decide.stabilise import age, rolled_back
 from penstock.planner.decide.state import PlannerState
 from penstock.planner.decide.total_floor import kept, raised
@@ -37,14 +36,14 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
         The decision (without roles if the window is empty) and the next state.
 
     Raises:
-        ConfigError: the mode needs to be told more than this configuration has.
+        ConfigError: no policy of this mode is installed, or it needs to be told more than this configuration has.
     """
     if not window.pulls:
         sequence = state.sequence + 1
         name = f"d{sequence:06d}"
         empty = Decision(name, window.end_s, config.no_operation, (), 0, 0, config.max_gpu_budget)
         return empty, replace(state, sequence=sequence)
-    return finish(POLICIES[config.mode](window, state, config), window, state, config)
+    return finish(config.policy.propose(window, state, config), window, state, config)
 
 
 def finish(
@@ -114,7 +113,7 @@ def roll_back(
     sequence = state.sequence + 1
     pool = pull.pools[role]
     after = rolled_back(state.of(role), config)
-    if not config.mode.waits_for_adjustments and asked - 1 > pool.ready:
+    if not config.policy.waits_for_adjustments and asked - 1 > pool.ready:
         # Others that were asked for meanwhile still start; each can be taken back as well.
         after = replace(after, asked=asked - 1)
     inputs = {"asked": asked, "ready": pool.ready, "starting": pool.starting, "failures": after.withdrawals}

@@ -1,39 +1,44 @@
-"""The policies by mode: one registry for the planner, replay and the simulator."""
+"""The policies by name: one registry for the planner, replay and the simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from functools import cache
 
-from penstock.planner.decide.adaptive.policy import adaptive
-from penstock.planner.decide.baselines.dynamo import dynamo_load
-from penstock.planner.decide.baselines.dynamo_throughput import dynamo_throughput
-from penstock.planner.decide.baselines.hpa import hpa
-from penstock.planner.decide.baselines.keda import keda
-from penstock.planner.decide.baselines.kpa import kpa
-from penstock.planner.decide.baselines.oracle import oracle
-from penstock.planner.decide.baselines.static import static
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.load import load
-from penstock.planner.decide.observation import Window
-from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.sla.policy import sla
-from penstock.planner.decide.state import PlannerState
+from penstock.api.planner import POLICIES
+from penstock.core.errors import ConfigError
+from penstock.core.plugins import registered
+from penstock.planner.decide.policy import PlannerPolicy
 
-Policy = Callable[[Window, PlannerState, DecideConfig], Proposal]
-"""A pure function. The window holds one pull at least; replica counts are taken from the newest. What it asks
-for passes through the same bounds, budget and rebalancing whatever the policy."""
+BASELINES = "penstock.planner_baselines"
+"""Entry points of autoscalers that a simulation compares them with, and that no manifest can name."""
 
-POLICIES: Mapping[Mode, Policy] = {
-    Mode.LOAD: load,
-    Mode.ADAPTIVE: adaptive,
-    Mode.SLA: sla,
-    Mode.HPA: hpa,
-    Mode.KEDA: keda,
-    Mode.KPA: kpa,
-    Mode.DYNAMO_LOAD: dynamo_load,
-    Mode.DYNAMO_THROUGHPUT: dynamo_throughput,
-    Mode.STATIC: static,
-    Mode.ORACLE: oracle,
-    Mode.ORACLE_ONE_STEP: oracle,
-}
-"""One of every mode."""
+
+def policy_names() -> tuple[str, ...]:
+    """Return every policy's name, those that a manifest can have first."""
+    return (*sorted(registered(POLICIES)), *sorted(registered(BASELINES)))
+
+
+@cache
+def policy_of(name: str) -> PlannerPolicy:
+    """Return the policy of a name.
+
+    Raises:
+        ConfigError: no installed distribution registers it, or what it registers cannot be imported or is no policy.
+    """
+    found = registered(POLICIES).get(name) or registered(BASELINES).get(name)
+    if found is None:
+        raise ConfigError(
+            f"mode {name}: not registered as {POLICIES}; choose from {', '.join(policy_names()) or 'none'}, or install"
+            " the distribution that has it"
+        )
+    try:
+        policy = found.load()
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(
+            f"mode {name}: {found.value} cannot be imported: {exc}; repair or remove it"
+        ) from exc
+    if not isinstance(policy, PlannerPolicy):
+        raise ConfigError(
+            f"mode {name}: {found.value} is no PlannerPolicy but {type(policy).__name__}; register one"
+        )
+    return policy

@@ -21,6 +21,7 @@ from penstock.planner.decide.observation import (
     kv_role,
     turned_away,
 )
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.stabilise import back_off, remember
 from penstock.planner.decide.state import PlannerState
@@ -248,3 +249,6 @@ def _within_budget(
         else d
         for d in proposals
     ]
+
+
+POLICY = PlannerPolicy(adaptive, follows_demand=True)

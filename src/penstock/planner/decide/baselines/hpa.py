@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.api import Role
-from penstock.planner.decide.baselines.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
+from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.observation import Pull, Window, turned_away
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.state import Plain, PlannerState
 
@@ -169,3 +170,6 @@ def _is_within(ratio: float) -> bool:
 def _ceil(value: float) -> int:
     # A quotient that is whole but for rounding must not ask for one replica more.
     return math.ceil(value - 1e-9)
+
+
+POLICY = PlannerPolicy(hpa, has_ledger=False, interval_s=SYNC_S, max_step=None)

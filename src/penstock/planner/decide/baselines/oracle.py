@@ -7,13 +7,15 @@ the simulator (`penstock.simulator.oracle`); nobody else knows the future.
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.baselines.drafting import drafted, proposed
 from penstock.planner.decide.baselines.settings import Sizes
-from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig
 from penstock.planner.decide.decision import Step
+from penstock.planner.decide.drafting import drafted, proposed
 from penstock.planner.decide.observation import Window
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.state import PlannerState
 
@@ -27,7 +29,7 @@ def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposa
     schedule = config.baseline.schedule
     if not schedule:
         raise ConfigError(
-            f"mode {config.mode.value}: it knows every arrival beforehand, so only `penstock simulate` can run it;"
+            f"mode {config.mode}: it knows every arrival beforehand, so only `penstock simulate` can run it;"
             " choose another mode"
         )
     pull = window.pulls[-1]
@@ -46,3 +48,10 @@ def size_at(sizes: Sizes, at_s: float) -> int:
     """
     place = bisect_right(sizes, at_s, key=lambda size: size[0])
     return sizes[max(0, place - 1)][1]
+
+
+ANY_STEP = PlannerPolicy(
+    oracle, needs_profile=True, is_oracle=True, has_ledger=False, interval_s=1.0, max_step=None
+)
+ONE_STEP = replace(ANY_STEP, interval_s=ADAPTIVE_INTERVAL_S, max_step=1)
+"""As often, and by as much, as the planner's own default."""

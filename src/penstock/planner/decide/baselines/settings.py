@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from penstock.api import Role
-from penstock.performance.profile import PerformanceProfile, profile_from
 
 Sizes = tuple[tuple[float, int], ...]
 """(from second, replicas), by strictly increasing time, one at least."""
@@ -24,12 +23,7 @@ class BaselineSettings:
         hpa_kv: KV usage that the HPA keeps, in (0, 1]; 0.5 served more in time than 0.8 on the tuned cases, for 3-4% more
             GPU-hours.
         hpa_queue: Waiting requests per replica that the HPA keeps, > 0; 1 served better there than 3 or 5.
-        keda_kv: KV usage that the KEDA blueprint keeps, in (0, 1]; llm-d's 0.8.
-        kpa_kv: KV usage that the KPA keeps in decode, in (0, 1]; Knative's target utilisation.
-        kpa_prefill: Requests per prefill replica that the KPA keeps, > 0: one that runs and one that waits.
-        kpa_aggregated: The same for an aggregated replica, > 0.
         itl_slo_s: Mean gap between tokens that counts as in time, > 0 (Dynamo's throughput loop); None: its default.
-        profile: What that loop looks engines up in; None: it cannot run.
         schedule: By role, the sizes that the oracle follows; empty: it cannot run.
     """
 
@@ -38,12 +32,7 @@ class BaselineSettings:
     kv_tokens: float = 400_000.0
     hpa_kv: float = 0.5
     hpa_queue: float = 1.0
-    keda_kv: float = 0.8
-    kpa_kv: float = 0.7
-    kpa_prefill: float = 2.0
-    kpa_aggregated: float = 8.0
     itl_slo_s: float | None = None
-    profile: PerformanceProfile | None = None
     schedule: Mapping[Role, Sizes] = field(default_factory=dict)
 
 
@@ -53,12 +42,10 @@ def settings_from(plain: Mapping[str, Any]) -> BaselineSettings:
     Raises:
         KeyError, TypeError, ValueError: the data are not settings.
     """
-    fields = dict(plain)
-    if fields.get("profile") is not None:
-        fields["profile"] = profile_from(fields["profile"])
-    schedule = fields.get("schedule", {})
-    fields["schedule"] = {
+    known = {each.name for each in fields(BaselineSettings)}
+    settings = {key: value for key, value in plain.items() if key in known}
+    settings["schedule"] = {
         Role(role): tuple((float(at_s), int(replicas)) for at_s, replicas in sizes)
-        for role, sizes in schedule.items()
+        for role, sizes in plain.get("schedule", {}).items()
     }
-    return BaselineSettings(**fields)
+    return BaselineSettings(**settings)

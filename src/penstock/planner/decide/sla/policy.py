@@ -18,6 +18,7 @@ from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
 from penstock.planner.decide.observation import Window, entry_role
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.sla import learning, memory
 from penstock.planner.decide.sla.limits import limited
@@ -132,3 +133,6 @@ def _profile_step(workers: ProfiledWorkers) -> Step:
         if value is not None and not points[0] <= value <= points[-1]
     ]
     return Step("profile", inputs, None, "; ".join(outside) or "within the profile")
+
+
+POLICY = PlannerPolicy(sla, follows_demand=True, needs_profile=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.planner.decide.baselines.drafting import drafted, proposed
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
+from penstock.planner.decide.drafting import drafted, proposed
 from penstock.planner.decide.observation import Window
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.state import PlannerState
 
@@ -16,3 +17,6 @@ def static(window: Window, state: PlannerState, config: DecideConfig) -> Proposa
     step = Step("static", {}, None, "fixed")
     proposals = [drafted(role, pull, pool.replicas, step, config) for role, pool in pull.pools.items()]
     return proposed(proposals, state, {})
+
+
+POLICY = PlannerPolicy(static, has_ledger=False)

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from penstock.api import Role
 from penstock.planner.decide.baselines import hpa
-from penstock.planner.decide.baselines.drafting import drafted, numbers, of_role, proposed
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
+from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed
 from penstock.planner.decide.observation import Window
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.state import PlannerState
+
+KV_TARGET = 0.8
+"""llm-d's."""
 
 LEAST_SHARE = 0.1
 """Chosen: where a prompt alone takes longer than the TTFT target, a tenth of the target is left for waiting."""
@@ -49,7 +53,7 @@ def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
             work_s = work / settings.prefill_tokens_per_s
             asked["prefill_work"] = hpa.external_desired(work_s, threshold_s, pool.replicas)
         if role is not Role.PREFILL:
-            asked["kv"] = hpa.external_desired(pull.kv.total, settings.keda_kv, pool.replicas)
+            asked["kv"] = hpa.external_desired(pull.kv.total, KV_TARGET, pool.replicas)
         desired, recommended = hpa.recommend(
             max(asked.values()), pool.replicas, pull.at_s, numbers(kept.get("recommended"))
         )
@@ -58,3 +62,6 @@ def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         step = Step("keda", {**asked, "prompt_tokens": prompt}, None, f"{words}; stabilised {desired}")
         proposals.append(drafted(role, pull, desired, step, config))
     return proposed(proposals, state, memory)
+
+
+POLICY = PlannerPolicy(keda, has_ledger=False, interval_s=hpa.SYNC_S, max_step=None)

@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock.planner.decide.baselines.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
+from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.observation import Pull, Window
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.state import PlannerState
+
+TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 2.0, Role.AGGREGATED: 8.0}
+"""KV usage of a decode replica, Knative's target utilisation; requests of a prefill replica, one that runs and one that
+waits, and of an aggregated one."""
 
 TICK_S = 2.0
 """``tick-interval``."""
@@ -92,7 +97,7 @@ def kpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
             Panic(held[0] if held[0] >= 0 else None, int(held[1])) if held else started(pull.at_s, pool.ready)
         )
         stable, panic = _mean(points, pull.at_s - STABLE_S), _mean(points, pull.at_s - PANIC_S)
-        target = _target(role, config)
+        target = TARGETS[role]
         desired, after = scaled(
             stable, panic, target=target, ready=pool.ready, now_s=pull.at_s, memory=before
         )
@@ -117,12 +122,6 @@ def _load(pull: Pull, role: Role) -> float | None:
     return demand.in_flight.get(role, 0.0) + demand.waiting
 
 
-def _target(role: Role, config: DecideConfig) -> float:
-    settings = config.baseline
-    targets = {Role.DECODE: settings.kpa_kv, Role.PREFILL: settings.kpa_prefill}
-    return targets.get(role, settings.kpa_aggregated)
-
-
 def _mean(points: Sequence[tuple[float, float]], after_s: float) -> float | None:
     values = [value for at_s, value in points if at_s > after_s]
     return sum(values) / len(values) if values else None
@@ -130,3 +129,6 @@ def _mean(points: Sequence[tuple[float, float]], after_s: float) -> float | None
 
 def _ceil(value: float) -> int:
     return math.ceil(value - 1e-9)
+
+
+POLICY = PlannerPolicy(kpa, has_ledger=False, interval_s=TICK_S, max_step=None)

@@ -23,10 +23,11 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable
-from penstock.planner.decide.baselines.drafting import drafted, proposed
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
+from penstock.planner.decide.drafting import drafted, proposed
 from penstock.planner.decide.observation import Pull, Window
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.state import PlannerState
 
@@ -92,7 +93,7 @@ def dynamo_throughput(window: Window, state: PlannerState, config: DecideConfig)
     Raises:
         ConfigError: no profile is given.
     """
-    profile = config.baseline.profile
+    profile = config.performance
     if profile is None:
         raise ConfigError(
             "mode dynamo-throughput: it scales by a latency profile and none is given; simulate a graph whose --profile"
@@ -163,3 +164,8 @@ def _itl_factor(load: IntervalLoad, pull: Pull, role: Role, decode: DecodeTable)
         return 1.0
     concurrency = load.requests_per_s * load.request_s / pool.ready
     return load.itl_s / decode.itl_of(concurrency, load.context)
+
+
+POLICY = PlannerPolicy(
+    dynamo_throughput, needs_profile=True, has_ledger=False, interval_s=INTERVAL_S, max_step=None
+)

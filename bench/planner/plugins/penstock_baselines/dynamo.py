@@ -9,10 +9,11 @@ Source: the planner of ai-dynamo 1.6.1: its load-based scaling, consolidation gu
 from __future__ import annotations
 
 from penstock.api import Role
-from penstock.planner.decide.baselines.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
+from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock.planner.decide.observation import Pull, Window
+from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
 from penstock.planner.decide.state import PlannerState
 
@@ -114,3 +115,6 @@ def _kv_load(pull: Pull, role: Role, window: Window, config: DecideConfig) -> fl
 def _would_refill(value: float, ready: int, up: float) -> bool:
     """Tell whether one engine fewer would be at the up threshold: the consolidation guard."""
     return ready < 2 or value * ready / (ready - 1) >= up
+
+
+POLICY = PlannerPolicy(dynamo_load, has_ledger=False, interval_s=TICK_S)
