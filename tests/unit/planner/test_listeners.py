@@ -23,10 +23,11 @@ from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner import dashboard as dashboard_module
 from penstock.planner.dashboard import Dashboard
 from penstock.planner.dashboard_layout import layout_of
-from penstock.planner.dashboard_points import attainment_points, demand_points, target_points
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand
+from penstock.planner.figures import Figures, shares_within
 from penstock.planner.metrics import PlannerMetrics, serve
+from penstock.planner.series import points
 from penstock.planner.snapshot import SnapshotWriter
 
 D, P = Role.DECODE, Role.PREFILL
@@ -129,12 +130,17 @@ def test_demand_supply_and_waits_are_drawn(drawn):
     assert set(_values(drawn, "startup/decode_seconds").values()) == {12.0}
 
 
+def _points(*demands, config=None):
+    """Return the dashboard's points of so many pulls."""
+    return points(Figures(config, is_held=False, demands=list(demands)), is_decided=False)
+
+
 def test_demand_is_averaged_over_the_pulls_of_a_point():
     """Two pulls of different length: requests over seconds, not a mean of rates."""
     short, long = Demand(period_s=1.0, arrivals=9), Demand(period_s=2.0, arrivals=0, waiting=3)
-    points = demand_points([short, long])
-    assert (points["demand/arrivals_per_second"], points["wait/requests"]) == (3.0, 3)
-    assert demand_points([]) == {}
+    found = _points(short, long)
+    assert (found["demand/arrivals_per_second"], found["wait/requests"]) == (3.0, 3)
+    assert not [tag for tag in _points() if tag.startswith("demand")]
 
 
 async def test_no_pull_goes_undrawn_where_every_second_one_is_decided_on(world, tmp_path):
@@ -152,9 +158,9 @@ def test_latencies_are_means_over_the_samples_of_a_point():
     """Not means of means; without a sample there is no latency."""
     some = Demand(period_s=1.0, ttft_sum_s=6.0, ttft_count=3, itl_sum_s=1.0, itl_count=100)
     more = Demand(period_s=1.0, ttft_sum_s=4.0, ttft_count=1)
-    points = demand_points([some, more])
-    assert (points["ttft/mean_seconds"], points["itl/mean_seconds"]) == (2.5, 0.01)
-    assert "ttft/mean_seconds" not in demand_points([Demand(period_s=1.0)])
+    found = _points(some, more)
+    assert (found["ttft/mean_seconds"], found["itl/mean_seconds"]) == (2.5, 0.01)
+    assert "ttft/mean_seconds" not in _points(Demand(period_s=1.0))
 
 
 def test_targets_and_the_share_within_them_are_those_of_mode_sla():
@@ -162,19 +168,14 @@ def test_targets_and_the_share_within_them_are_those_of_mode_sla():
     latency = {"ttft": ((1.0, 4.0), (2.0, 8.0), (math.inf, 10.0)), "itl": ((0.05, 90.0), (math.inf, 100.0))}
     config = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.95)
 
-    assert target_points(config) == {
-        "ttft/target_seconds": 2.0,
-        "itl/target_seconds": 0.05,
-        "attainment/goal": 0.95,
-    }
-    shares = attainment_points(latency, config, rejected=6)
-    assert shares == pytest.approx({"attainment/ttft": 0.5, "attainment/itl": 0.9})
-    assert list(attainment_points(latency, replace(config, itl_slo_s=None), rejected=0)) == [
-        "attainment/ttft"
-    ]
-    assert attainment_points({}, config, rejected=0) == {}
+    targets = {"ttft/target_seconds": 2.0, "itl/target_seconds": 0.05, "attainment/goal": 0.95}
+    assert targets.items() <= _points(config=config).items()
+    assert shares_within(latency, config, rejected=6) == pytest.approx({"ttft": 0.5, "itl": 0.9})
+    assert list(shares_within(latency, replace(config, itl_slo_s=None), rejected=0)) == ["ttft"]
+    assert shares_within({}, config, rejected=0) == {}
     adaptive = replace(config, mode=Mode.ADAPTIVE)
-    assert (target_points(adaptive), attainment_points(latency, adaptive, rejected=6)) == ({}, {})
+    assert shares_within(latency, adaptive, rejected=6) == {}
+    assert not targets.keys() & _points(config=adaptive).keys()
 
 
 def _engine():
@@ -318,7 +319,9 @@ async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, capl
     await world.run_until(65)
     board.close()
     assert len(world.watcher.decisions) == 2
-    assert [r.getMessage() for r in caplog.records if "dashboard" in r.getMessage()] == ["dashboard stopped"]
+    assert [r.getMessage() for r in caplog.records if "dashboard" in r.getMessage()] == [
+        "dashboard stopped; planning goes on"
+    ]
 
 
 async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path, monkeypatch):
@@ -326,7 +329,7 @@ async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path
     release = threading.Event()
     monkeypatch.setattr(dashboard_module, "MAX_WAITING", 3)
     monkeypatch.setattr(dashboard_module, "CLOSE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(dashboard_module, "SummaryWriter", lambda *_a, **_k: release.wait(5))
+    monkeypatch.setattr(dashboard_module, "EventsWriter", lambda *_a: release.wait(5))
     board = Dashboard(tmp_path / "board", DecideConfig())
     world.watcher.tick = board.tick
     await world.run_until(65)
@@ -334,7 +337,6 @@ async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path
     assert len(world.watcher.decisions) == 2
     board.close()
     release.set()
-    board._thread.join(5)
 
 
 # ---------------------------------------------------------------- metrics

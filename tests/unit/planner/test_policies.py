@@ -104,7 +104,7 @@ async def test_the_live_loop_runs_it_and_replay_repeats_it(installed, world):
     """Five requests wait: three workers more, one a decision; once none waits, back to the floor."""
     world.config = replace(world.config, mode="queue", max_gpu_budget=8)
     world.load.demand = lambda now: Demand(1.0, arrivals=1.0)
-    world.load.queue = lambda now: 5.0 if now < 1060 else 0.0
+    world.load.queue = lambda now, _workers: 5.0 if now < 1060 else 0.0
     await world.run_until(60)
     grown = max(replicas for role, replicas, _ in world.backend.calls if role is Role.PREFILL)
     assert grown > 2

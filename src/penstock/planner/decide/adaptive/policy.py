@@ -1,4 +1,4 @@
-"""Mode ``adaptive`` as a policy: follow the interval's pulls, then propose one change per role."""
+"""What `by_demand` does with whatever its workers can do: follow the pulls, then propose one change per role."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from penstock.api import Role
 from penstock.planner.decide.adaptive import kv, rules, supply, work, zero
-from penstock.planner.decide.adaptive.memory import AdaptiveMemory, read, write
-from penstock.planner.decide.adaptive.workers import ObservedWorkers, Workers
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory, write
+from penstock.planner.decide.adaptive.workers import Workers
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
@@ -21,7 +21,6 @@ from penstock.planner.decide.observation import (
     kv_role,
     turned_away,
 )
-from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.stabilise import back_off, remember
 from penstock.planner.decide.state import PlannerState
@@ -34,14 +33,6 @@ MOST_AT_ONCE = 64
 
 REGRET_S = 60.0
 """Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
-
-
-def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what demand at the door, supply over time and restraint ask for; one pull at least."""
-    memory, workers = read(state.memory), ObservedWorkers()
-    for pull in window.pulls:
-        memory = followed(memory, pull, workers, config)
-    return proposed(window, state, memory, workers, config)
 
 
 def proposed(
@@ -249,6 +240,3 @@ def _within_budget(
         else d
         for d in proposals
     ]
-
-
-POLICY = PlannerPolicy(adaptive, follows_demand=True)

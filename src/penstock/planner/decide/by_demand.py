@@ -1,4 +1,4 @@
-"""Mode ``sla`` as a policy: adaptive's rules on workers that are known from a profile."""
+"""Modes ``adaptive`` and ``sla``: one policy, which knows a profile and targets or learns what workers do."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.sla import learning, memory
 from penstock.planner.decide.sla.limits import limited
 from penstock.planner.decide.sla.projection import Projection
-from penstock.planner.decide.sla.workers import ProfiledWorkers
+from penstock.planner.decide.sla.workers import OBSERVED, ProfiledWorkers
 from penstock.planner.decide.state import PlannerState
 
 
-def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what the targets ask for; one pull at least.
+def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what demand at the door, supply over time and restraint ask for; one pull at least.
 
-    Raises:
-        ConfigError: no profile is given.
+    What workers can do is read off ``config.performance``, corrected by what is observed, and held against the targets; without
+    a profile it is learnt.
     """
     profile = config.performance
     if profile is None:
-        raise ConfigError(
-            "mode sla: it plans by a performance profile and none is given; run `penstock profile` and give --profile, or"
-            " choose mode adaptive"
-        )
+        observed = adaptive_memory.read(state.memory)
+        for pull in window.pulls:
+            observed = followed(observed, pull, OBSERVED, config)
+        return proposed(window, state, observed, OBSERVED, config)
     shared, learnt = adaptive_memory.read(state.memory), memory.read(state.memory)
     for pull in window.pulls:
         learnt = learning.followed(
@@ -57,6 +57,20 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         ],
         memory={**made.memory, **memory.write(learnt)},
     )
+
+
+def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what `by_demand` asks for by targets and profile.
+
+    Raises:
+        ConfigError: no profile is given.
+    """
+    if config.performance is None:
+        raise ConfigError(
+            "mode sla: it plans by a performance profile and none is given; run `penstock profile` and give --profile, or"
+            " choose mode adaptive"
+        )
+    return by_demand(window, state, config)
 
 
 def _outlook(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Projection | None:
@@ -135,4 +149,5 @@ def _profile_step(workers: ProfiledWorkers) -> Step:
     return Step("profile", inputs, None, "; ".join(outside) or "within the profile")
 
 
-POLICY = PlannerPolicy(sla, follows_demand=True, needs_profile=True)
+ADAPTIVE = PlannerPolicy(by_demand, follows_demand=True)
+SLA = PlannerPolicy(by_targets, follows_demand=True, needs_profile=True)
