@@ -30,14 +30,13 @@ def configured(
     Raises:
         ConfigError: the mode needs a latency profile and a pool has none.
     """
-    baseline = replace(baseline_settings(pools), itl_slo_s=itl_slo_s)
     policy = policy_of(mode)
     if policy.needs_profile and not has_profile(pools):
         raise ConfigError(
             f"mode {mode}: it plans with a latency profile, which the simple server does not have; give --profile"
             f" one of {', '.join(profiles.names())}"
         )
-    config = replace(config.in_mode(mode), baseline=baseline)
+    config = replace(config.in_mode(mode), baseline=baseline_settings(pools))
     if not policy.needs_profile or policy.is_oracle:
         return config
     itl_slo_s = config.itl_slo_s if itl_slo_s is None else itl_slo_s

@@ -303,7 +303,7 @@ def test_dynamo_looks_engines_up_between_its_points_and_at_its_ends():
 def throughput_decision(demand, **options):
     """Decide once on an interval of 180 s."""
     config = DecideConfig(max_gpu_budget=64).in_mode("dynamo-throughput")
-    config = replace(config, performance=TABLES, baseline=replace(config.baseline, itl_slo_s=0.01))
+    config = replace(config, performance=TABLES, itl_slo_s=0.01)
     seen = pull(180.0, demand=demand, **options)
     decision, _ = decide(Window(0.0, 180.0, (seen,)), PlannerState(), config)
     return {role.role: role.desired for role in decision.roles}

@@ -10,7 +10,6 @@ import pytest
 from penstock.api import Role
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
-from penstock.planner.decide.baselines.settings import BaselineSettings
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.observation import Demand
 from penstock.planner.ledger import read_ledger
@@ -41,9 +40,9 @@ def _prepare_failing(world):
 def _prepare_going_on(world):
     """Let a mode that does not wait ask for more while replicas start: 40 s each, a decision every 15 s."""
     config = replace(world.config, mode=Mode.HPA, metric_pulling_interval_s=5.0, adjustment_interval_s=15.0)
-    world.config = replace(config, max_step=None, baseline=BaselineSettings(hpa_kv=0.8))
+    world.config = replace(config, max_step=None)
     world.backend.start_s = 40.0
-    world.load.kv = lambda now, _workers: 0.95 if now < 1080 else 0.75
+    world.load.kv = lambda now, _workers: 0.6 if now < 1080 else 0.47
     world.load.queue = lambda now, workers: (1.0 if now < 1035 else 3.0 if now < 1050 else 1.0) * workers
     return world
 

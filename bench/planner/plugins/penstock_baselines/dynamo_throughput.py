@@ -137,7 +137,7 @@ def _wanted(
     role: Role, load: IntervalLoad, pull: Pull, profile: PerformanceProfile, config: DecideConfig
 ) -> tuple[int, dict[str, float | None]]:
     prefill, decode = profile.prefill, profile.decode
-    itl_s = config.baseline.itl_slo_s or DEFAULT_ITL_S
+    itl_s = config.itl_slo_s or DEFAULT_ITL_S
     inputs: dict[str, float | None] = {
         "requests_per_s": load.requests_per_s,
         "prompt_tokens": load.prompt_tokens,

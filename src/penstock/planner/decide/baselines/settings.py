@@ -1,4 +1,4 @@
-"""What the other autoscalers are set to, and how often they decide."""
+"""What the other autoscalers know beforehand."""
 
 from __future__ import annotations
 
@@ -14,25 +14,18 @@ Sizes = tuple[tuple[float, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class BaselineSettings:
-    """Targets and what a user would have measured of the hardware beforehand.
+    """What a user would have measured of the hardware beforehand, and an oracle's schedule.
 
     Attributes:
         prefill_tokens_per_s: Prompt tokens that one replica computes per second at its best, > 0 (KEDA).
         context_tokens: Longest context, tokens, > 0 (Dynamo measures its prefill queue in it).
         kv_tokens: KV cache of one replica, tokens, > 0 (Dynamo).
-        hpa_kv: KV usage that the HPA keeps, in (0, 1]; 0.5 served more in time than 0.8 on the tuned cases, for 3-4% more
-            GPU-hours.
-        hpa_queue: Waiting requests per replica that the HPA keeps, > 0; 1 served better there than 3 or 5.
-        itl_slo_s: Mean gap between tokens that counts as in time, > 0 (Dynamo's throughput loop); None: its default.
         schedule: By role, the sizes that the oracle follows; empty: it cannot run.
     """
 
     prefill_tokens_per_s: float = 10_000.0
     context_tokens: float = 16_384.0
     kv_tokens: float = 400_000.0
-    hpa_kv: float = 0.5
-    hpa_queue: float = 1.0
-    itl_slo_s: float | None = None
     schedule: Mapping[Role, Sizes] = field(default_factory=dict)
 
 
