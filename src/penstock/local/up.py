@@ -128,7 +128,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
 def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
     """Refuse a graph whose planner or router would end at its start for want of an optional package."""
     needs = [need for need in needed_extras(graph) if with_planner or need.process != PLANNER_ROLE]
-    problems = [need.problem() for need in needs if need.missing and not need.fall_back]
+    problems = [need.problem() for need in needs if need.missing]
     if problems:
         raise InvalidSpecError(problems)
 

@@ -11,7 +11,7 @@ from penstock.planner.decide.config import Mode
 Charts = dict[str, list[Any]]
 
 
-def layout_of(roles: Collection[Role], mode: Mode) -> dict[str, Charts]:
+def layout_of(roles: Collection[Role], mode: str) -> dict[str, Charts]:
     """Return the custom-scalars layout: categories of charts, each scalar in exactly one of them.
 
     What the mode decides by comes first; thresholds are there in the one mode that compares with them.

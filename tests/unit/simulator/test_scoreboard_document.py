@@ -162,7 +162,7 @@ def test_options_choose_workloads_policies_and_seeds(bench):
     assert [choice.seeds_of(case, options) for case in choice.chosen_cases(options)] == [2, 2]
     assert options.is_part
     assert options.words == ["--workloads sine,stairs", "--policies hpa", "--seeds 2"]
-    with pytest.raises(SystemExit, match="--policies nobody: choose from load, adaptive"):
+    with pytest.raises(SystemExit, match="--policies nobody: choose from adaptive, load, sla, dynamo-load"):
         choice.chosen_policies("nobody")
     with pytest.raises(SystemExit):
         choice.options_of(["--seeds", "0"])

@@ -71,8 +71,8 @@ class Speed(Protocol):
 class WorkProjection(Speed, Protocol):
     """Says what arrives, too."""
 
-    def arriving(self, along: Forecast, ahead_s: float) -> Forecast:
-        """Return the requests/s expected so far ahead, given those along the trend."""
+    def arriving(self, along: Forecast) -> Forecast:
+        """Return the requests/s expected, given those along the trend."""
         ...
 
 
