@@ -149,6 +149,7 @@ def test_pull_and_memory_survive_json():
     assert memory.read({"sla": older}).forecast is None
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_a_ledger_replays_where_the_library_is_not_installed(world, monkeypatch):
     """Live decisions by Holt-Winters on a synthetic sine come out bit for bit the same without statsmodels."""
