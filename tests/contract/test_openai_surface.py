@@ -1,6 +1,6 @@
-"""What clients' suites send beyond plain completions, by the official OpenAI client: n, logprobs, stop, tools, responses.
+"""The official OpenAI client, unchanged, against a router and simulated workers: what clients' suites send.
 
-Router and simulated workers run in this process; `test_openai_client` has them as processes.
+They run in this process; tests/world and e2e have them as processes.
 """
 
 import asyncio
@@ -8,7 +8,8 @@ import asyncio
 import openai
 import pytest
 
-from penstock.api import Role
+from penstock.api import Role, RouterConfig
+from penstock.core.http.server import HttpServer
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.server import EngineServer
 from penstock.engine.serve.settings import ServeFlags, resolve
@@ -51,12 +52,17 @@ async def client(request):
             for role, server in zip(roles, servers, strict=True)
         )
         settings = RouterSettings(
-            model="llama", disaggregated=len(roles) > 1, workers=specs, speed=50.0, lease_s=600.0
+            model="llama",
+            disaggregated=len(roles) > 1,
+            workers=specs,
+            speed=50.0,
+            lease_s=600.0,
+            api_keys=frozenset({b"sk-test"}),
         )
         router = RouterServer(settings)
         await router.start()
         url = f"http://127.0.0.1:{router.port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=20) as opened:
+        async with openai.AsyncOpenAI(base_url=url, api_key="sk-test", max_retries=0, timeout=20) as opened:
             yield opened
         await router.close()
         for server in servers:
@@ -66,6 +72,81 @@ async def client(request):
 async def complete(client, prompt=PROMPT, **fields):
     """Ask for a completion that ends by its length."""
     return await client.completions.create(model="llama", prompt=prompt, extra_body=EOS, **fields)
+
+
+async def test_streamed_completions(client):
+    """One event a token, and usage in the last one: by the simulated tokenizer, 4 bytes each."""
+    stream = await complete(client, max_tokens=6, stream=True, stream_options={"include_usage": True})
+    events = [event async for event in stream]
+
+    texts = [event.choices[0].text for event in events if event.choices]
+    assert len([text for text in texts if text]) == 6
+    assert events[-1].usage.prompt_tokens == len(PROMPT) // 4
+    assert events[-1].usage.completion_tokens == 6
+
+
+async def test_streamed_chats(client):
+    """Role first, then text, then usage."""
+    stream = await client.chat.completions.create(
+        model="llama",
+        messages=[{"role": "system", "content": "Be brief."}, *MESSAGES],
+        max_completion_tokens=5,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body=EOS,
+    )
+    events = [event async for event in stream]
+
+    assert events[0].choices[0].delta.role == "assistant"
+    assert len([each for each in events if each.choices and each.choices[0].delta.content]) == 5
+    assert events[-1].usage.completion_tokens == 5
+
+
+async def test_the_cache_shows_in_usage(client):
+    """The second time all full blocks but the last computed one come from the cache."""
+    prompt = "A prompt that comes twice, and is found in the cache the second time. " * 8
+    first, second = [await complete(client, prompt=prompt, max_tokens=2) for _ in range(2)]
+
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert 0 < second.usage.prompt_tokens_details.cached_tokens < second.usage.prompt_tokens
+
+
+async def test_models_and_request_ids(client):
+    """Models are listed and retrieved; an answer keeps the client's own id."""
+    raw = await client.completions.with_raw_response.create(
+        model="llama", prompt="x", max_tokens=1, extra_headers={"x-request-id": "mine-7"}
+    )
+
+    assert [model.id async for model in client.models.list()] == ["llama"]
+    assert (await client.models.retrieve("llama")).id == "llama"
+    assert raw.headers["x-request-id"] == "mine-7"
+    assert raw.parse().id.endswith("mine-7")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "code"),
+    [
+        ({"model": "gpt-9"}, openai.NotFoundError, "model_not_found"),
+        ({"prompt": None}, openai.BadRequestError, "invalid_request"),
+        ({"extra_headers": {"content-type": "text/plain"}}, openai.APIStatusError, "unsupported_media_type"),
+    ],
+)
+async def test_errors_are_the_clients_own_types(client, changes, error, code):
+    """Each status becomes the exception that the client has for it, with code and message."""
+    with pytest.raises(error) as caught:
+        await client.completions.create(**{"model": "llama", "prompt": "x", "max_tokens": 1, **changes})
+
+    assert caught.value.body["code"] == code
+    assert caught.value.body["message"]
+
+
+async def test_a_wrong_key_is_an_authentication_error(client):
+    """401, for completions and models."""
+    async with client.with_options(api_key="sk-wrong") as wrong:
+        with pytest.raises(openai.AuthenticationError):
+            await wrong.completions.create(model="llama", prompt="x")
+        with pytest.raises(openai.AuthenticationError):
+            await wrong.models.list()
 
 
 async def test_several_answers(client):
@@ -216,3 +297,54 @@ async def test_the_stream_helper_of_responses(client):
         final = await stream.get_final_response()
 
     assert final.output_text
+
+
+async def _serve(handler, **config):
+    """Start a router in this process in front of one fake aggregated worker."""
+    worker = HttpServer(handler)
+    await worker.start("127.0.0.1", 0)
+    spec = WorkerSpec("w", Role.AGGREGATED, f"http://127.0.0.1:{worker.port}", supervised=True)
+    config = RouterConfig.model_validate(config)
+    router = RouterServer(RouterSettings(model="llama", disaggregated=False, workers=(spec,), config=config))
+    await router.start()
+    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{router.port}/v1", api_key="any", max_retries=0)
+
+    async def stop():
+        await client.close()
+        await router.close()
+        await worker.close(grace_s=0)
+
+    return client, stop
+
+
+async def test_a_stream_that_breaks_raises():
+    """The error event in mid-stream is an APIError of the client, not a stream that looks complete."""
+    seen = asyncio.Event()
+
+    async def break_off(request, responder):
+        responder.start(200)
+        responder.write(b'data: {"id":"1","object":"text_completion","created":1,"model":"llama",')
+        responder.write(b'"choices":[{"index":0,"text":"x","finish_reason":null,"logprobs":null}]}\n\n')
+        await seen.wait()
+        responder.abort()
+
+    client, stop = await _serve(break_off)
+    stream = await client.completions.create(model="llama", prompt="x", stream=True)
+
+    assert (await anext(stream)).choices[0].text == "x"
+    seen.set()
+    with pytest.raises(openai.APIError, match="broke off"):
+        await anext(stream)
+    await stop()
+
+
+async def test_an_overloaded_worker_is_an_internal_server_error():
+    """503 from the only worker, after the router's own retries."""
+
+    async def refuse(request, responder):
+        responder.send(503, b'{"error":{"message":"leaving","type":"server_error","code":null}}')
+
+    client, stop = await _serve(refuse)
+    with pytest.raises(openai.InternalServerError, match="leaving"):
+        await client.completions.create(model="llama", prompt="x")
+    await stop()

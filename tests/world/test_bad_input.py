@@ -1,61 +1,20 @@
-"""What a user can get wrong on the command line, and workers that cannot start: one clear error each."""
+"""Ports that are taken, and workers that cannot start, as the processes show them."""
 
 import json
 import socket
 
 import pytest
 
-GOOD = '{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1]}\n'
-FILES = {
-    "torn.yaml": "metadata: {name: x\nspec: [\n",
-    "corrupt.jsonl": GOOD + '{"timestamp": 3000, "input_le\n' + GOOD.replace(" 0,", " 6000,", 1),
-    "empty.jsonl": "",
-    "options.yaml": "Planner: {max-gpu-budgett: 3}\n",
-}
-BAD = [
-    (("up", "torn.yaml"), ["torn.yaml:2", "malformed YAML", "check indentation"]),
-    (("up", "absent.yaml"), ["absent.yaml", "no such file", "check the path"]),
-    (("up", "unknown.yaml"), ["unknown.yaml:", "spec.planner.maxGpuBudgett", "did you mean maxGpuBudget?"]),
-    (("up", "flapping.yaml"), ["decodeKvScaleDownThreshold: 0.95", "not below", "0.9", "lower it"]),
-    (("up", "poor.yaml"), ["spec.planner.maxGpuBudget: 1", "fewer than the floors", "raise"]),
-    (("up", "graph.yaml", "--speed", "inf"), ["--speed: inf", "finite number above 0"]),
-    (("up", "graph.yaml", "--gpus", "1"), ["1 GPU", "maxGpuBudget 1", "raise"]),
-    (("up", "graph.yaml", "--port", "TAKEN"), ["--port", "TAKEN", "in use", "another"]),
+TAKEN = [
     (("router", "serve", "--model", "m", "--worker", "decode=http://127.0.0.1:9", "--worker",
       "prefill=http://127.0.0.1:9", "--port", "TAKEN"), ["port TAKEN", "in use", "--port"]),
     (("engine", "serve", "m", "--port", "TAKEN"), ["port TAKEN", "in use", "--port"]),
-    (("engine", "serve", "m", "--block-size", "0"), ["--block-size: 0", "1 or more"]),
-    (("load", "--trace", "absent.jsonl"), ["--trace absent.jsonl", "no such file", "mooncake"]),
-    (("load", "--trace", "empty.jsonl"), ["--trace empty.jsonl", "empty", "give a"]),
-    (("load", "--trace", "corrupt.jsonl", "--dry-run"), ["corrupt.jsonl:2", "not JSON", "--on-bad-row skip"]),
-    (("load", "--trace", "mooncake", "--sample", "2"), ["--sample: 2.0", "at most 1"]),
-    (("planner", "run", "--decode-kv-scale-up-threshold", "0.3", "--dry-run"),
-     ["--decode-kv-scale-down-threshold: 0.5", "not below", "0.3", "lower it"]),
-    (("planner", "run", "--max-gpu-budget", "1"), ["--max-gpu-budget: 1", "below the floor of 1", "raise it"]),
-    (("planner", "run", "--config", "options.yaml"), ["max-gpu-budgett", "unknown option", "known are"]),
-    (("planner", "run", "--namespace", "nobody"), ["--namespace: 'nobody'", "penstock up"]),
-    (("planner", "explain"), ["--log-dir: needed", "no graph is running"]),
 ]  # fmt: skip
 
 
-@pytest.fixture
-def desk(world, monkeypatch):
-    """Return the folder with the bad files, which is the working folder."""
-    for name, content in FILES.items():
-        (world.folder / name).write_text(content)
-    graph = world.manifest().read_text()
-    (world.folder / "unknown.yaml").write_text(graph.replace("maxGpuBudget:", "maxGpuBudgett:"))
-    (world.folder / "flapping.yaml").write_text(
-        graph.replace("planner: {", "planner: {decodeKvScaleDownThreshold: 0.95, ")
-    )
-    (world.folder / "poor.yaml").write_text(graph.replace("maxGpuBudget: 8", "maxGpuBudget: 1"))
-    monkeypatch.chdir(world.folder)
-    return world.folder
-
-
-@pytest.mark.parametrize(("arguments", "words"), BAD, ids=lambda value: " ".join(value[:3]))
-def test_bad_input_is_refused_with_key_value_bound_and_remedy(world, desk, arguments, words):
-    """Exit 2 and one message on stderr without a traceback; nothing was started or written."""
+@pytest.mark.parametrize(("arguments", "words"), TAKEN, ids=lambda value: " ".join(value[:2]))
+def test_a_taken_port_is_refused_without_a_traceback(world, arguments, words):
+    """Exit 2 and one message on stderr."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
@@ -64,23 +23,9 @@ def test_bad_input_is_refused_with_key_value_bound_and_remedy(world, desk, argum
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("penstock: ") == 1, done.stderr
-    for word in words:
-        assert word.replace("TAKEN", port) in done.stderr, done.stderr
-    assert world.marked() == {}
-    assert not world.statefile.exists()
+    assert [word for word in words if word.replace("TAKEN", port) not in done.stderr] == []
 
 
-def test_a_corrupt_row_is_left_out_on_request_and_counted(world, desk):
-    """With --on-bad-row skip the other rows are planned, and the row that is not is named."""
-    done = world.run("load", "--trace", "corrupt.jsonl", "--on-bad-row", "skip", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    trace = json.loads(done.stdout)["trace"]
-    assert trace["rows"] == 3
-    assert [row.split(":")[0] for row in trace["skipped_rows"]] == ["line 2"]
-    assert trace["output_tokens"] == 4
-
-
-@pytest.mark.slow
 def test_a_worker_that_dies_at_start_is_shown_restarted_and_given_up_with_its_words(world, eventually):
     """`status` shows the reason while it is tried again with a backoff; then `up` says it and leaves nothing."""
     manifest = world.manifest()
@@ -112,7 +57,6 @@ def test_a_worker_that_dies_at_start_is_shown_restarted_and_given_up_with_its_wo
     assert not world.statefile.exists()
 
 
-@pytest.mark.slow
 def test_a_second_up_and_a_load_that_does_not_fit_leave_the_running_graph_alone(world):
     """A second `up`, a wrong model and a wrong speed are errors of their own; the graph serves on."""
     manifest = world.manifest()

@@ -69,6 +69,7 @@ def _can_mount():
     return unshare is not None and subprocess.run([unshare, "-rm", "true"], check=False).returncode == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(not _can_mount(), reason="needs user namespaces to mount a small tmpfs")

@@ -120,6 +120,7 @@ def test_kill_9_of_the_arbiter_loses_nothing_and_it_comes_back_with_the_living_w
     world.down()
 
 
+@pytest.mark.nightly
 def test_after_kill_9_of_arbiter_and_watchdog_the_next_up_needs_no_help(world, eventually):
     """What they supervised serves on; `up` ends it and starts the graph again."""
     manifest = world.manifest()

@@ -33,6 +33,7 @@ SMALL = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_recommendation_is_the_truth_of_the_latency_profile(world, tmp_path):
     """Sizes, TTFT, ITL and batch as the profile has them; or it says that the machine did not keep up."""
@@ -87,7 +88,7 @@ def finished(folder):
     return [line for line in lines if '"kind": "prefill"' in line or '"kind": "decode"' in line]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 @pytest.mark.timeout(300)
 def test_a_profile_that_was_ended_goes_on_where_it_stopped(world, eventually, tmp_path, number):
     """Finished points are not measured again; no worker stays, neither after Ctrl-C nor after the next run."""

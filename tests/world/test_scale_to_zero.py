@@ -51,6 +51,7 @@ def metric(world, name):
     return next((float(line[1]) for line in lines if line[0] == name), None)
 
 
+@pytest.mark.nightly
 def test_an_idle_graph_holds_no_worker_and_requests_are_held_as_long_as_its_starts_take(world, eventually):
     """Served after each of three sleeps; then, while nothing starts workers, refused after the time that was learnt."""
 

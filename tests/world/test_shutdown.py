@@ -111,6 +111,7 @@ def test_what_a_graph_writes_is_its_users_alone(world, eventually):
     assert world.run("down").returncode == 0
 
 
+@pytest.mark.nightly
 def test_sigterm_ends_planner_and_load_while_the_router_hangs(world, eventually):
     """A planner and a replay that get no answers end all the same."""
     world.up(world.manifest(), speed=SPEED)

@@ -21,6 +21,7 @@ def replay(world, speed):
     return json.loads(done.stdout)
 
 
+@pytest.mark.nightly
 def test_the_same_replay_at_speed_5_and_10_has_the_same_tpot(world):
     """TPOT p50 in simulated seconds differs by less than a tenth, unless the run itself says that it is distorted."""
     slow, fast = replay(world, 5), replay(world, 10)

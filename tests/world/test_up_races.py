@@ -42,8 +42,17 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("number", "phase"),
+    [
+        (signal.SIGTERM, "begun"),
+        (signal.SIGHUP, "claimed"),
+        (signal.SIGTERM, "running"),
+        pytest.param(signal.SIGHUP, "begun", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, "claimed", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, "running", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_signal_during_up_leaves_nothing_running(world, eventually, phase, number):
     """Whenever it comes, `up` ends with 128 and its number, without processes, statefile or sockets."""
     # The prefill service never becomes ready, so that `up` is under way for as long as the test needs.

@@ -129,6 +129,7 @@ async def test_a_prefill_worker_that_is_told_to_end_waits_for_its_readers(servin
         assert await prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_waiting_requests_keep_their_blocks_alive(serving, hand_over):
     """A request that waits longer than its lease for a place is renewed by heartbeats and then served.

@@ -45,6 +45,7 @@ def test_names_are_unique():
     assert frozenset().union(*MISSED.values()) <= set(names)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_policy_that_does_nothing_is_found_out():
     """A suite that a fixed fleet passes asks for nothing."""

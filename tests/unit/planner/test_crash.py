@@ -159,7 +159,15 @@ def _telling(labels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(
+            name, marks=() if name in {"adaptive", "never ready", "up and down"} else pytest.mark.nightly
+        )
+        for name in SCENARIOS
+    ],
+)
 async def test_a_kill_at_any_step_changes_no_decision(new_world, kill_type, monkeypatch, scenario):
     """At each write, sync, observation, read, sleep and scale call: same decisions, same states, same calls."""
     prepare, horizon_s, calls = SCENARIOS[scenario]

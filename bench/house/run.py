@@ -1,0 +1,89 @@
+"""Counts what a reader of the product has before them; `make house` prints the table, `--json` all of it.
+
+``--page`` writes the table into docs/architecture.md, beside the counts of before.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from paths import count_local, count_reconcile
+from source import FILE_LINES, FUNCTION_LINES, SETTINGS, Source
+
+ROOT = Path(__file__).parents[2]
+BEFORE = Path(__file__).with_name("before.json")
+PAGE = ROOT / "docs/architecture.md"
+TABLE = re.compile(r"(?<=<!-- house -->\n).*?(?=\n<!-- /house -->)", re.DOTALL)
+
+
+def count(root: Path, *, runs: bool) -> dict[str, Any]:
+    """Return all counts of a checkout; without ``runs`` only those of its text."""
+    product, tests = Source(root, "src"), Source(root, "tests", "e2e")
+    found: dict[str, Any] = {
+        "lines": product.lines(3),
+        "test_lines": Source(root, "tests").lines(3),
+        "settings": product.classes(SETTINGS),
+        "circles": product.circles(),
+        "long_files": product.long_files() + tests.long_files(),
+        "long_functions": product.long_functions() + tests.long_functions(),
+        "pokes": tests.pokes(),
+        "sleeps": tests.sleeps(),
+    }
+    return found | ({**count_local(root), "reconcile": count_reconcile(root)} if runs else {})
+
+
+def rows(found: dict[str, Any]) -> dict[str, int | str]:
+    """Return the table's rows: one number each, ``-`` where it was not counted."""
+    return {
+        "product lines": sum(found["lines"].values()),
+        "test lines": sum(found["test_lines"].values()),
+        "files run by a chat in the router": found.get("chat", "-"),
+        "files run by a planner decision": found.get("decision", "-"),
+        "files run by a reconciled graph": found.get("reconcile") or "-",
+        "classes named Config, Settings, Spec, Options, Plan or Facts": len(found["settings"]),
+        "files in import circles": sum(map(len, found["circles"])),
+        f"files over {FILE_LINES} lines": len(found["long_files"]),
+        f"functions over {FUNCTION_LINES} lines": len(found["long_functions"]),
+        "uses of private attributes in tests": found["pokes"],
+        "sleeps in tests": found["sleeps"],
+    }
+
+
+def table(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return both counts side by side, in Markdown."""
+    old, new = rows(before), rows(now)
+    lines = ["| Count | Before | Now |", "|---|---:|---:|"]
+    return "\n".join([*lines, *(f"| {name} | {old[name]} | {value} |" for name, value in new.items())])
+
+
+def main() -> None:
+    """Count, and print or write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to count (this one)")
+    parser.add_argument("--no-runs", action="store_true", help="count the text alone and start nothing")
+    parser.add_argument("--json", action="store_true", help="print every count and name as JSON")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/architecture.md")
+    options = parser.parse_args()
+    found = count(options.root.resolve(), runs=not options.no_runs)
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    made = table(json.loads(BEFORE.read_text()), found)
+    if options.page:
+        PAGE.write_text(TABLE.sub(lambda _: made, PAGE.read_text()))
+        return
+    print(made)
+    for name in ("lines", "test_lines"):
+        print(f"\n{name.replace('_', ' ')}")
+        print("\n".join(f"{lines:7}  {folder}" for folder, lines in found[name].items()))
+
+
+if __name__ == "__main__":
+    main()

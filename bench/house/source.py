@@ -1,0 +1,144 @@
+"""Counts of the source: lines, settings-like classes, import circles, long files and functions, pokes and sleeps."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+SETTINGS = re.compile(r"(Config|Settings|Spec|Options|Plan|Facts)$")
+FILE_LINES = 500
+FUNCTION_LINES = 61
+
+
+class Source:
+    """The Python files below the folders of one checkout."""
+
+    def __init__(self, root: Path, *folders: str) -> None:
+        self.root = root
+        self._paths = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+
+    @cached_property
+    def trees(self) -> dict[Path, ast.Module]:
+        """Each file's syntax tree."""
+        return {path: ast.parse(path.read_text(encoding="utf-8")) for path in self._paths}
+
+    def lines(self, depth: int) -> dict[str, int]:
+        """Return the lines below each folder, named by its first ``depth`` parts."""
+        counted: Counter[str] = Counter()
+        for path in self._paths:
+            parts = path.relative_to(self.root).parent.parts[:depth]
+            counted["/".join(parts)] += path.read_text(encoding="utf-8").count("\n")
+        return dict(sorted(counted.items()))
+
+    def classes(self, ending: re.Pattern[str]) -> list[str]:
+        """Return ``file:class`` of the classes whose name ends so."""
+        return [
+            f"{path.relative_to(self.root)}:{node.name}"
+            for path, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef) and ending.search(node.name)
+        ]
+
+    def long_files(self) -> list[str]:
+        """Return the files of more than `FILE_LINES`."""
+        return [
+            str(path.relative_to(self.root))
+            for path in self._paths
+            if path.read_text(encoding="utf-8").count("\n") > FILE_LINES
+        ]
+
+    def long_functions(self) -> list[str]:
+        """Return ``file:function`` of the functions of more than `FUNCTION_LINES`."""
+        return [
+            f"{path.relative_to(self.root)}:{node.name}"
+            for path, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
+        ]
+
+    def pokes(self) -> int:
+        """Return how often a private attribute of something other than ``self`` or ``cls`` is used."""
+        return sum(_is_poke(node) for tree in self.trees.values() for node in ast.walk(tree))
+
+    def sleeps(self) -> int:
+        """Return the calls of a function named ``sleep`` with more than zero seconds."""
+        return sum(_is_sleep(node) for tree in self.trees.values() for node in ast.walk(tree))
+
+    def circles(self) -> list[list[str]]:
+        """Return the groups of files that import each other, directly or by way of others."""
+        names = {_module(path, self.root / "src"): path for path in self._paths}
+        edges = {
+            name: {each for each in _imports(self.trees[path], names) if each != name}
+            for name, path in names.items()
+        }
+        return sorted(sorted(group) for group in _components(edges) if len(group) > 1)
+
+
+def _is_poke(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        owned = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+        return _is_private(node.attr) and not owned
+    return (
+        isinstance(node, ast.Call)
+        and _called(node) in {"setattr", "getattr", "delattr"}
+        and len(node.args) > 1
+        and isinstance(node.args[1], ast.Constant)
+        and _is_private(str(node.args[1].value))
+    )
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _is_sleep(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Call) and _called(node) == "sleep" and node.args):
+        return False
+    return not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+
+
+def _called(node: ast.Call) -> str:
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _module(path: Path, src: Path) -> str:
+    return ".".join(path.relative_to(src).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imports(tree: ast.Module, names: dict[str, Path]) -> Iterator[str]:
+    """Yield the modules that a file imports anywhere; a name that is no module counts for its module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name in names)
+        elif isinstance(node, ast.ImportFrom) and node.module in names:
+            for each in node.names:
+                below = f"{node.module}.{each.name}"
+                yield below if below in names else node.module
+
+
+def _components(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Return the strongly connected components: nodes that reach each other."""
+    reached = {start: _reachable(start, edges) for start in edges}
+    left, found = set(edges), []
+    while left:
+        start = left.pop()
+        group = {start, *(each for each in reached[start] if start in reached[each])}
+        left -= group
+        found.append(group)
+    return found
+
+
+def _reachable(start: str, edges: dict[str, set[str]]) -> set[str]:
+    seen, waiting = set(), [start]
+    while waiting:
+        for each in edges[waiting.pop()] - seen:
+            seen.add(each)
+            waiting.append(each)
+    return seen
