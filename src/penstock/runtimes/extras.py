@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from penstock.api.enums import PlannerMode, Predictor, Runtime
+from penstock.api.enums import PlannerMode, Predictor
 from penstock.api.graph import GraphDeployment
 from penstock.core.errors import Problem
 from penstock.core.simulated_tokens import SIMULATED
@@ -75,8 +75,8 @@ def needed_extras(graph: GraphDeployment) -> tuple[ExtraNeed, ...]:
         )
     if spec.planner.enabled and spec.planner.mode is PlannerMode.SLA:
         found += predictor_needs("spec.planner.sla.predictor", spec.planner.sla.predictor)
-    if spec.runtime is Runtime.DYNAMO:
-        return tuple(found)  # its router is Dynamo's frontend
+    if spec.traits.frontend is not None:
+        return tuple(found)
     if spec.router.tokenizer not in {None, SIMULATED}:
         found.append(ExtraNeed("spec.router.tokenizer", "router", "tokenizer", ("jinja2", "tokenizers")))
     if spec.router.kv_events_port is not None:

@@ -51,7 +51,7 @@ def message_of(spec_change):
         ),
         (
             {"runtime": "tensorrt"},
-            '"tensorrt" is not one of vllm, dynamo, simulated; choose one of them',
+            '"tensorrt" is not one of vllm, dynamo, simulated; choose one of them, or install the package that adds it',
         ),
         ({"sevices": {}}, "unknown key; did you mean services?"),
         ({"prometheusUrl": "x"}, "unknown key here; it belongs at spec.planner.metrics.prometheusUrl"),

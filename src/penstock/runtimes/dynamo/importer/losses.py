@@ -8,7 +8,7 @@ from typing import Any
 from penstock.api.base import KeyPath, dotted
 from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document
-from penstock.runtimes.importer.source import ManifestSource, Unconverted, leaves
+from penstock.runtimes.dynamo.importer.source import ManifestSource, Unconverted, leaves
 
 FOREIGN_GROUP = "nvidia.com/"
 """API group of Dynamo's operator, before a version."""

@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 from penstock.api.base import KeyPath
-from penstock.runtimes.importer.command import Command
-from penstock.runtimes.importer.source import ManifestSource
+from penstock.runtimes.dynamo.importer.command import Command
+from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 _VARIABLES = frozenset(
     {

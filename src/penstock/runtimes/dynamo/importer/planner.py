@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from penstock.api.base import KeyPath
-from penstock.runtimes.importer.command import Command, parse_command
-from penstock.runtimes.importer.source import ManifestSource
+from penstock.runtimes.dynamo.importer.command import Command, parse_command
+from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 _NUMBERS = {
     "--adjustment-interval": "adjustmentIntervalSeconds",
