@@ -304,10 +304,13 @@ async def disagreements(client, candidates):
 
 
 async def test_models_and_server_agree_on_every_bound(client, crds):
-    """For every scalar key, the values around its bounds and of other types get one verdict."""
+    """For every scalar key, the values around its bounds and of other types get one verdict.
+
+    Which runtimes are installed the server cannot know: it judges the form of that name alone.
+    """
     schema = definitions()["graphdeployments.penstock.dev"]["spec"]["versions"][0]["schema"]
     spec = schema["openAPIV3Schema"]["properties"]["spec"]
-    keys = list(leaves(spec))
+    keys = [(path, value) for path, value in leaves(spec) if path != ("runtime",)]
     keys += [
         (("services", "decode", *path), value)
         for path, value in leaves(spec["properties"]["services"]["additionalProperties"])

@@ -1,4 +1,7 @@
-"""Dynamo's planner component becomes the graph's planner section."""
+"""Dynamo's planner component becomes the graph's planner section.
+
+Its settings are flags, and since Dynamo 1.1 one JSON object after ``--config``, by the same names with underscores.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +13,22 @@ from penstock.runtimes.dynamo.importer.command import Command, parse_command
 from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 _NUMBERS = {
-    "--adjustment-interval": "adjustmentIntervalSeconds",
-    "--metric-pulling-interval": "metricPullingIntervalSeconds",
-    "--max-gpu-budget": "maxGpuBudget",
-    "--min-gpu-budget": "minGpuBudget",
-    "--decode-kv-scale-up-threshold": "decodeKvScaleUpThreshold",
-    "--decode-kv-scale-down-threshold": "decodeKvScaleDownThreshold",
-    "--prefill-queue-scale-up-threshold": "prefillQueueScaleUpThreshold",
-    "--prefill-queue-scale-down-threshold": "prefillQueueScaleDownThreshold",
-    "--decode-engine-num-gpu": "decodeEngineNumGpu",
-    "--prefill-engine-num-gpu": "prefillEngineNumGpu",
-}
-_SLA_MILLISECONDS = {"--ttft": "ttftSeconds", "--itl": "itlSeconds"}
-_SLA_PROFILE = "--profile-results-dir"
-_CONFIG_NUMBERS = {
+    "adjustment_interval": "adjustmentIntervalSeconds",
     "throughput_adjustment_interval": "adjustmentIntervalSeconds",
     "throughput_adjustment_interval_seconds": "adjustmentIntervalSeconds",
+    "metric_pulling_interval": "metricPullingIntervalSeconds",
     "max_gpu_budget": "maxGpuBudget",
     "min_gpu_budget": "minGpuBudget",
+    "decode_kv_scale_up_threshold": "decodeKvScaleUpThreshold",
+    "decode_kv_scale_down_threshold": "decodeKvScaleDownThreshold",
+    "prefill_queue_scale_up_threshold": "prefillQueueScaleUpThreshold",
+    "prefill_queue_scale_down_threshold": "prefillQueueScaleDownThreshold",
     "decode_engine_num_gpu": "decodeEngineNumGpu",
     "prefill_engine_num_gpu": "prefillEngineNumGpu",
 }
-"""Settings of Dynamo's planner since 1.1; the first by an older name."""
+"""A later one of the same key wins; the first two of an interval are older names."""
 
-_CONFIG_MILLISECONDS = {
+_MILLISECONDS = {
     "ttft": "ttftSeconds",
     "ttft_ms": "ttftSeconds",
     "itl": "itlSeconds",
@@ -41,12 +36,11 @@ _CONFIG_MILLISECONDS = {
 }
 """Targets, by their older names and those of 1.6."""
 
-_CONFIG_PROFILE = "profile_results_dir"
-_CONFIG_TARGET = "optimization_target"
-_SAID_BY_GRAPH = ("--environment", "--backend", "--namespace")
+_PROFILE = "profile_results_dir"
+_TARGET = "optimization_target"
+_SAID_BY_GRAPH = ("environment", "backend", "namespace")
 _HIERARCHY = "global-planner"
 _OWN_PLANNER = "belongs to Dynamo's planner; Penstock's own runs in its place"
-_UNLIMITED_BELOW = 0
 
 
 def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
@@ -65,9 +59,7 @@ def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
             if key in {"command", "args"}:
                 source.note((*container, key), "is no plain Python command; set spec.planner by hand")
         return {}
-    planner = _carry_options(source, container, command)
-    for flag in _SAID_BY_GRAPH:
-        command.pop_value(flag)
+    planner = _read_settings(source, (*container, "args"), command)
     for word in command.words:
         source.note((*container, "args"), "is no option of this planner", word)
     for each in (container, (*path, "extraPodSpec"), path):
@@ -75,41 +67,33 @@ def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
     return planner
 
 
-def _carry_options(source: ManifestSource, container: KeyPath, command: Command) -> dict[str, Any]:
-    planner: dict[str, Any] = {}
-    for flag, key in _NUMBERS.items():
-        _carry_number(source, container, planner, key, command.pop_value(flag))
-    targets: dict[str, Any] = {}
-    for flag, key in _SLA_MILLISECONDS.items():
-        _carry_number(source, container, targets, key, command.pop_value(flag), factor=0.001)
-    config = _read_config(source, container, command)
-    _carry_config(source, container, config, planner, targets)
-    is_sla = bool(targets) or config.pop(_CONFIG_TARGET, None) == "sla"
-    is_sla = is_sla or (command.module or "").endswith("planner_sla")
-    profile = config.pop(_CONFIG_PROFILE, None) if is_sla else None
-    profile = command.pop_value(_SLA_PROFILE) if is_sla and profile is None else profile
-    _note_settings(source, container, config)
-    if profile is not None:
-        planner["mode"] = "sla"
-        targets["profile"] = profile
-        source.note(
-            (*container, "args"), "holds a profile: check that planner.sla.profile names it here", profile
-        )
-    elif is_sla:
-        source.note(
-            (*container, "args"),
-            f"plans by targets and names no profile ({_SLA_PROFILE}): mode adaptive; run `penstock profile`, then set"
-            " planner.mode: sla and planner.sla.profile",
-        )
-    if targets:
-        planner["sla"] = targets
+def _read_settings(source: ManifestSource, args_path: KeyPath, command: Command) -> dict[str, Any]:
+    config = _read_config(source, args_path, command)
+    for name in (*_NUMBERS, *_MILLISECONDS, *_SAID_BY_GRAPH):
+        value = command.pop_value(f"--{name.replace('_', '-')}")
+        if value is not None:
+            config.setdefault(name, value)
+    planner = _numbers(source, args_path, config, _NUMBERS)
+    for key, unlimited in (("minGpuBudget", 0), ("maxGpuBudget", None)):
+        if planner.get(key, 0) < 0:
+            planner[key] = unlimited
+    targets = _numbers(source, args_path, config, _MILLISECONDS, factor=0.001)
+    is_sla = config.pop(_TARGET, None) == "sla" or (command.module or "").endswith("planner_sla")
+    if targets or is_sla:
+        targets |= _read_profile(source, args_path, command, config)
+        planner |= {"mode": "sla"} if "profile" in targets else {}
+        planner |= {"sla": targets} if targets else {}
     if command.pop_flag("--no-operation"):
         planner["noOperation"] = True
+    for key, value in config.items():
+        if value == _HIERARCHY:
+            source.note(args_path, f"{key}: this graph's planner decides alone", value)
+        elif key not in _SAID_BY_GRAPH:
+            source.note(args_path, f"{key} is no option of this planner", json.dumps(value))
     return planner
 
 
-def _read_config(source: ManifestSource, container: KeyPath, command: Command) -> dict[str, Any]:
-    """Return ``--config``, the one JSON object that Dynamo's planner takes since 1.1; empty without it."""
+def _read_config(source: ManifestSource, args_path: KeyPath, command: Command) -> dict[str, Any]:
     text = command.pop_value("--config")
     if text is None:
         return {}
@@ -118,54 +102,44 @@ def _read_config(source: ManifestSource, container: KeyPath, command: Command) -
     except ValueError:
         config = None
     if not isinstance(config, dict):
-        source.note((*container, "args"), "is no JSON object; set spec.planner by hand", text)
+        source.note(args_path, "is no JSON object; set spec.planner by hand", text)
         return {}
     return {str(key): value for key, value in config.items()}
 
 
-def _carry_config(
+def _read_profile(
+    source: ManifestSource, args_path: KeyPath, command: Command, config: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the folder of a profile, if the planner names one; take it from what is left."""
+    flag = f"--{_PROFILE.replace('_', '-')}"
+    profile = config.pop(_PROFILE, None) or command.pop_value(flag)
+    if profile is not None:
+        source.note(args_path, "holds a profile: check that planner.sla.profile names it here", profile)
+        return {"profile": profile}
+    source.note(
+        args_path,
+        f"plans by targets and names no profile ({flag}): mode adaptive; run `penstock profile`, then set"
+        " planner.mode: sla and planner.sla.profile",
+    )
+    return {}
+
+
+def _numbers(
     source: ManifestSource,
-    container: KeyPath,
+    args_path: KeyPath,
     config: dict[str, Any],
-    planner: dict[str, Any],
-    targets: dict[str, Any],
-) -> None:
-    """Move the numbers of ``--config`` to the planner section and its targets."""
-    for key, own in _CONFIG_NUMBERS.items():
-        if key in config:
-            _carry_number(source, container, planner, own, str(config.pop(key)))
-    for key, own in _CONFIG_MILLISECONDS.items():
-        if key in config:
-            _carry_number(source, container, targets, own, str(config.pop(key)), factor=0.001)
-
-
-def _note_settings(source: ManifestSource, container: KeyPath, config: dict[str, Any]) -> None:
-    """Report the settings of ``--config`` that are not carried."""
-    said = {flag.removeprefix("--") for flag in _SAID_BY_GRAPH}
-    for key, value in config.items():
-        if value == _HIERARCHY:
-            source.note((*container, "args"), f"{key}: this graph's planner decides alone", value)
-        elif key not in said:
-            source.note((*container, "args"), f"{key} is no option of this planner", json.dumps(value))
-
-
-def _carry_number(
-    source: ManifestSource,
-    container: KeyPath,
-    section: dict[str, Any],
-    key: str,
-    text: str | None,
+    keys: dict[str, str],
     *,
     factor: float = 1,
-) -> None:
-    if text is None:
-        return
-    try:
-        number = float(text) * factor
-    except ValueError:
-        source.note((*container, "args"), f"is no number for {key}", text)
-        return
-    if key in {"minGpuBudget", "maxGpuBudget"} and number < _UNLIMITED_BELOW:
-        section[key] = 0 if key == "minGpuBudget" else None
-        return
-    section[key] = int(number) if number.is_integer() else number
+) -> dict[str, Any]:
+    """Take the numbers out of a planner's settings, by the keys that they have here."""
+    found: dict[str, Any] = {}
+    for name in [each for each in keys if each in config]:
+        value = config.pop(name)
+        try:
+            number = float(str(value)) * factor
+        except ValueError:
+            source.note(args_path, f"is no number for {keys[name]}", value)
+            continue
+        found[keys[name]] = int(number) if number.is_integer() else number
+    return found
