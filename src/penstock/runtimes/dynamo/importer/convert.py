@@ -21,13 +21,14 @@ from penstock.api.manifests.validation import validate
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.dynamo.importer.beta import as_alpha
 from penstock.runtimes.dynamo.importer.flags import read_router_flags, read_worker_flags
-from penstock.runtimes.dynamo.importer.losses import (
+from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_GROUP,
+    drop_foreign_marks,
+    is_owned_variable,
     note_unused_keys,
     other_object,
     placeholders,
 )
-from penstock.runtimes.dynamo.importer.owned import drop_foreign_marks, is_owned_variable
 from penstock.runtimes.dynamo.importer.planner import read_planner
 from penstock.runtimes.dynamo.importer.pods import PodParts, pool_name, read_env, read_pod
 from penstock.runtimes.dynamo.importer.refusals import (

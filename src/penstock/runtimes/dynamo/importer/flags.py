@@ -9,7 +9,7 @@ from penstock.api.enums import Role
 from penstock.api.runtimes import DYNAMO_FRONTEND
 from penstock.runtimes.dynamo.importer.command import Command
 from penstock.runtimes.dynamo.importer.connector import read_connector
-from penstock.runtimes.dynamo.importer.owned import drop_owned_flags
+from penstock.runtimes.dynamo.importer.left_out import drop_owned_flags
 from penstock.runtimes.dynamo.importer.services import Component, number_of
 from penstock.runtimes.dynamo.importer.source import ManifestSource
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.api.base import KeyPath
-from penstock.runtimes.dynamo.importer.owned import (
+from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_SELECTION,
     drop_foreign_marks,
     is_owned_variable,
