@@ -44,8 +44,8 @@ from penstock.core.local_state import EntryState
 from penstock.engine.core.prefix_keys import prefix_keys
 from penstock.local.ports import ephemeral_port
 from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
-from penstock.runtimes import simulated
 from penstock.runtimes.process import RuntimeContext
+from penstock.runtimes.simulated import Simulated
 from penstock.simulator.graph_scenario import graph_pools, graph_router
 from penstock.simulator.jobs import Job, PrefixChains
 from penstock.simulator.scenario import Scenario
@@ -190,7 +190,7 @@ def _worker_commands(
 ) -> Iterator[tuple[str, Role, Sequence[str]]]:
     context = RuntimeContext(sys.executable, str(path), discovery="", namespace=MODEL, speed=speed)
     for service in graph.spec.workers.values():
-        argv = simulated.worker(graph.spec, service, context).argv
+        argv = Simulated().worker(graph.spec, service, context).argv
         for number in range(service.replicas):
             yield f"{service.role}-{number}", service.role, argv
 

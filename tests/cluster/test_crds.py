@@ -254,9 +254,12 @@ def disagreements(judge, candidates):
 
 
 def test_models_and_server_agree_on_every_bound(judge):
-    """For every scalar key, the values around its bounds and of other types get one verdict."""
+    """For every scalar key, the values around its bounds and of other types get one verdict.
+
+    Which runtimes are installed the server cannot know: it judges the form of that name alone.
+    """
     spec = SCHEMA["properties"]["spec"]
-    keys = list(leaves(spec))
+    keys = [(path, value) for path, value in leaves(spec) if path != ("runtime",)]
     keys += [
         (("services", "decode", *path), value)
         for path, value in leaves(spec["properties"]["services"]["additionalProperties"])

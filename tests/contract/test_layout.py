@@ -1,5 +1,6 @@
 """The house keeps its shape: layers, purity, packages that could shadow others."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -52,3 +53,15 @@ def test_every_folder_of_modules_is_a_package():
 
     assert [str(each) for each in folders if not (each / "__init__.py").exists()] == []
     assert (ROOT / "src/penstock/py.typed").exists()
+
+
+def test_no_code_asks_for_a_runtime_by_name():
+    """Beside its own module, api/runtimes.py alone names a runtime; a CEL rule's text is made of its traits."""
+    asked = re.compile(r"""runtime['"\])]*\s*(?:==|!=|is|in)\s.*['"](?:vllm|dynamo|simulated)['"]""")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in (ROOT / "src").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if asked.search(line)
+    ]
+    assert found == []

@@ -5,7 +5,7 @@ import yaml
 
 from penstock.api.manifests import load_graph, parse_manifests, read_text
 from penstock.core.errors import ConfigError, InvalidSpecError
-from penstock.runtimes.importer import import_dgd
+from penstock.runtimes.dynamo.importer import import_dgd
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = [path.read_text() for path in sorted((ROOT / "manifests/samples").glob("*.yaml"))]

@@ -15,12 +15,10 @@ from penstock.api.enums import (
     QueueOrder,
     Role,
     RouterPolicy,
-    Runtime,
     Tier,
 )
 from penstock.api.graph import (
     API_VERSION,
-    DEFAULT_IMAGES,
     GraphDeployment,
     GraphSpec,
     ModelSpec,
@@ -69,7 +67,6 @@ from penstock.api.tiers import SheddingConfig, TiersConfig, TierShares
 
 __all__ = [
     "API_VERSION",
-    "DEFAULT_IMAGES",
     "DEFAULT_PROFILE",
     "RULE_ERROR",
     "WORKER_ROLES",
@@ -118,7 +115,6 @@ __all__ = [
     "Role",
     "RouterConfig",
     "RouterPolicy",
-    "Runtime",
     "ScalingAdapter",
     "ScalingAdapterSpec",
     "ScalingConfig",

@@ -93,9 +93,14 @@ class SpecModel(BaseModel):
         """Return plain data with manifest keys, values at their default left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
+    @property
+    def every_rule(self) -> tuple[Rule[Any], ...]:
+        """The model's rules and those that its values bring with them, which no schema holds."""
+        return self.rules
+
     @model_validator(mode="after")
     def _obey_rules(self) -> Self:
-        violations = tuple(each for rule in self.rules for each in rule.violations(self))
+        violations = tuple(each for rule in self.every_rule for each in rule.violations(self))
         if violations:
             text = "; ".join(f"{dotted(each.path)}: {each.message}" for each in violations)
             raise PydanticCustomError(RULE_ERROR, "{text}", {"text": text, "violations": violations})

@@ -22,14 +22,6 @@ class Role(StrEnum):
 WORKER_ROLES = (Role.PREFILL, Role.DECODE, Role.AGGREGATED)
 
 
-class Runtime(StrEnum):
-    """Which program the workers run."""
-
-    VLLM = "vllm"
-    DYNAMO = "dynamo"
-    SIMULATED = "simulated"
-
-
 class RouterPolicy(StrEnum):
     """How the router chooses a worker."""
 

@@ -8,23 +8,16 @@ from pydantic import Field, JsonValue
 
 from penstock.api.base import DnsLabel, Integer, ServedName, SpecModel, Text
 from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
-from penstock.api.enums import PlannerMode, Role, Runtime
+from penstock.api.enums import PlannerMode, Role
 from penstock.api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
 from penstock.api.planner import PlannerConfig
 from penstock.api.router import RouterConfig
+from penstock.api.rule import Rule
+from penstock.api.runtimes import DEFAULT_RUNTIME, PENSTOCK_IMAGE, RuntimeTraits, traits_of
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
 from penstock.api.status import AdapterStatus, GraphStatus
 
 API_VERSION: Final = "penstock.dev/v1alpha1"
-
-PENSTOCK_IMAGE = "ghcr.io/penstock/penstock:0.1.0"
-"""Router, planner and simulated workers."""
-
-DEFAULT_IMAGES = {
-    Runtime.VLLM: "vllm/vllm-openai:v0.32.0",
-    Runtime.DYNAMO: "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1",
-    Runtime.SIMULATED: PENSTOCK_IMAGE,
-}
 
 
 class ObjectMeta(SpecModel):
@@ -71,8 +64,9 @@ class GraphSpec(SpecModel):
     rules = SPEC_RULES
 
     model: ModelSpec = Field(description="The model to serve.")
-    runtime: Runtime = Field(
-        default=Runtime.VLLM, description="Program of the workers: vllm, dynamo or simulated; immutable."
+    runtime: DnsLabel = Field(
+        default=DEFAULT_RUNTIME,
+        description="Program of the workers: vllm, dynamo, simulated or one that an installed package adds; immutable.",
     )
     image: Text | None = Field(
         default=None, description="Container image of the workers; null: the runtime's default."
@@ -93,6 +87,26 @@ class GraphSpec(SpecModel):
     planner: PlannerConfig = Field(default=PlannerConfig(), description="The planner.")
 
     @property
+    def every_rule(self) -> tuple[Rule[Any], ...]:
+        """The rules of every graph, and those of its runtime's distribution."""
+        return (*self.rules, *self.traits.rules)
+
+    @property
+    def traits(self) -> RuntimeTraits:
+        """What the runtime implies."""
+        return traits_of(self.runtime)
+
+    @property
+    def models_gpus(self) -> bool:
+        """Whether the workers only model their GPUs and the time that they take."""
+        return self.traits.is_simulated or self.engine.mocker
+
+    def runs_penstock(self, service: ServiceSpec) -> bool:
+        """Whether a service's replicas run Penstock's own program."""
+        is_router = service.role is Role.ROUTER
+        return self.traits.is_simulated or (is_router and self.traits.frontend is None)
+
+    @property
     def served_name(self) -> str:
         """Name that clients ask for."""
         return self.model.served_name or self.model.name
@@ -106,7 +120,7 @@ class GraphSpec(SpecModel):
     def batch_tokens(self) -> int | None:
         """Most tokens of one step of a worker; None: the runtime's own default, which depends on its machine."""
         engine = self.engine
-        if engine.max_batch_tokens is not None or self.runtime is not Runtime.SIMULATED:
+        if engine.max_batch_tokens is not None or not self.traits.is_simulated:
             return engine.max_batch_tokens
         return max(SIMULATED_BATCH_TOKENS, engine.max_running_requests or 0)
 
@@ -147,16 +161,20 @@ class GraphSpec(SpecModel):
         return {name: each for name, each in self.services.items() if each.role.is_worker}
 
     def image_of(self, service: str) -> str:
-        """Return the container image of one service; vLLM's image holds no router."""
+        """Return the container image of one service."""
         spec = self.services[service]
-        if spec.role is Role.ROUTER and self.runtime is Runtime.VLLM:
+        if self.needs_router_image(spec):
             return spec.image or PENSTOCK_IMAGE
-        return spec.image or self.image or DEFAULT_IMAGES[self.runtime]
+        return spec.image or self.image or self.traits.image
+
+    def needs_router_image(self, service: ServiceSpec) -> bool:
+        """Whether a service is a router that the workers' image does not hold."""
+        return self.runs_penstock(service) and not self.traits.is_simulated
 
     @property
     def planner_image(self) -> str:
         """Container image of the planner; the graph's own only where that is Penstock's."""
-        own = self.image if self.runtime is Runtime.SIMULATED else None
+        own = self.image if self.traits.is_simulated else None
         return own or PENSTOCK_IMAGE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,21 @@ from pydantic.alias_generators import to_snake
 
 from penstock.api.base import DNS_LABEL_PATTERN, KeyPath
 from penstock.api.budget_rules import BUDGET_RULES, exists
-from penstock.api.dynamo_rules import DYNAMO_RULES
-from penstock.api.enums import WORKER_ROLES, Role, RouterPolicy, Runtime
+from penstock.api.enums import WORKER_ROLES, Role
+from penstock.api.frontend_rules import frontend_rules, policy_rule
 from penstock.api.lease_rules import SPEC_LEASE_RULES
 from penstock.api.rule import Breach, Rule, quoted, unless
 from penstock.api.rules import immutable
+from penstock.api.runtimes import (
+    HAS_MOCKER,
+    HAS_REQUEST_LIMIT,
+    KNOWN_BATCH_LIMIT,
+    REAL_ENGINE,
+    SHIPPED,
+    SIMULATED_ENGINE,
+    is_known,
+    known_runtimes,
+)
 from penstock.api.zero_rules import ZERO_RULES
 from penstock.core.simulated_tokens import SIMULATED
 
@@ -25,15 +36,6 @@ MAX_CHILD_NAME = 52
 
 PLANNER_SERVICE = "planner"
 """Name of the planner's process among a graph's services."""
-
-DYNAMO_POLICIES = {
-    RouterPolicy.ROUND_ROBIN: "round-robin",
-    RouterPolicy.LEAST_LOADED: "least-loaded",
-    RouterPolicy.PREFIX_COST: "kv",
-    RouterPolicy.KV_COST: "kv",
-}
-"""Policies that Dynamo's frontend can follow, or come close to, with its ``--router-mode``. Of two with one mode the
-last is what an import makes of it; prefix-cost stands here because it is the default."""
 
 _LABEL = "at most 63 lower-case letters, digits and hyphens, beginning and ending with a letter or digit"
 _RUNTIME: tuple[KeyPath, ...] = (("runtime",),)
@@ -207,9 +209,9 @@ def _preemption_rules(key: str, lacks: str) -> tuple[Rule[GraphSpec], ...]:
         ),
         Rule(
             path=path,
-            must=f"{path} needs runtime simulated",
-            cel=f"{absent} || self.runtime == 'simulated'",
-            find=unless(lambda spec: not _is_given(spec, key) or spec.runtime is Runtime.SIMULATED),
+            must=f"{path} needs runtime {' or '.join(SIMULATED_ENGINE.names)}",
+            cel=f"{absent} || {SIMULATED_ENGINE.cel}",
+            find=unless(lambda spec: not _is_given(spec, key) or SIMULATED_ENGINE(spec)),
             text=f"%s, but workers of runtime %s {lacks}",
             values=(f"self.{path}", "self.runtime"),
             remedy="remove it; --scheduling-policy priority alone orders their requests by tier",
@@ -224,34 +226,42 @@ _PREEMPTION_RULES: tuple[Rule[GraphSpec], ...] = (
     *_preemption_rules("dropAboveSeconds", "drop no request"),
 )
 
-_KNOWN_POLICIES = ", ".join(DYNAMO_POLICIES)
+
+def _unknown_runtime(spec: GraphSpec) -> Iterator[Breach]:
+    if is_known(spec.runtime):
+        return
+    known = known_runtimes()
+    close = difflib.get_close_matches(spec.runtime, known, n=1)
+    meant = (
+        f"did you mean {close[0]}?" if close else "choose one of them, or install the package that adds it"
+    )
+    yield Breach((spec.runtime, ", ".join(known)), remedy=meant)
+
 
 _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
     Rule(
         path="engine.mocker",
-        must="engine.mocker needs runtime dynamo",
-        cel="!self.engine.mocker || self.runtime == 'dynamo'",
-        find=unless(lambda spec: not spec.engine.mocker or spec.runtime is Runtime.DYNAMO),
+        must=f"engine.mocker needs runtime {' or '.join(HAS_MOCKER.names)}",
+        cel=f"!self.engine.mocker || {HAS_MOCKER.cel}",
+        find=unless(lambda spec: not spec.engine.mocker or HAS_MOCKER(spec)),
         text="true, but runtime %s has no mocker",
         values=("self.runtime",),
-        remedy="set runtime: dynamo or remove it",
+        remedy=f"set runtime: {HAS_MOCKER.names[0]} or remove it",
     ),
     Rule(
         path="engine.pythonEnvironment",
-        must="engine.pythonEnvironment needs runtime vllm or dynamo",
-        cel="!has(self.engine.pythonEnvironment) || self.runtime != 'simulated'",
-        find=unless(
-            lambda spec: spec.engine.python_environment is None or spec.runtime is not Runtime.SIMULATED
-        ),
+        must=f"engine.pythonEnvironment needs runtime {' or '.join(REAL_ENGINE.names)}",
+        cel=f"!has(self.engine.pythonEnvironment) || {REAL_ENGINE.cel}",
+        find=unless(lambda spec: spec.engine.python_environment is None or REAL_ENGINE(spec)),
         text="%s, but workers of runtime simulated run in Penstock's own environment",
         values=("self.engine.pythonEnvironment",),
         remedy="remove it or choose another runtime",
     ),
     Rule(
         path="engine.requestLimit",
-        must="engine.requestLimit needs runtime dynamo or simulated",
-        cel="!has(self.engine.requestLimit) || self.runtime != 'vllm'",
-        find=unless(lambda spec: spec.engine.request_limit is None or spec.runtime is not Runtime.VLLM),
+        must=f"engine.requestLimit needs runtime {' or '.join(HAS_REQUEST_LIMIT.names)}",
+        cel=f"!has(self.engine.requestLimit) || {HAS_REQUEST_LIMIT.cel}",
+        find=unless(lambda spec: spec.engine.request_limit is None or HAS_REQUEST_LIMIT(spec)),
         text="%d, but workers of runtime %s refuse nothing by number",
         values=("self.engine.requestLimit", "self.runtime"),
         remedy="remove it and bound the load with router.admission and engine.maxRunningRequests",
@@ -260,33 +270,25 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="router.admission.activePrefillTokensThresholdFrac",
         must="router.admission.activePrefillTokensThresholdFrac under runtime vllm needs engine.maxBatchTokens",
         cel=(
-            "!has(self.router.admission.activePrefillTokensThresholdFrac) || self.runtime != 'vllm' || "
+            f"!has(self.router.admission.activePrefillTokensThresholdFrac) || {KNOWN_BATCH_LIMIT.cel} || "
             "has(self.engine.maxBatchTokens)"
         ),
         find=unless(
             lambda spec: (
                 spec.router.admission.active_prefill_tokens_threshold_frac is None
-                or spec.runtime is not Runtime.VLLM
+                or KNOWN_BATCH_LIMIT(spec)
                 or spec.engine.max_batch_tokens is not None
             )
         ),
         text="a multiple of the batch token limit, which the router does not know of vLLM's own default",
         remedy="set engine.maxBatchTokens, or activePrefillTokensThreshold",
     ),
-    Rule(
-        path="router.policy",
-        must=f"under runtime dynamo, whose own frontend routes, the policy is one of {_KNOWN_POLICIES}",
-        cel=f"self.runtime != 'dynamo' || self.router.policy in [{', '.join(map(quoted, DYNAMO_POLICIES))}]",
-        find=unless(lambda spec: spec.runtime is not Runtime.DYNAMO or spec.router.policy in DYNAMO_POLICIES),
-        text="%s is not known to Dynamo's frontend, which routes here",
-        values=("self.router.policy",),
-        remedy=f"choose {_KNOWN_POLICIES}",
-    ),
+    *(policy_rule(name, traits.frontend) for name, traits in SHIPPED.items() if traits.frontend),
     Rule(
         path="router.tokenizer",
         must=f"router.tokenizer {SIMULATED} needs runtime simulated",
-        cel=f"!has(self.router.tokenizer) || self.router.tokenizer != '{SIMULATED}' || self.runtime == 'simulated'",
-        find=unless(lambda spec: spec.router.tokenizer != SIMULATED or spec.runtime is Runtime.SIMULATED),
+        cel=f"!has(self.router.tokenizer) || self.router.tokenizer != '{SIMULATED}' || {SIMULATED_ENGINE.cel}",
+        find=unless(lambda spec: spec.router.tokenizer != SIMULATED or SIMULATED_ENGINE(spec)),
         text=f"{SIMULATED}, but workers of runtime %s have their model's",
         values=("self.runtime",),
         remedy="give its tokenizer.json",
@@ -296,12 +298,12 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="router.tokenizer",
         must=f"router.kvEventsPort under runtime simulated needs tokenizer {SIMULATED}, if any",
         cel=(
-            "self.runtime != 'simulated' || !has(self.router.kvEventsPort) || !has(self.router.tokenizer) || "
+            f"{REAL_ENGINE.cel} || !has(self.router.kvEventsPort) || !has(self.router.tokenizer) || "
             f"self.router.tokenizer == '{SIMULATED}'"
         ),
         find=unless(
             lambda spec: (
-                spec.runtime is not Runtime.SIMULATED
+                REAL_ENGINE(spec)
                 or spec.router.kv_events_port is None
                 or spec.router.tokenizer in {None, SIMULATED}
             )
@@ -318,13 +320,13 @@ _PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
         must="planner.mode sla needs planner.sla.profile, or runtime simulated, whose engine.profile tells",
         cel=(
             "!self.planner.enabled || self.planner.mode != 'sla' || has(self.planner.sla.profile) || "
-            "self.runtime == 'simulated'"
+            f"{SIMULATED_ENGINE.cel}"
         ),
         find=unless(
             lambda spec: (
                 not spec.needs_performance_profile
                 or spec.planner.sla.profile is not None
-                or spec.runtime is Runtime.SIMULATED
+                or SIMULATED_ENGINE(spec)
             )
         ),
         text="null, but mode sla plans by a performance profile, which runtime %s does not have",
@@ -342,7 +344,20 @@ SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
     *_PLANNER_RULES,
     *ZERO_RULES,
     *SPEC_LEASE_RULES,
-    *DYNAMO_RULES,
+    *(
+        rule
+        for name, traits in SHIPPED.items()
+        if traits.frontend
+        for rule in frontend_rules(name, traits.frontend)
+    ),
+    Rule(
+        path="runtime",
+        must="a runtime is one that is installed with Penstock where the graph is read",
+        cel=None,
+        find=_unknown_runtime,
+        text='"%s" is not one of %s',
+        remedy="choose one of them",
+    ),
     immutable("runtime", "runtime"),
 )
 """Rules of ``spec``; `GRAPH_RULES` are those of the whole object."""

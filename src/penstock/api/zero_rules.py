@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.api.budget_rules import exists
-from penstock.api.enums import Role, Runtime
+from penstock.api.enums import Role
 from penstock.api.rule import Breach, Rule, unless
+from penstock.api.runtimes import OWN_FRONTEND, PENSTOCK_ROUTER
 
 if TYPE_CHECKING:
     from penstock.api.graph import GraphSpec
@@ -67,12 +68,10 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
     Rule(
         path=_PATH,
         must="planner.scaleToZeroAfterSeconds needs router.prefillQueue.maxWakeSeconds",
-        cel=f"{_ABSENT} || self.runtime == 'dynamo' || has(self.router.prefillQueue.maxWakeSeconds)",
+        cel=f"{_ABSENT} || {OWN_FRONTEND.cel} || has(self.router.prefillQueue.maxWakeSeconds)",
         find=unless(
             lambda spec: (
-                _is_off(spec)
-                or spec.runtime is Runtime.DYNAMO
-                or spec.router.prefill_queue.max_wake_seconds is not None
+                _is_off(spec) or OWN_FRONTEND(spec) or spec.router.prefill_queue.max_wake_seconds is not None
             )
         ),
         text="given, but router.prefillQueue.maxWakeSeconds does not bound how long requests wait for a worker's start",
@@ -80,9 +79,9 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
     Rule(
         path=_PATH,
-        must="planner.scaleToZeroAfterSeconds needs runtime vllm or simulated",
-        cel=f"{_ABSENT} || self.runtime != 'dynamo'",
-        find=unless(lambda spec: _is_off(spec) or spec.runtime is not Runtime.DYNAMO),
+        must=f"planner.scaleToZeroAfterSeconds needs runtime {' or '.join(PENSTOCK_ROUTER.names)}",
+        cel=f"{_ABSENT} || {PENSTOCK_ROUTER.cel}",
+        find=unless(lambda spec: _is_off(spec) or PENSTOCK_ROUTER(spec)),
         text="given, but runtime %s has its own frontend, which holds no request without a worker",
         values=("self.runtime",),
         remedy="remove it",

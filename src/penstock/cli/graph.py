@@ -19,7 +19,7 @@ from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.objects import as_yaml, objects_of
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
-from penstock.runtimes.importer import import_dgd
+from penstock.runtimes.dynamo.importer import import_dgd
 
 _EXIT_INVALID = 2
 

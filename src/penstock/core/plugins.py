@@ -1,16 +1,69 @@
-"""What distributions beside this one add: named objects that they register as entry points."""
+"""Parts that installed distributions register by entry point, by group and name; none is imported before it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from penstock.core.errors import ConfigError
 
 
 @cache
 def registered(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group by their name, as installed when the process first asks; none is loaded.
+    """Return a group's entry points by name, sorted, as installed when the process first asks.
 
-    Of two distributions with one name, the first on the path counts, as for modules.
+    Raises:
+        ConfigError: two distributions register different objects under one name.
     """
-    return {each.name: each for each in reversed(tuple(entry_points(group=group)))}
+    found: dict[str, EntryPoint] = {}
+    for each in sorted(entry_points(group=group), key=lambda each: each.name):
+        other = found.setdefault(each.name, each)
+        if other.value != each.value:
+            raise ConfigError(
+                f"{group}: {each.name!r} is registered as {other.value} and as {each.value}; uninstall one of them"
+            )
+    return found
+
+
+def plugin(group: str, name: str) -> Any | None:
+    """Return the object that a distribution registered under ``name``; None: no distribution did.
+
+    Args:
+        group: Such as ``penstock.runtimes``.
+        name: As a manifest spells it.
+
+    Raises:
+        ConfigError: it is registered and cannot be imported.
+    """
+    point = registered(group).get(name)
+    if point is None:
+        return None
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(
+            f"{group}: {name} is registered as {point.value}, which cannot be imported: {exc}; "
+            "install its distribution again"
+        ) from exc
+
+
+def load(group: str, name: str, *, kind: str) -> Any:
+    """Return the object that a distribution registered under ``name``.
+
+    Args:
+        group: Such as ``penstock.routing_policies``.
+        name: As a manifest spells it.
+        kind: What the group holds, for the message.
+
+    Raises:
+        ConfigError: no distribution registers the name, or it cannot be imported; the message lists the names.
+    """
+    found = plugin(group, name)
+    if found is None:
+        raise ConfigError(
+            f"{kind} {name!r}: choose from {', '.join(registered(group)) or 'none'}, or install the package that "
+            "registers it"
+        )
+    return found

@@ -166,8 +166,8 @@ def main(argv: list[str] | None = None) -> int:
     store = StateStore(options.statefile)
     try:
         state = resume_in_time(store) if options.resume else claim(store, _initial_state())
-        if state.arbiter.dynamo_folder is not None:
-            private.make_folder(Path(state.arbiter.dynamo_folder))
+        if state.arbiter.discovery_folder is not None:
+            private.make_folder(Path(state.arbiter.discovery_folder))
     except PenstockError as exc:
         _log.error("arbiter cannot start", why=str(exc))
         return 1

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from penstock.api import GraphDeployment, Role, Runtime
+from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import STATE_DIR_VARIABLE, EntryState
 from penstock.local.gpus import GpuRefusal
@@ -25,8 +25,8 @@ from penstock.runtimes import (
     RuntimeContext,
     fill,
     process_specs,
+    runtime_of,
 )
-from penstock.runtimes.dynamo import discovery_folder
 from penstock.runtimes.engine_flags import kv_events_endpoint
 
 DEFAULT_GPUS = 8
@@ -105,8 +105,9 @@ def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOpt
         gpus=gpus,
         budget=gpus if ceiling is None else min(gpus, ceiling),
         router_url=f"http://127.0.0.1:{options.port}",
-        dynamo_folder=str(discovery_folder(options.context))
-        if graph.spec.runtime is Runtime.DYNAMO
+        runtime=graph.spec.runtime,
+        discovery_folder=str(options.context.discovery_folder)
+        if runtime_of(graph.spec.runtime).has_discovery_folder
         else None,
         planner_log_dir=next((_flag(spec, "--log-dir") for spec in specs if spec.role == PLANNER_ROLE), None),
     )

@@ -161,7 +161,7 @@ def _verify(store: StateStore, state: StateFile) -> None:
     """Raise when a process, the statefile or a port is left."""
     leaders = liveness.leftovers(state, str(store.path))
     left = [f"process {member.pid}" for leader in leaders for member in liveness.group_of(leader)]
-    left += [str(path) for path in (store.path, store.lock_path, store.dynamo_folder) if path.exists()]
+    left += [str(path) for path in (store.path, store.lock_path, store.discovery_folder) if path.exists()]
     left += [
         f"port {port}"
         for entry in state.entries.values()

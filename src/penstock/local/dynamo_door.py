@@ -19,7 +19,7 @@ from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
 from penstock.local.probes import NoAnswer, Probes, RouterView, WorkerView
-from penstock.local.statefile import ProcessEntry
+from penstock.local.statefile import ArbiterInfo, ProcessEntry
 
 _COMPONENTS: Final = {Role.PREFILL: "prefill", Role.DECODE: "backend", Role.AGGREGATED: "backend"}
 _ENDPOINT: Final = "generate"
@@ -66,19 +66,17 @@ class DynamoDoor:
     settle_s = 1.0
     """Chosen: the frontend sees a change of the folder within milliseconds."""
 
-    def __init__(self, probes: Probes, url: str, *, model: str, folder: str) -> None:
+    def __init__(self, probes: Probes, arbiter: ArbiterInfo) -> None:
         """Ask over `probes`.
 
         Args:
             probes: Connections.
-            url: Of the frontend.
-            model: Name under which the model is served.
-            folder: Of Dynamo's discovery by files.
+            arbiter: Of the graph: its frontend's address, the served model and the folder of Dynamo's discovery.
         """
         self._probes = probes
-        self._url = url
-        self._model = model
-        self._folder = Path(folder)
+        self._url = arbiter.router_url
+        self._model = arbiter.model
+        self._folder = Path(arbiter.discovery_folder or "")
 
     async def readiness(self, entries: Mapping[str, ProcessEntry]) -> tuple[bool, str]:
         """Return whether the frontend lists the model, and a worker of each role with replicas."""

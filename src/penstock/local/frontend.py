@@ -1,13 +1,18 @@
-"""What the local backend asks of the process at a graph's door: Penstock's router, or Dynamo's frontend."""
+"""What the local backend asks of the process that takes requests: Penstock's router, or a runtime's own frontend.
+
+A runtime with its own registers a class that follows `Frontend` as an entry point of group ``penstock.frontends``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol, cast
 
-from penstock.local.dynamo_door import DynamoDoor
+from penstock.core.plugins import plugin
 from penstock.local.probes import NoAnswer, Probes, RouterView
 from penstock.local.statefile import ProcessEntry, StateFile
+
+GROUP: Final = "penstock.frontends"
 
 
 class Frontend(Protocol):
@@ -65,7 +70,7 @@ class RouterDoor:
 
 def door_of(state: StateFile, probes: Probes) -> Frontend:
     """Return the door of a graph."""
-    arbiter = state.arbiter
-    if arbiter.dynamo_folder is None:
-        return RouterDoor(probes, arbiter.router_url)
-    return DynamoDoor(probes, arbiter.router_url, model=arbiter.model, folder=arbiter.dynamo_folder)
+    made_by = plugin(GROUP, state.arbiter.runtime)
+    if made_by is None:
+        return RouterDoor(probes, state.arbiter.router_url)
+    return cast(Frontend, made_by(probes, state.arbiter))

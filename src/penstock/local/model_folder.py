@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.api import GraphSpec, Runtime
+from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError, Problem
 
 _MAKE = "`penstock make-model` makes a small one (docs/vllm.md)"
@@ -33,4 +33,4 @@ def model_warnings(spec: GraphSpec) -> Iterator[Problem]:
 
 
 def _is_absent(spec: GraphSpec) -> bool:
-    return spec.runtime is not Runtime.SIMULATED and not Path(spec.model.name).is_dir()
+    return not spec.traits.is_simulated and not Path(spec.model.name).is_dir()

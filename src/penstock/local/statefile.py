@@ -40,7 +40,8 @@ class ArbiterInfo:
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
         restarts: How often the arbiter was started again after it was killed.
-        dynamo_folder: Where Dynamo's processes find each other; None under another runtime.
+        runtime: The graph's.
+        discovery_folder: Where the runtime's processes find each other; None where they do not by files.
     """
 
     pid: int
@@ -59,7 +60,8 @@ class ArbiterInfo:
     stopping: bool = False
     run_id: str = ""
     restarts: int = 0
-    dynamo_folder: str | None = None
+    runtime: str = ""
+    discovery_folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from penstock.local import private
 from penstock.local.liveness import ProcessId, arbiter_is_alive, arbiters_of
 from penstock.local.statefile import StateFile
 from penstock.local.statefile_json import from_json, to_json
-from penstock.runtimes import KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX
+from penstock.runtimes import DISCOVERY_SUFFIX, KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX
 
 LOCK_TIMEOUT_S = 5.0
 """Real seconds. Chosen: an edit takes milliseconds, so a longer hold is a stuck process."""
@@ -148,7 +148,7 @@ class StateStore:
         """
         with self.locked():
             self.refuse_running()
-            shutil.rmtree(self.dynamo_folder, ignore_errors=True)
+            shutil.rmtree(self.discovery_folder, ignore_errors=True)
             self._replace(state)
 
     def read_quietly(self) -> StateFile | None:
@@ -203,13 +203,13 @@ class StateStore:
             )
 
     @property
-    def dynamo_folder(self) -> Path:
-        """Where the graph's processes find each other under runtime dynamo."""
-        return self.path.with_suffix(".dynamo")
+    def discovery_folder(self) -> Path:
+        """Where the processes of some runtimes find each other."""
+        return self.path.with_suffix(DISCOVERY_SUFFIX)
 
     def remove(self) -> None:
-        """Delete the file, its lock, and what Dynamo or vLLM left beside it; nothing happens when they are gone already."""
-        shutil.rmtree(self.dynamo_folder, ignore_errors=True)
+        """Delete the file, its lock, and what the runtime left beside it; nothing happens when they are gone already."""
+        shutil.rmtree(self.discovery_folder, ignore_errors=True)
         for suffix in (KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX):
             for socket in self.path.parent.glob(f"{self.path.stem}.[0-9]*{suffix}"):
                 socket.unlink(missing_ok=True)

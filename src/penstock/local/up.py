@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.api import Environment, GraphDeployment, PlannerMode, Role, Runtime
+from penstock.api import Environment, GraphDeployment, PlannerMode, Role
 from penstock.api.manifests import load_graph
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError, unwritable
@@ -22,7 +22,6 @@ from penstock.core.local_state import EMPTY_STATES, EntryState
 from penstock.engine.profiles.performance import planning_profile
 from penstock.local import liveness, private, process_log, recovery
 from penstock.local.build import LocalOptions, initial_state
-from penstock.local.dynamo_python import check_dynamo
 from penstock.local.frontend import door_of
 from penstock.local.model_folder import check_model
 from penstock.local.plan import Limits
@@ -31,10 +30,8 @@ from penstock.local.probes import Probes
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.statefile_json import to_json
 from penstock.local.store import StateStore, log_root
-from penstock.local.vllm_program import check_vllm
 from penstock.planner.options import join
-from penstock.runtimes import PLANNER_ROLE, RuntimeContext, vllm
-from penstock.runtimes.dynamo import python_of
+from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
 from penstock.runtimes.extras import needed_extras
 
 _POLL_S = 0.1
@@ -116,10 +113,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     if options.with_planner:
         _check_profile(graph, options.planner)
     local = _local_options(graph, file, store, namespace, options)
-    if graph.spec.runtime is Runtime.DYNAMO:
-        check_dynamo(python_of(graph.spec, local.context))
-    if graph.spec.runtime is Runtime.VLLM:
-        check_vllm(vllm.program(graph.spec))
+    runtime_of(graph.spec.runtime).check_installed(graph.spec, local.context)
     check_model(graph.spec)
     state = initial_state(graph, local, os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))

@@ -17,7 +17,7 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.events import EventMessage
-from penstock.kube.kinds import DYNAMO_WORKER_METADATA, LEADER_WORKER_SET, SCALING_ADAPTER
+from penstock.kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import DRAIN_FINALIZER, child_name
 from penstock.operator.apply import Applied, Applier, Owner
 from penstock.operator.cluster import Cluster, GraphSnapshot
@@ -32,8 +32,8 @@ from penstock.operator.plan.bounds import bounded
 from penstock.operator.plan.budget import blocked, blocked_on_budget
 from penstock.operator.plan.conditions import ConditionFacts, Failure
 from penstock.operator.plan.definitions import (
+    kind_of_runtime,
     missing_definition,
-    needs_dynamo_discovery,
     needs_leader_worker_set,
 )
 from penstock.operator.plan.diagnose import Category
@@ -120,7 +120,7 @@ class _Graph:
     snapshot: GraphSnapshot
     context: BuildContext
     now_s: float
-    has_dynamo_discovery: bool = False
+    has_kind_of_runtime: bool = False
 
     @property
     def uid(self) -> str:
@@ -204,8 +204,9 @@ class Reconciler:
             namespace=key[0],
             has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
         )
-        has_discovery = needs_dynamo_discovery(spec) and await cluster.knows(DYNAMO_WORKER_METADATA)
-        return _Graph(key, model, raw, snapshot, context, self._now_s(), has_dynamo_discovery=has_discovery)
+        kind = kind_of_runtime(spec)
+        has_kind = kind is not None and await cluster.knows(kind)
+        return _Graph(key, model, raw, snapshot, context, self._now_s(), has_kind_of_runtime=has_kind)
 
     async def _reconcile_valid(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
         seen = ReconcileState()
@@ -496,5 +497,5 @@ def _failure(applied: Applied, graph: _Graph) -> Failure | None:
     return missing_definition(
         graph.model.spec,
         has_leader_worker_set=graph.context.has_leader_worker_set,
-        has_dynamo_discovery=graph.has_dynamo_discovery,
+        has_kind_of_runtime=graph.has_kind_of_runtime,
     )

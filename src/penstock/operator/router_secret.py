@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from penstock.api import GraphDeployment, Role, Runtime
+from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ForbiddenError, InvalidObjectError
 from penstock.kube.objects.names import ROLE_LABEL
 from penstock.operator.apply import Applier
@@ -50,7 +50,7 @@ async def make_router_secret(
         old is not None and not applier.differences(each, old)
         for each, old in zip(routers, there, strict=True)
     ]
-    if all(is_right) or graph.spec.runtime is Runtime.DYNAMO:
+    if all(is_right) or graph.spec.traits.frontend is not None:
         return []
     wanted = graph_secret(graph, context, secrets.token_urlsafe(_BYTES))
     try:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from penstock.api.base import DNS_LABEL_PATTERN
-from penstock.api.graph import PENSTOCK_IMAGE
+from penstock.api.runtimes import PENSTOCK_IMAGE
 from penstock.core.errors import InvalidSpecError, Problem
 
 _Namespace = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]

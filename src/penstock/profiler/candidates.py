@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.api import GraphDeployment, Role, Runtime, ServiceSpec
+from penstock.api import GraphDeployment, Role, ServiceSpec
 from penstock.api.planner import PlannerConfig
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
@@ -92,16 +92,16 @@ def candidates(
         ConfigError: the graph's workers cannot be started alone, or no size fits.
     """
     spec = graph.spec
-    if spec.runtime is Runtime.DYNAMO:
+    if spec.traits.frontend is not None:
         raise ConfigError(
-            f"{graph.name}: spec.runtime: dynamo's workers answer through its own frontend only; serve the graph and"
+            f"{graph.name}: spec.runtime: {spec.runtime}'s workers answer through its own frontend only; serve the graph and"
             " profile that with --endpoint URL --tp N"
         )
-    if speed is not None and spec.runtime is not Runtime.SIMULATED:
+    if speed is not None and not spec.traits.is_simulated:
         raise ConfigError(
             f"--speed: {speed:g}, but workers of runtime {spec.runtime} run in real time; leave it out"
         )
-    by_size = _profiles_of(graph) if spec.runtime is Runtime.SIMULATED else None
+    by_size = _profiles_of(graph) if spec.traits.is_simulated else None
     chosen = _sizes(graph, gpus, sizes, by_size)
     return tuple(_candidate(graph, size, by_size, python, speed or DECODE_SPEED) for size in chosen)
 
@@ -235,7 +235,7 @@ def _alone(
         }
     )
     engine: dict[str, object] = {"request_limit": None}
-    if spec.runtime is Runtime.SIMULATED:
+    if spec.traits.is_simulated:
         engine["stream_interval_tokens"] = max(_STREAM_INTERVAL, spec.engine.stream_interval_tokens)
     update = {
         "services": {name: worker},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.api import GraphDeployment, PlannerMode, Role, Runtime
+from penstock.api import GraphDeployment, PlannerMode, Role
 from penstock.core.errors import ConfigError
 from penstock.performance.recommend import Recommendation
 from penstock.profiler.candidates import family, measured_services
@@ -31,7 +31,7 @@ def graph_back(graph: GraphDeployment, recommendation: Recommendation, profile: 
         name, service = services[phase]
         written = spec["services"][name]
         written["gpusPerReplica"] = size
-        if graph.spec.runtime is Runtime.SIMULATED:
+        if graph.spec.traits.is_simulated:
             written["profile"] = family(service.profile or graph.spec.engine.profile)[size]
     spec["planner"] = {**spec.get("planner", {}), **_planner(graph, recommendation, profile)}
     return manifest

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api import GraphDeployment, Role, Runtime
+from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.performance.recommend import Targets
@@ -164,7 +164,7 @@ def _endpoint_plan(config: ProfileConfig, url: str) -> ProfilePlan:
 
 def _gpus(config: ProfileConfig, graph: GraphDeployment, detect: Callable[[], int | None]) -> tuple[int, str]:
     found, origin = config.gpus, "--gpus"
-    if found is None and graph.spec.runtime is Runtime.SIMULATED:
+    if found is None and graph.spec.traits.is_simulated:
         found, origin = graph.spec.planner.max_gpu_budget, "the graph's maxGpuBudget"
     if found is None:
         found, origin = detect(), "found on this machine"
@@ -179,7 +179,7 @@ def _gpus(config: ProfileConfig, graph: GraphDeployment, detect: Callable[[], in
 
 
 def _simulated_notes(graph: GraphDeployment, chosen: tuple[Candidate, ...]) -> tuple[str, ...]:
-    if graph.spec.runtime is not Runtime.SIMULATED:
+    if not graph.spec.traits.is_simulated:
         return ()
     names = ", ".join(each.name for each in chosen)
     _, service = measured_services(graph)[Role.DECODE]

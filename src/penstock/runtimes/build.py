@@ -5,29 +5,19 @@ Pure: the interpreter, paths, host and speed come in the context; ports and GPU 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from penstock.api.enums import Role, Runtime
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.graph_rules import PLANNER_SERVICE
 from penstock.api.service import ServiceSpec
 from penstock.core.errors import ConfigError
-from penstock.runtimes import dynamo, simulated, vllm
 from penstock.runtimes.process import (
     ENGINE_LIVENESS_S,
     LIVENESS_S,
     PLANNER_ROLE,
-    PORT,
     ProcessSpec,
     RuntimeContext,
     WorkerCommand,
 )
-
-_WORKERS: dict[Runtime, Callable[[GraphSpec, ServiceSpec, RuntimeContext], WorkerCommand]] = {
-    Runtime.SIMULATED: simulated.worker,
-    Runtime.VLLM: vllm.worker,
-    Runtime.DYNAMO: dynamo.worker,
-}
+from penstock.runtimes.protocol import runtime_of
 
 PLANNER_GRACE_S = 30.0
 """The planner ends between two ticks; chosen as one adjustment interval."""
@@ -46,36 +36,30 @@ def process_specs(graph: GraphDeployment, context: RuntimeContext) -> list[Proce
     _check_speed(graph.spec, context)
     specs = []
     for name, service in sorted(graph.spec.services.items(), key=lambda item: item[1].role.is_worker):
-        if service.role is Role.ROUTER:
-            specs.append(_router(graph.spec, name, service, context))
+        if service.role.is_worker:
+            command = runtime_of(graph.spec.runtime).worker(graph.spec, service, context)
         else:
-            command = _WORKERS[graph.spec.runtime](graph.spec, service, context)
-            specs.append(_service_process(graph.spec, name, service, context, command))
+            command = _router(graph.spec, service, context)
+        specs.append(_service_process(graph.spec, name, service, context, command))
     if graph.spec.planner.enabled:
         specs.append(_planner(graph, context))
     return specs
 
 
 def _check_speed(spec: GraphSpec, context: RuntimeContext) -> None:
-    models_time = spec.runtime is Runtime.SIMULATED or spec.engine.mocker
-    if context.speed != 1 and not models_time:
+    if context.speed != 1 and not spec.models_gpus:
         raise ConfigError(
             f"--speed: {context.speed:g}, but workers of runtime {spec.runtime} run in real time; "
             "use --speed 1 or runtime: simulated"
         )
 
 
-def _router(spec: GraphSpec, name: str, service: ServiceSpec, context: RuntimeContext) -> ProcessSpec:
-    if spec.runtime is Runtime.DYNAMO:
-        command = dynamo.frontend(spec, service, context)
-        health_path = dynamo.FRONTEND_HEALTH_PATH
-    else:
-        argv = [context.python, "-m", "penstock.cli", "router", "serve", "--graph", context.graph_file]
-        argv += ["--discovery", context.discovery, "--host", context.host, "--port", "{port}"]
-        argv += ["--speed", f"{context.speed:g}"]
-        command = WorkerCommand(argv=tuple(argv), ports=(PORT,))
-        health_path = "/health"
-    return _service_process(spec, name, service, context, command, health_path=health_path)
+def _router(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+    if spec.traits.frontend is not None:
+        return runtime_of(spec.runtime).frontend(spec, service, context)
+    argv = [context.python, "-m", "penstock.cli", "router", "serve", "--graph", context.graph_file]
+    argv += ["--discovery", context.discovery, "--host", context.host, "--port", "{port}"]
+    return WorkerCommand(argv=(*argv, "--speed", f"{context.speed:g}"))
 
 
 def _planner(graph: GraphDeployment, context: RuntimeContext) -> ProcessSpec:
@@ -107,8 +91,6 @@ def _service_process(
     service: ServiceSpec,
     context: RuntimeContext,
     command: WorkerCommand,
-    *,
-    health_path: str = "/health",
 ) -> ProcessSpec:
     """Add to a command what the user wrote: arguments last, variables over the runtime's own."""
     shared = spec if service.role.is_worker else None
@@ -127,7 +109,7 @@ def _service_process(
         nodes=service.nodes_per_replica,
         replicas=service.replicas,
         bounds=service.replica_bounds,
-        health_path=health_path,
+        health_path=command.health_path,
         image=spec.image_of(name),
         startup_s=service.startup_timeout_seconds,
         grace_s=float(service.termination_grace_period_seconds),
@@ -140,7 +122,4 @@ def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float:
     """Return the service's setting, or the default of Penstock's own processes or of real engines."""
     if service.liveness_timeout_seconds is not None:
         return service.liveness_timeout_seconds
-    is_own = spec.runtime is Runtime.SIMULATED or (
-        service.role is Role.ROUTER and spec.runtime is not Runtime.DYNAMO
-    )
-    return LIVENESS_S if is_own else ENGINE_LIVENESS_S
+    return LIVENESS_S if spec.runs_penstock(service) else ENGINE_LIVENESS_S

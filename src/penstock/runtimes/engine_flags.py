@@ -11,6 +11,10 @@ from penstock.api.service import ServiceSpec
 
 _KV_EVENTS = "--kv-events-config"
 _LAST_PORT = 65535
+_RENDEZVOUS_PORT = "29501"
+"""vLLM's default of --master-port."""
+LEADER_RANK = "0"
+"""Of the node that answers a replica's requests."""
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
@@ -53,6 +57,18 @@ def parallel_flags(service: ServiceSpec) -> list[str]:
     if service.nodes_per_replica > 1:
         flags += ["--pipeline-parallel-size", str(service.nodes_per_replica)]
     return flags
+
+
+def node_flags(nodes: int, rank: str) -> list[str]:
+    """Return PyTorch's own rendezvous of the nodes of one replica, without Ray; followers answer no requests.
+
+    LeaderWorkerSet gives each container ``LWS_LEADER_ADDRESS``.
+
+    Source: vLLM's documentation, "Parallelism and Scaling", section multiprocessing; vLLM 0.32 and Dynamo's vLLM worker.
+    """
+    flags = ["--distributed-executor-backend", "mp", "--nnodes", str(nodes), "--node-rank", rank]
+    flags += ["--master-addr", "$(LWS_LEADER_ADDRESS)", "--master-port", _RENDEZVOUS_PORT]
+    return flags if rank == LEADER_RANK else [*flags, "--headless"]
 
 
 def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str, replay_endpoint: str) -> list[str]:

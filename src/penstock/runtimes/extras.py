@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from penstock.api.enums import Runtime
 from penstock.api.graph import GraphDeployment
 from penstock.core.errors import Problem
 from penstock.core.simulated_tokens import SIMULATED
@@ -52,8 +51,8 @@ def needed_extras(graph: GraphDeployment) -> tuple[ExtraNeed, ...]:
                 "spec.planner.metrics.prometheusUrl", "planner", "prometheus", ("prometheus_api_client",)
             )
         )
-    if spec.runtime is Runtime.DYNAMO:
-        return tuple(found)  # its router is Dynamo's frontend
+    if spec.traits.frontend is not None:
+        return tuple(found)  # its router is the engine's frontend
     if spec.router.tokenizer not in {None, SIMULATED}:
         found.append(ExtraNeed("spec.router.tokenizer", "router", "tokenizer", ("jinja2", "tokenizers")))
     if spec.router.kv_events_port is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from penstock.api.enums import Environment
 from penstock.api.service import EnvFrom, EnvVar
@@ -22,6 +23,8 @@ KV_EVENTS_SUFFIX = ".kv"
 """Of sockets beside the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
 KV_REPLAY_SUFFIX = ".kr"
 """Of those on which it is asked for earlier ones."""
+DISCOVERY_SUFFIX = ".discovery"
+"""Of the folder beside the statefile in which a runtime's own processes may find each other."""
 PLANNER_ROLE = "planner"
 """Role of the planner's process, which is no service of the graph."""
 
@@ -66,6 +69,11 @@ class RuntimeContext:
     environment: Environment = Environment.LOCAL
     log_dir: str | None = None
     planner_args: tuple[str, ...] = ()
+
+    @property
+    def discovery_folder(self) -> PurePath:
+        """Folder in which the processes of a local graph may find each other, beside its statefile."""
+        return PurePath(self.discovery).parent / f"{self.namespace}{DISCOVERY_SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +129,13 @@ class WorkerCommand:
         argv: Command with placeholders.
         ports: Placeholders that need a free TCP port each.
         env: Variables with placeholders.
+        health_path: Answers 200 once the process serves.
     """
 
     argv: tuple[str, ...]
-    ports: tuple[str, ...]
+    ports: tuple[str, ...] = (PORT,)
     env: Mapping[str, str] = field(default_factory=dict)
+    health_path: str = "/health"
 
 
 def fill(text: str, values: Mapping[str, str | int]) -> str:

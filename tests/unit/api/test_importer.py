@@ -7,9 +7,9 @@ import yaml
 
 from penstock.api.manifests import parse_manifests
 from penstock.core.errors import InvalidSpecError
-from penstock.runtimes.importer import import_dgd
-from penstock.runtimes.importer.command import parse_command
-from penstock.runtimes.importer.services import service_name
+from penstock.runtimes.dynamo.importer import import_dgd
+from penstock.runtimes.dynamo.importer.command import parse_command
+from penstock.runtimes.dynamo.importer.services import service_name
 
 HEAD = "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nmetadata: {name: chat}\n"
 

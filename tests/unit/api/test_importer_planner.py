@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import yaml
 
-from penstock.runtimes.importer import import_dgd
+from penstock.runtimes.dynamo.importer import import_dgd
 
 HEAD = "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nmetadata: {name: chat}\n"
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtimes.importer.command import parse_command
-from penstock.runtimes.importer.shell import NO_CONNECTOR, NOT_COMPUTED, NOT_RUN
+from penstock.runtimes.dynamo.importer.command import parse_command
+from penstock.runtimes.dynamo.importer.shell import NO_CONNECTOR, NOT_COMPUTED, NOT_RUN
 
 VLLM = "python3 -m dynamo.vllm"
 

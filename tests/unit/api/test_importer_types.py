@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidSpecError
-from penstock.runtimes.importer import import_dgd
+from penstock.runtimes.dynamo.importer import import_dgd
 
 FOLDER = Path(__file__).parents[3] / "manifests/import"
 EXAMPLES = [next(yaml.safe_load_all(each.read_text())) for each in sorted(FOLDER.glob("*.yaml"))]

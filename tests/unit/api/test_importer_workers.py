@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from penstock.core.errors import InvalidSpecError
-from penstock.runtimes.importer import import_dgd
+from penstock.runtimes.dynamo.importer import import_dgd
 
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 PAIR = ("prefill", "decode")

@@ -51,7 +51,7 @@ def message_of(spec_change):
         ),
         (
             {"runtime": "tensorrt"},
-            '"tensorrt" is not one of vllm, dynamo, simulated; choose one of them',
+            '"tensorrt" is not one of vllm, dynamo, simulated; choose one of them, or install the package that adds it',
         ),
         ({"planner": {"sla": {"predictor": "kalman"}}}, '"kalman": a model fitted to past demand saved no GPU-hours over constant on any measured load; use trend, or constant where demand has no slope'),
         ({"sevices": {}}, "unknown key; did you mean services?"),

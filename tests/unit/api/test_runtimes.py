@@ -222,7 +222,7 @@ def test_dynamo_vllm_worker(build, context):
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         "DYN_DISCOVERY_BACKEND": "file",
-        "DYN_FILE_KV": "/state/llama.dynamo",
+        "DYN_FILE_KV": "/state/llama.discovery",
         "DYN_TCP_RPC_HOST": "127.0.0.1",
         "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
         "DYN_EVENT_PLANE_HOST": "127.0.0.1",

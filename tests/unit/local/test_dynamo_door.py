@@ -6,14 +6,15 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
+from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError
 from penstock.core.http.server import HttpServer
 from penstock.core.local_state import EntryState
 from penstock.local.dynamo_door import DynamoDoor, deregister
-from penstock.local.dynamo_python import check_dynamo
 from penstock.local.frontend import RouterDoor, door_of
 from penstock.local.probes import NoAnswer, Probes
 from penstock.local.store import StateStore
+from penstock.runtimes import RuntimeContext, runtime_of
 
 WORKER, OTHER = 0x7AF62B357CF8BFFF, 0xBEC3E3A012ED7E68
 PAGE = """\
@@ -73,10 +74,10 @@ def _frontend(tmp_path):
 
 
 @pytest.fixture(name="door")
-async def _door(frontend):
+async def _door(frontend, state_of):
     probes = Probes()
     async with serving(frontend.answer) as url:
-        yield DynamoDoor(probes, url, model="llama", folder=str(frontend.folder))
+        yield DynamoDoor(probes, state_of(router_url=url, discovery_folder=str(frontend.folder)).arbiter)
     await probes.close()
 
 
@@ -120,12 +121,12 @@ async def test_a_drained_worker_leaves_the_discovery_and_no_other_does(door, fro
     assert await door.drain("g_decode", worker) is True
 
 
-async def test_a_drain_is_not_confirmed_while_the_frontend_lists_the_worker(frontend, worker):
+async def test_a_drain_is_not_confirmed_while_the_frontend_lists_the_worker(frontend, worker, state_of):
     """It may assign a request still."""
     probes = Probes()
     listed = {"instances": [{"component": "backend", "endpoint": "generate", "instance_id": WORKER}]}
     async with serving(lambda _request, responder: responder.send(200, orjson.dumps(listed))) as url:
-        door = DynamoDoor(probes, url, model="llama", folder=str(frontend.folder))
+        door = DynamoDoor(probes, state_of(router_url=url, discovery_folder=str(frontend.folder)).arbiter)
         assert await door.drain("g_decode", worker) is False
     assert await door.drain("g_decode", worker) is NoAnswer.AWAY
     await probes.close()
@@ -156,11 +157,11 @@ async def test_a_page_that_names_no_worker_deregisters_nothing(door, frontend, e
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"instances": 3}', b'{"instances": [{"endpoint": "generate"}]}']
 )
-async def test_an_answer_that_is_no_frontends_is_none(body):
+async def test_an_answer_that_is_no_frontends_is_none(body, state_of):
     """Something else listens there."""
     probes = Probes()
     async with serving(lambda _request, responder: responder.send(200, body)) as url:
-        door = DynamoDoor(probes, url, model="llama", folder="/nowhere")
+        door = DynamoDoor(probes, state_of(router_url=url, discovery_folder="/nowhere").arbiter)
         assert await door.view({}) is NoAnswer.SILENT
         assert (await door.readiness({}))[0] is False
     await probes.close()
@@ -174,13 +175,13 @@ def test_deregistering_without_a_folder_does_nothing(tmp_path):
 def test_a_graph_without_dynamo_has_penstocks_router_at_its_door(state_of):
     """The statefile says which."""
     assert isinstance(door_of(state_of(), Probes()), RouterDoor)
-    assert isinstance(door_of(state_of(dynamo_folder="/f"), Probes()), DynamoDoor)
+    assert isinstance(door_of(state_of(runtime="dynamo", discovery_folder="/f"), Probes()), DynamoDoor)
 
 
 def test_discovery_goes_with_the_statefile(state_of):
     """Neither what a killed run left, nor what a stopped one did, is found by the next."""
     store = StateStore.of("g")
-    stale = store.dynamo_folder / "v1" / "instances"
+    stale = store.discovery_folder / "v1" / "instances"
     stale.mkdir(parents=True)
     store.claim(state_of("g"))
     assert not stale.exists()
@@ -194,7 +195,9 @@ def test_discovery_goes_with_the_statefile(state_of):
 )
 def test_a_python_without_dynamo_is_refused_before_anything_starts(python, why):
     """With how to install it."""
+    spec = GraphSpec(model={"name": "m"}, runtime="dynamo", services={"worker": {"role": "aggregated"}})
+    context = RuntimeContext(python=python, graph_file="", discovery="", namespace="g")
     with pytest.raises(InvalidSpecError, match=why) as refused:
-        check_dynamo(python)
+        runtime_of("dynamo").check_installed(spec, context)
     assert "spec.engine.pythonEnvironment" in str(refused.value)
     assert "make dynamo" in str(refused.value)

@@ -88,8 +88,11 @@ def test_what_is_not_installed_or_only_compared_is_no_mode_of_a_graph(mode):
     ("value", "told"),
     [
         ("absent_module:POLICY", "mode queue: absent_module:POLICY cannot be imported: No module named"),
-        ("queue_policy:ABSENT", "mode queue: queue_policy:ABSENT cannot be imported: .* no attribute"),
-        ("queue_policy:propose", "mode queue: queue_policy:propose is no PlannerPolicy but function"),
+        (
+            "queue_policy:ABSENT",
+            "queue is registered as queue_policy:ABSENT, which cannot be imported: .* no attribute",
+        ),
+        ("queue_policy:propose", "mode queue: what is registered is no PlannerPolicy but function"),
         (None, "mode queue: not registered as penstock.planner_policies; choose from adaptive, load, sla"),
     ],
 )

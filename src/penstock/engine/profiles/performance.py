@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api import GraphSpec, Role, Runtime, ServiceSpec
+from penstock.api import GraphSpec, Role, ServiceSpec
 from penstock.api.profiles import PROFILE_SUFFIX
 from penstock.core.errors import ConfigError
 from penstock.engine.core.latency import LatencyModel
@@ -89,7 +89,7 @@ def planning_profile(spec: GraphSpec | None, named: str | None) -> PerformancePr
             model or engine size than the graph runs.
     """
     if named is None:
-        if spec is not None and spec.runtime is Runtime.SIMULATED:
+        if spec is not None and spec.traits.is_simulated:
             return graph_performance(spec)
         raise ConfigError(
             "planner.sla.profile: null, but mode sla plans by a performance profile; run `penstock profile --config FILE"

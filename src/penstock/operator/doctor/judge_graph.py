@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.api.runtimes import DEFAULT_RUNTIME, traits_of
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
@@ -60,8 +61,9 @@ def graph_findings(facts: GraphFacts, *, now_s: float, interval_s: float) -> Ite
         if found is not None:
             told = problem if found.category.is_fault else warning
             yield told(f"pod {view.namespace}/{view.name}", found.message, found.remedy)
-    if graph["spec"].get("runtime") == "dynamo":
-        yield ok(subject, "runs Dynamo's own frontend, whose metrics Penstock does not judge")
+    frontend = traits_of(graph["spec"].get("runtime", DEFAULT_RUNTIME)).frontend
+    if frontend is not None:
+        yield ok(subject, f"runs {frontend.name}'s own frontend, whose metrics Penstock does not judge")
     else:
         yield from _routers(subject, facts, views, interval_s)
     yield from _workers(subject, facts, views)

@@ -1,15 +1,17 @@
 """Kinds of others that a graph needs, and what to say where the cluster does not know them.
 
-Pure. Penstock installs neither: an operator of LeaderWorkerSet or of Dynamo brings its own definition, and two owners
-of one would undo each other's.
+Pure. Penstock installs none of them: an operator of LeaderWorkerSet or of a runtime brings its own definition, and two
+owners of one would undo each other's.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from penstock.api import GraphSpec, Runtime
+from penstock.api import GraphSpec
+from penstock.kube.kinds import Kind
 from penstock.operator.plan.conditions import Failure
+from penstock.runtimes import runtime_of
 
 REASON: Final = "MissingCRD"
 
@@ -19,28 +21,26 @@ def needs_leader_worker_set(spec: GraphSpec) -> bool:
     return bool(_over_nodes(spec))
 
 
-def needs_dynamo_discovery(spec: GraphSpec) -> bool:
-    """Return whether the graph's processes find each other by objects of Dynamo's kind."""
-    return spec.runtime is Runtime.DYNAMO
+def kind_of_runtime(spec: GraphSpec) -> Kind | None:
+    """Return the kind of another's that the graph's runtime needs, if any."""
+    return runtime_of(spec.runtime).cluster.kind
 
 
 def missing_definition(
-    spec: GraphSpec, *, has_leader_worker_set: bool, has_dynamo_discovery: bool
+    spec: GraphSpec, *, has_leader_worker_set: bool, has_kind_of_runtime: bool
 ) -> Failure | None:
     """Return which kind is missing and where it comes from; None if the cluster knows all that the graph needs.
 
     Args:
         spec: Of the graph.
         has_leader_worker_set: Whether the cluster knows LeaderWorkerSet.
-        has_dynamo_discovery: Whether the cluster knows DynamoWorkerMetadata.
+        has_kind_of_runtime: Whether the cluster knows `kind_of_runtime`.
     """
-    if needs_dynamo_discovery(spec) and not has_dynamo_discovery:
-        message = (
-            "runtime dynamo needs the kind DynamoWorkerMetadata of nvidia.com, in which workers register, and this "
-            "cluster does not know it; install Dynamo's CustomResourceDefinitions, or create "
-            "manifests/dynamo-discovery.yaml"
-        )
-        return Failure(REASON, message)
+    kind = kind_of_runtime(spec)
+    if kind is not None and not has_kind_of_runtime:
+        group = kind.api_version.partition("/")[0]
+        source = runtime_of(spec.runtime).cluster.kind_source
+        return Failure(REASON, f"runtime {spec.runtime} needs the kind {kind.kind} of {group}, {source}")
     if needs_leader_worker_set(spec) and not has_leader_worker_set:
         message = (
             f"{', '.join(_over_nodes(spec))}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.api import GraphDeployment, Runtime
+from penstock.api import GraphDeployment
 from penstock.operator.resources.config_map import config_map
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.deployment import deployment
@@ -51,7 +51,7 @@ def children(
         role(graph, context),
         role_binding(graph, context),
     ]
-    if graph.spec.runtime is not Runtime.DYNAMO:  # its frontend is told everything by flags
+    if graph.spec.traits.frontend is None:  # a runtime's own is configured by flags
         found.append(config_map(graph, context))
     found += [worker_policy(graph, context), router_policy(graph, context)]
     specs = processes(graph, context)

@@ -63,7 +63,7 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
     spec = graph.spec
     kept: dict[str, Any] = {
         "model": spec.model.to_manifest(),
-        "runtime": spec.runtime.value,
+        "runtime": spec.runtime,
         "services": {name: {"role": each.role.value} for name, each in spec.services.items()},
         "router": spec.router.to_manifest(),
         "lease": _lease(spec.lease_seconds),

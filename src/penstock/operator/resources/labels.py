@@ -6,7 +6,7 @@ during a pod's life (`SERVING_LABEL`) is selected by Services alone.
 
 from __future__ import annotations
 
-from penstock.api import GraphDeployment, Role, Runtime
+from penstock.api import GraphDeployment, Role
 from penstock.kube.objects.names import (
     GRAPH_LABEL,
     MANAGED_BY,
@@ -16,15 +16,7 @@ from penstock.kube.objects.names import (
     SERVING,
     SERVING_LABEL,
 )
-
-DYNAMO_DISCOVERY = {
-    "nvidia.com/dynamo-discovery-backend": "kubernetes",
-    "nvidia.com/dynamo-discovery-enabled": "true",
-}
-"""On Services (and so on their EndpointSlices): Dynamo's processes watch slices with these labels.
-
-Source: ai-dynamo/dynamo, lib/runtime/src/discovery/kube/daemon.rs.
-"""
+from penstock.runtimes import runtime_of
 
 
 def graph_labels(graph: GraphDeployment) -> dict[str, str]:
@@ -66,5 +58,4 @@ def endpoint_selector(graph: GraphDeployment, service: str) -> dict[str, str]:
 
 def slice_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
     """Return the labels of a Service, which Kubernetes copies to its EndpointSlices."""
-    labels = service_labels(graph, service)
-    return {**labels, **DYNAMO_DISCOVERY} if graph.spec.runtime is Runtime.DYNAMO else labels
+    return {**service_labels(graph, service), **runtime_of(graph.spec.runtime).cluster.service_labels}

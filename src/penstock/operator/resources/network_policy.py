@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.api import WORKER_ROLES, GraphDeployment, Role, Runtime
+from penstock.api import WORKER_ROLES, GraphDeployment, Role
 from penstock.kube.objects.names import (
     GRAPH_LABEL,
     HTTP_PORT,
@@ -28,8 +28,8 @@ _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 def router_policy(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
     """Return the routers' policy: anybody may reach their HTTP port."""
     ingress: list[dict[str, Any]] = [{"ports": _http()}]
-    if graph.spec.runtime is Runtime.DYNAMO:
-        # Dynamo's workers stream their answers back on ports that the frontend chooses.
+    if graph.spec.traits.frontend is not None:
+        # Dynamo's workers stream their answers back on ports that its frontend chooses.
         ingress.append({"from": [{"podSelector": _roles(graph, WORKER_ROLES)}]})
     return _policy(graph, context, ROUTER_SUFFIX, (Role.ROUTER,), ingress)
 
@@ -40,7 +40,7 @@ def worker_policy(graph: GraphDeployment, context: BuildContext) -> dict[str, An
     Workers reach each other on every port, because KV transfers and collectives choose theirs at run time.
     """
     routers: dict[str, Any] = {"from": [{"podSelector": _roles(graph, (Role.ROUTER,))}]}
-    if graph.spec.runtime is not Runtime.DYNAMO:
+    if graph.spec.traits.frontend is None:
         routers["ports"] = _http() + _kv_events(graph)
     readers = [
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.api import GraphDeployment, NodePool, Role, Runtime
+from penstock.api import GraphDeployment, NodePool, Role
 from penstock.kube.objects.names import GRAPH_LABEL, ROLE_LABEL
 from penstock.operator.resources.labels import selector
 
@@ -26,8 +26,7 @@ def gpu_request(graph: GraphDeployment, service: str) -> tuple[str, int] | None:
     pool, so that they run on a cluster without GPUs and yet can be told to hold real ones.
     """
     spec = graph.spec.services[service]
-    is_modelled = graph.spec.runtime is Runtime.SIMULATED or graph.spec.engine.mocker
-    if spec.gpus == 0 or (is_modelled and spec.node_pool is None):
+    if spec.gpus == 0 or (graph.spec.models_gpus and spec.node_pool is None):
         return None
     return _pool(graph, service).gpu_resource_name, gpus_per_pod(graph, service)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from penstock.api import Environment, GraphDeployment, Role, Runtime
+from penstock.api import Environment, GraphDeployment, Role
 from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
@@ -30,7 +30,7 @@ from penstock.operator.resources.privileges import confined
 from penstock.operator.resources.probes import probes
 from penstock.operator.resources.security import container_security, pod_security
 from penstock.operator.resources.volumes import is_penstock_image, volumes
-from penstock.runtimes import ProcessSpec, RuntimeContext, filled_argv, process_specs
+from penstock.runtimes import ProcessSpec, RuntimeContext, filled_argv, process_specs, runtime_of
 
 _OWN_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 """Chosen for Penstock's own processes: an idle one's need, so that a laptop's cluster holds the samples."""
@@ -158,7 +158,7 @@ def _container(
 def _image(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> str:
     service = graph.spec.services[spec.service]
     is_default = service.image is None and (
-        graph.spec.image is None or (service.role is Role.ROUTER and graph.spec.runtime is Runtime.VLLM)
+        graph.spec.image is None or graph.spec.needs_router_image(service)
     )
     if is_default and context.penstock_image is not None and is_penstock_image(graph, spec.service):
         return context.penstock_image
@@ -167,7 +167,7 @@ def _image(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> 
 
 def _key_args(graph: GraphDeployment, role: Role) -> list[str]:
     router = graph.spec.router
-    if role is not Role.ROUTER or graph.spec.runtime is Runtime.DYNAMO:
+    if role is not Role.ROUTER or graph.spec.traits.frontend is not None:
         return []
     args = [] if router.auth.api_keys_secret is None else ["--api-keys-file", API_KEYS_FOLDER]
     if router.tiers.enabled and router.tiers.keys_secret is not None:
@@ -194,8 +194,8 @@ def _account(graph: GraphDeployment, role: Role) -> str:
 
 
 def _asks_the_api(graph: GraphDeployment, role: Role) -> bool:
-    """Routers watch EndpointSlices; Dynamo's workers register themselves as well."""
-    return role is Role.ROUTER or graph.spec.runtime is Runtime.DYNAMO
+    """Routers watch EndpointSlices; workers of some runtimes, such as Dynamo's, register themselves as well."""
+    return role is Role.ROUTER or bool(runtime_of(graph.spec.runtime).cluster.verbs)
 
 
 def _with_own_marks(
@@ -210,7 +210,7 @@ def _with_own_marks(
         if gpu_ceiling(graph) is not None:
             others = [each for each in spec.get("schedulingGates", []) if each["name"] != BUDGET_GATE]
             spec["schedulingGates"] = [{"name": BUDGET_GATE}, *others]
-    elif graph.spec.runtime is not Runtime.DYNAMO:
+    elif graph.spec.traits.frontend is None:
         annotations[CONFIG_ANNOTATION] = config_digest(graph)
     marked = {**metadata, "labels": {**metadata.get("labels", {}), **labels}, "annotations": annotations}
     if not annotations:

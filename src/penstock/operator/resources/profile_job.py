@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from penstock.api import GraphDeployment, NodePool, ProfileRequest, Role, Runtime
+from penstock.api import GraphDeployment, NodePool, ProfileRequest, Role
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.kube.objects.names import GPUS_ANNOTATION, PROFILE_GRAPH_FILE, profile_name
 from penstock.operator.resources.context import BuildContext
@@ -63,7 +63,7 @@ class ProfileWork:
     @property
     def is_simulated(self) -> bool:
         """Whether the workers under test are Penstock's own program."""
-        return self.graph.spec.runtime is Runtime.SIMULATED
+        return self.graph.spec.traits.is_simulated
 
     @property
     def gpus(self) -> int:
@@ -87,8 +87,7 @@ class ProfileWork:
     @property
     def gpu_resource(self) -> str:
         """Extended resource that the pod asks for; empty: none, for workers that only model a GPU on any node."""
-        is_modelled = self.is_simulated or self.graph.spec.engine.mocker
-        if is_modelled and self.pool is None:
+        if self.graph.spec.models_gpus and self.pool is None:
             return ""
         return (self.pool or NodePool()).gpu_resource_name
 
@@ -99,7 +98,7 @@ def job(work: ProfileWork, metadata: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidSpecError: see `penstock.operator.resources.profile.profile_objects`.
     """
-    _refuse_dynamo(work)
+    _refuse_own_frontend(work)
     spec = work.request.spec
     never_right = {"containerName": MAIN, "operator": "In", "values": [USAGE_EXIT]}
     return {
@@ -124,10 +123,10 @@ def job(work: ProfileWork, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse_dynamo(work: ProfileWork) -> None:
-    if work.graph.spec.runtime is Runtime.DYNAMO:
+def _refuse_own_frontend(work: ProfileWork) -> None:
+    if work.graph.spec.traits.frontend is not None:
         message = (
-            "workers of runtime dynamo answer through a frontend alone; serve the graph, and run `penstock profile "
+            f"workers of runtime {work.graph.spec.runtime} answer through a frontend alone; serve the graph, and run `penstock profile "
             "--endpoint URL --tp N --config-map NAME` against it"
         )
         raise InvalidSpecError([Problem(path="spec.graph", message=message)])

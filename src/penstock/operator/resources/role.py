@@ -1,21 +1,21 @@
-"""The Role of a graph's processes: find workers, and under Dynamo register as one."""
+"""The Role of a graph's processes: find workers, and what their runtime needs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.api import GraphDeployment, Runtime
+from penstock.api import GraphDeployment
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.labels import graph_labels
 from penstock.operator.resources.metadata import ROUTER_SUFFIX, metadata
+from penstock.runtimes import runtime_of
 
 
 def role(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
     """Return the Role; an operator may only grant what it holds itself."""
     rules = [_rule("discovery.k8s.io", "endpointslices", "get", "list", "watch")]
-    if graph.spec.runtime is Runtime.DYNAMO:
-        # Each pod applies its own object, server-side, and watches those of the others; its owner's end removes it.
-        rules.append(_rule("nvidia.com", "dynamoworkermetadatas", "create", "get", "list", "patch", "watch"))
+    own = runtime_of(graph.spec.runtime).cluster.verbs
+    rules += [_rule(group, resource, *verbs) for (group, resource), verbs in own.items()]
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",

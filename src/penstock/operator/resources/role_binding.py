@@ -1,22 +1,23 @@
-"""The RoleBinding that gives a graph's Role to its routers, and under Dynamo to its workers."""
+"""The RoleBinding that gives a graph's Role to its routers, and to workers whose runtime asks the API server."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.api import GraphDeployment, Runtime
+from penstock.api import GraphDeployment
 from penstock.kube.objects.names import child_name
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.labels import graph_labels
 from penstock.operator.resources.metadata import ROUTER_SUFFIX, WORKER_SUFFIX, metadata
+from penstock.runtimes import runtime_of
 
 _GROUP = "rbac.authorization.k8s.io"
 
 
 def role_binding(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
     """Return the RoleBinding."""
-    is_dynamo = graph.spec.runtime is Runtime.DYNAMO
-    accounts = (ROUTER_SUFFIX, WORKER_SUFFIX) if is_dynamo else (ROUTER_SUFFIX,)
+    has_own_verbs = bool(runtime_of(graph.spec.runtime).cluster.verbs)
+    accounts = (ROUTER_SUFFIX, WORKER_SUFFIX) if has_own_verbs else (ROUTER_SUFFIX,)
     return {
         "apiVersion": f"{_GROUP}/v1",
         "kind": "RoleBinding",

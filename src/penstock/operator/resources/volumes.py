@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from penstock.api import GraphDeployment, NodePool, Role, Runtime
+from penstock.api import GraphDeployment, NodePool, Role
 from penstock.kube.objects.names import API_KEYS_FOLDER, GRAPH_FILE, TIER_KEYS_FOLDER, child_name
 from penstock.operator.resources.metadata import ROUTER_SUFFIX
 
@@ -25,9 +25,7 @@ Mounted = tuple[dict[str, Any], dict[str, Any]]
 
 def is_penstock_image(graph: GraphDeployment, service: str) -> bool:
     """Whether the service runs Penstock's own program: it writes below /tmp alone and finishes its requests."""
-    runtime = graph.spec.runtime
-    is_router = graph.spec.services[service].role is Role.ROUTER
-    return runtime is Runtime.SIMULATED or (runtime is Runtime.VLLM and is_router)
+    return graph.spec.runs_penstock(graph.spec.services[service])
 
 
 def home_of(graph: GraphDeployment, service: str) -> str:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from penstock.api import GraphDeployment, GraphSpec, PlannerMode, Runtime
+from penstock.api import GraphDeployment, GraphSpec, PlannerMode
 from penstock.core.errors import ConfigError, NotFoundError, UnavailableError
 from penstock.kube.kinds import CONFIG_MAP, Kind
 from penstock.kube.objects.names import PROFILE_KEY
@@ -91,7 +91,7 @@ class ConfigMapProfiles:
         name = self._name_of(spec)
         if name is not None:
             return _fitting(await self._kept(key, name), spec, name)
-        if spec.runtime is not Runtime.SIMULATED:
+        if not spec.traits.is_simulated:
             raise ProfileError(
                 PlannerReason.PROFILE_MISSING, f"spec.planner.sla.profile: null; {_what_to_run(key[1], '')}"
             )

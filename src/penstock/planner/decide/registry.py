@@ -6,7 +6,7 @@ from functools import cache
 
 from penstock.api.planner import POLICIES
 from penstock.core.errors import ConfigError
-from penstock.core.plugins import registered
+from penstock.core.plugins import plugin, registered
 from penstock.planner.decide.policy import PlannerPolicy
 
 BASELINES = "penstock.planner_baselines"
@@ -15,7 +15,7 @@ BASELINES = "penstock.planner_baselines"
 
 def policy_names() -> tuple[str, ...]:
     """Return every policy's name, those that a manifest can have first."""
-    return (*sorted(registered(POLICIES)), *sorted(registered(BASELINES)))
+    return (*registered(POLICIES), *registered(BASELINES))
 
 
 @cache
@@ -25,20 +25,14 @@ def policy_of(name: str) -> PlannerPolicy:
     Raises:
         ConfigError: no installed distribution registers it, or what it registers cannot be imported or is no policy.
     """
-    found = registered(POLICIES).get(name) or registered(BASELINES).get(name)
-    if found is None:
+    policy = plugin(POLICIES, name) or plugin(BASELINES, name)
+    if policy is None:
         raise ConfigError(
             f"mode {name}: not registered as {POLICIES}; choose from {', '.join(policy_names()) or 'none'}, or install"
             " the distribution that has it"
         )
-    try:
-        policy = found.load()
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(
-            f"mode {name}: {found.value} cannot be imported: {exc}; repair or remove it"
-        ) from exc
     if not isinstance(policy, PlannerPolicy):
         raise ConfigError(
-            f"mode {name}: {found.value} is no PlannerPolicy but {type(policy).__name__}; register one"
+            f"mode {name}: what is registered is no PlannerPolicy but {type(policy).__name__}; register one"
         )
     return policy

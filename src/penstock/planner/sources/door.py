@@ -1,14 +1,40 @@
-"""Which source reads what stands at a graph's door."""
+"""Which source reads what takes a graph's requests: its traits name it, and a distribution registers it.
+
+An entry point of group ``penstock.metric_sources`` is a function that makes a `ReadingSource` of a `Door`.
+"""
 
 from __future__ import annotations
 
-from penstock.api import GraphDeployment, Runtime
+from dataclasses import dataclass
+from typing import Final, cast
+
+from penstock.api import GraphDeployment
 from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+from penstock.core.plugins import plugin, registered
 from penstock.planner.sources.base import ReadingSource, Urls
-from penstock.planner.sources.dynamo import DynamoSource
 from penstock.planner.sources.pages import MetricsPages
-from penstock.planner.sources.router import RouterSource
 from penstock.planner.sources.scrape import ScrapeSource
+
+GROUP: Final = "penstock.metric_sources"
+_ROUTER: Final = "router"
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a source reads.
+
+    Attributes:
+        pages: Of Penstock's routers, or of a runtime's own frontends.
+        urls: Of them, asked at each read.
+        workers: Reads the workers, which not every frontend speaks for.
+        clock: Simulated time.
+    """
+
+    pages: MetricsPages
+    urls: Urls
+    workers: ScrapeSource
+    clock: SimulatedClock
 
 
 def door_source(
@@ -19,15 +45,21 @@ def door_source(
     workers: ScrapeSource,
     clock: SimulatedClock,
 ) -> ReadingSource:
-    """Return the source for Dynamo's frontends under runtime dynamo, else the one for Penstock's routers.
+    """Return the source of a graph's routers or frontends.
 
     Args:
-        graph: The graph; None: not known, so Penstock's.
-        pages: Of what stands at the door.
-        urls: Of it, asked at each read.
-        workers: Reads the workers, which Dynamo's frontends do not speak for.
+        graph: The graph; None: not known, so Penstock's routers.
+        pages: See `Door`, as the others.
+        urls: Of routers or frontends.
+        workers: Reads the workers.
         clock: Simulated time.
+
+    Raises:
+        ConfigError: no distribution has the source that the runtime names.
     """
-    if graph is not None and graph.spec.runtime is Runtime.DYNAMO:
-        return DynamoSource(pages, urls, workers=workers, now_s=clock.now_s, speed=clock.speed)
-    return RouterSource(pages, urls, now_s=clock.now_s)
+    name = _ROUTER if graph is None else graph.spec.traits.metric_source
+    make = plugin(GROUP, name)
+    if make is None:
+        known = ", ".join(registered(GROUP)) or "none; install penstock again"
+        raise ConfigError(f"{GROUP}: {name} is not installed; there is {known}")
+    return cast(ReadingSource, make(Door(pages, urls, workers, clock)))

@@ -13,6 +13,7 @@ from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
 from penstock.planner.decide.reading import Reading, judge, missing
 from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_short
+from penstock.planner.sources.door import Door
 from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, Frontend, FrontendMeter, read_frontend
 from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
 from penstock.planner.sources.pages import MetricsPages
@@ -61,6 +62,12 @@ class DynamoSource:
         self._speed = speed
         self._meter = FrontendMeter(speed)
         self._latency = LatencyTotals()
+
+    @classmethod
+    def of(cls, door: Door) -> DynamoSource:
+        """Return the source of a graph; the entry point."""
+        clock = door.clock
+        return cls(door.pages, door.urls, workers=door.workers, now_s=clock.now_s, speed=clock.speed)
 
     async def read(self, query: Query) -> Readings:
         """Return the workers' readings with the frontends' demand; what cannot be read is missing.

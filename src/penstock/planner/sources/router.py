@@ -13,6 +13,7 @@ from penstock.core.exposition import Sample, parse_samples
 from penstock.planner.decide.reading import Quality, Reading, judge, missing
 from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_short, total_of
 from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, RouterSample, read_door
+from penstock.planner.sources.door import Door
 from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
 from penstock.planner.sources.pages import MetricsPages
 
@@ -69,6 +70,11 @@ class RouterSource:
         self._now_s = now_s
         self._latency = LatencyTotals()
         self._demand = DemandMeter()
+
+    @classmethod
+    def of(cls, door: Door) -> RouterSource:
+        """Return the source of a graph; the entry point."""
+        return cls(door.pages, door.urls, now_s=door.clock.now_s)
 
     async def read(self, query: Query) -> Readings:
         """Return the routers' view; a worker that none of them reaches is missing, an old value stale.

@@ -29,7 +29,7 @@ def spec(runtime, nodes=1):
 )
 def test_only_what_a_graph_needs_is_missed(spec, sets, discovery, named):
     """One replica over several nodes, and runtime dynamo."""
-    failure = missing_definition(spec, has_leader_worker_set=sets, has_dynamo_discovery=discovery)
+    failure = missing_definition(spec, has_leader_worker_set=sets, has_kind_of_runtime=discovery)
     assert (
         (failure is None) if named is None else (failure.reason == "MissingCRD" and named in failure.message)
     )

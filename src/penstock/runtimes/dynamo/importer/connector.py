@@ -11,9 +11,9 @@ from typing import Any
 
 from penstock.api.base import KeyPath
 from penstock.api.enums import KvBufferDevice
-from penstock.runtimes.importer.command import Command
-from penstock.runtimes.importer.shell import CONNECTOR_FLAG
-from penstock.runtimes.importer.source import ManifestSource
+from penstock.runtimes.dynamo.importer.command import Command
+from penstock.runtimes.dynamo.importer.shell import CONNECTOR_FLAG
+from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 _NIXL = "NixlConnector"
 _ROLES = frozenset({"kv_both", "kv_producer", "kv_consumer"})

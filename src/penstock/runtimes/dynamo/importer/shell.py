@@ -1,7 +1,7 @@
 """A container's shell script becomes the words of its one command that starts Dynamo.
 
 What the script does beside that command is returned as text with the reason why it is left out: another
-statement, a pipe, a value that only a shell can compute. Pure; called by `penstock.runtimes.importer.command`.
+statement, a pipe, a value that only a shell can compute. Pure; called by `penstock.runtimes.dynamo.importer.command`.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.api.base import KeyPath
-from penstock.runtimes.importer.owned import (
+from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_SELECTION,
     drop_foreign_marks,
     is_owned_variable,
     read_startup_seconds,
     selects_by_foreign_labels,
 )
-from penstock.runtimes.importer.source import ManifestSource
+from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 _CONTAINER = "main"
 _CARRIED_BY_COMMAND = frozenset({"image", "command", "args", "env", "envFrom"})

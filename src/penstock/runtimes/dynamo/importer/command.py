@@ -1,7 +1,7 @@
 """A container's command line becomes a program and its flags.
 
 Understands ``command`` and ``args`` as Dynamo's examples write them: ``python3 -m dynamo.vllm`` split in
-any way over both, and the same within the script of a ``sh -c`` (`penstock.runtimes.importer.shell`).
+any way over both, and the same within the script of a ``sh -c`` (`penstock.runtimes.dynamo.importer.shell`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.runtimes.importer.shell import ShellCommand, read_script
+from penstock.runtimes.dynamo.importer.shell import ShellCommand, read_script
 
 SHELLS = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
 _TAKES_SCRIPT = re.compile(r"-[a-z]*c")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.api.base import KeyPath
-from penstock.runtimes.importer.source import Places
+from penstock.runtimes.dynamo.importer.source import Places
 
 MAIN = "main"
 GPU_RESOURCE = "nvidia.com/gpu"

@@ -6,17 +6,17 @@ from typing import Any
 
 from penstock.api.base import KeyPath
 from penstock.api.enums import Role
-from penstock.api.graph_rules import DYNAMO_POLICIES
-from penstock.runtimes.importer.command import Command
-from penstock.runtimes.importer.connector import read_connector
-from penstock.runtimes.importer.owned import drop_owned_flags
-from penstock.runtimes.importer.services import Component, number_of
-from penstock.runtimes.importer.source import ManifestSource
+from penstock.api.runtimes import DYNAMO_FRONTEND
+from penstock.runtimes.dynamo.importer.command import Command
+from penstock.runtimes.dynamo.importer.connector import read_connector
+from penstock.runtimes.dynamo.importer.left_out import drop_owned_flags
+from penstock.runtimes.dynamo.importer.services import Component, number_of
+from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 DEFAULT_ROUTER_MODE = "round-robin"
 """Of Dynamo's frontend, 1.6."""
 
-_POLICIES = {mode: policy for policy, mode in DYNAMO_POLICIES.items()}
+_POLICIES = {mode: policy for policy, mode in DYNAMO_FRONTEND.policies.items()}
 _ADMISSION = {
     "--active-decode-blocks-threshold": "activeDecodeBlocksThreshold",
     "--active-prefill-tokens-threshold": "activePrefillTokensThreshold",

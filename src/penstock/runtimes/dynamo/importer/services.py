@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.api.base import KeyPath
 from penstock.api.enums import Role
-from penstock.runtimes.importer.command import SCRIPT_AT, Command, parse_command
-from penstock.runtimes.importer.source import ManifestSource
+from penstock.runtimes.dynamo.importer.command import SCRIPT_AT, Command, parse_command
+from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 MOCKER_MODULE = "dynamo.mocker"
 WORKER_MODULES = frozenset({"dynamo.vllm", MOCKER_MODULE, "dynamo.vllm.unified_main"})
@@ -185,7 +185,7 @@ def _read_size(source: ManifestSource, component: Component) -> None:
 
 
 def _device_gpus(source: ManifestSource, path: KeyPath) -> Any:
-    """Return the GPUs among a component's ``device.resources``, which `penstock.runtimes.importer.pods` reads the rest of."""
+    """Return the GPUs among a component's ``device.resources``, which `penstock.runtimes.dynamo.importer.pods` reads the rest of."""
     for key in source.keys((*path, "device", "resources")):
         if key.endswith(_GPU_SUFFIX):
             return source.take((*path, "device", "resources", key))

@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.api.base import KeyPath
 from penstock.api.manifests.messages import shown
-from penstock.runtimes.importer.command import SHELLS, Command
-from penstock.runtimes.importer.services import (
+from penstock.runtimes.dynamo.importer.command import SHELLS, Command
+from penstock.runtimes.dynamo.importer.services import (
     FRONTEND_MODULE,
     WORKER_MODULES,
     Component,
@@ -17,7 +17,7 @@ from penstock.runtimes.importer.services import (
     read_command,
     stage_of,
 )
-from penstock.runtimes.importer.source import ManifestSource
+from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 SERVICES: KeyPath = ("spec", "services")
 

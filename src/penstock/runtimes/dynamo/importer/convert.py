@@ -19,20 +19,31 @@ from penstock.api.graph_rules import MAX_CHILD_NAME
 from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import validate
 from penstock.core.errors import InvalidSpecError, Problem
-from penstock.runtimes.importer.beta import as_alpha
-from penstock.runtimes.importer.flags import read_router_flags, read_worker_flags
-from penstock.runtimes.importer.losses import FOREIGN_GROUP, note_unused_keys, other_object, placeholders
-from penstock.runtimes.importer.owned import drop_foreign_marks, is_owned_variable
-from penstock.runtimes.importer.planner import read_planner
-from penstock.runtimes.importer.pods import PodParts, pool_name, read_env, read_pod
-from penstock.runtimes.importer.refusals import (
+from penstock.runtimes.dynamo.importer.beta import as_alpha
+from penstock.runtimes.dynamo.importer.flags import read_router_flags, read_worker_flags
+from penstock.runtimes.dynamo.importer.left_out import (
+    FOREIGN_GROUP,
+    drop_foreign_marks,
+    is_owned_variable,
+    note_unused_keys,
+    other_object,
+    placeholders,
+)
+from penstock.runtimes.dynamo.importer.planner import read_planner
+from penstock.runtimes.dynamo.importer.pods import PodParts, pool_name, read_env, read_pod
+from penstock.runtimes.dynamo.importer.refusals import (
     SERVICES,
     refuse_missing_model,
     refuse_what_no_graph_runs,
     why_left_out,
 )
-from penstock.runtimes.importer.services import MOCKER_MODULE, Component, component_kind, read_component
-from penstock.runtimes.importer.source import ManifestSource, Places, Unconverted
+from penstock.runtimes.dynamo.importer.services import (
+    MOCKER_MODULE,
+    Component,
+    component_kind,
+    read_component,
+)
+from penstock.runtimes.dynamo.importer.source import ManifestSource, Places, Unconverted
 
 FOREIGN_KIND = "DynamoGraphDeployment"
 ALPHA = FOREIGN_GROUP + "v1alpha1"

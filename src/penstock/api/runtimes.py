@@ -1,0 +1,147 @@
+"""What a manifest's rules need to know of a runtime. Pure.
+
+The rules of the API server are made of the runtimes that ship with Penstock, so their traits stand here. Those of any
+other come with its distribution, by the entry point `GROUP`; an API server cannot know them, so it allows there
+what any runtime may, and `penstock validate` and the operator check the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.api.enums import RouterPolicy
+from penstock.core.plugins import plugin, registered
+
+if TYPE_CHECKING:
+    from penstock.api.graph import GraphSpec
+    from penstock.api.rule import Rule
+
+GROUP: Final = "penstock.runtimes"
+"""Entry points whose objects follow `penstock.runtimes.Runtime`."""
+
+DEFAULT_RUNTIME: Final = "vllm"
+
+PENSTOCK_IMAGE: Final = "ghcr.io/penstock/penstock:0.1.0"
+"""Router, planner and simulated workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFrontend:
+    """A runtime's own server of requests, which takes the place of Penstock's router.
+
+    Attributes:
+        name: For people.
+        policies: Routing policies that it can follow, or come close to, and its own word for each.
+    """
+
+    name: str
+    policies: Mapping[RouterPolicy, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeTraits:
+    """What is the same for every graph of a runtime.
+
+    Attributes:
+        image: Container image of its workers where a graph names none.
+        is_simulated: Its workers are Penstock's own program: they take time and hold GPUs by a latency profile.
+        has_mocker: It has a program that models its workers, ``engine.mocker``.
+        has_request_limit: Its workers follow ``engine.requestLimit``.
+        frontend: Takes the router's place; None: Penstock's router does.
+        metric_source: Entry point of group ``penstock.metric_sources`` that reads the router, or what takes its place.
+        rules: Further rules of ``spec``, for a runtime that does not ship with Penstock.
+    """
+
+    image: str
+    is_simulated: bool = False
+    has_mocker: bool = False
+    has_request_limit: bool = False
+    frontend: OwnFrontend | None = None
+    metric_source: str = "router"
+    rules: tuple[Rule[Any], ...] = ()
+
+
+DYNAMO_FRONTEND: Final = OwnFrontend(
+    "Dynamo",
+    {
+        RouterPolicy.ROUND_ROBIN: "round-robin",
+        RouterPolicy.LEAST_LOADED: "least-loaded",
+        RouterPolicy.PREFIX_COST: "kv",
+        RouterPolicy.KV_COST: "kv",
+    },
+)
+"""Of two policies with one ``--router-mode`` the last is what an import makes of it; prefix-cost is the default."""
+
+SHIPPED: Final[Mapping[str, RuntimeTraits]] = {
+    "vllm": RuntimeTraits(image="vllm/vllm-openai:v0.32.0"),
+    "dynamo": RuntimeTraits(
+        image="nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.6.1",
+        has_mocker=True,
+        has_request_limit=True,
+        frontend=DYNAMO_FRONTEND,
+        metric_source="dynamo",
+    ),
+    "simulated": RuntimeTraits(image=PENSTOCK_IMAGE, is_simulated=True, has_request_limit=True),
+}
+"""The runtimes of this distribution; the rules name them in this order."""
+
+_UNKNOWN = RuntimeTraits(image="", has_mocker=True, has_request_limit=True)
+"""Of a name that no distribution registered: one rule refuses it, and the others keep silent."""
+
+
+def traits_of(runtime: str) -> RuntimeTraits:
+    """Return a runtime's traits, which a distribution may bring.
+
+    Raises:
+        ConfigError: its distribution is broken.
+    """
+    shipped = SHIPPED.get(runtime)
+    if shipped is not None:
+        return shipped
+    found = plugin(GROUP, runtime)
+    return _UNKNOWN if found is None else found.traits
+
+
+def is_known(runtime: str) -> bool:
+    """Return whether this installation has a runtime."""
+    return traits_of(runtime) is not _UNKNOWN
+
+
+def known_runtimes() -> tuple[str, ...]:
+    """Return the names of every installed runtime, those that ship first."""
+    return tuple(dict.fromkeys((*SHIPPED, *registered(GROUP))))
+
+
+class RuntimesWith:
+    """The runtimes that have a trait, for a rule in Python and in CEL.
+
+    Attributes:
+        names: Of those that ship.
+        cel: True for a ``spec`` of one of them, and for one of another runtime if all but one of them have it.
+    """
+
+    def __init__(self, has: Callable[[RuntimeTraits], bool]) -> None:
+        self._has = has
+        self.names = tuple(name for name, traits in SHIPPED.items() if has(traits))
+        self.cel = self._cel()
+
+    def __call__(self, spec: GraphSpec) -> bool:
+        """Return whether a graph's runtime is one of them."""
+        return self._has(traits_of(spec.runtime))
+
+    def _cel(self) -> str:
+        others = [name for name in SHIPPED if name not in self.names]
+        if len(others) == 1:
+            return f"self.runtime != '{others[0]}'"
+        return " || ".join(f"self.runtime == '{name}'" for name in self.names)
+
+
+SIMULATED_ENGINE = RuntimesWith(lambda traits: traits.is_simulated)
+REAL_ENGINE = RuntimesWith(lambda traits: not traits.is_simulated)
+OWN_FRONTEND = RuntimesWith(lambda traits: traits.frontend is not None)
+PENSTOCK_ROUTER = RuntimesWith(lambda traits: traits.frontend is None)
+HAS_MOCKER = RuntimesWith(lambda traits: traits.has_mocker)
+HAS_REQUEST_LIMIT = RuntimesWith(lambda traits: traits.has_request_limit)
+KNOWN_BATCH_LIMIT = RuntimesWith(lambda traits: traits.is_simulated or traits.frontend is not None)

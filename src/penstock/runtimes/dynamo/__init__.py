@@ -1,0 +1,1 @@
+"""Runtime ``dynamo``: its processes (`runtime`), and the import of its own manifests (`importer`). Pure."""

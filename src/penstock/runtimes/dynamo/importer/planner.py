@@ -1,0 +1,145 @@
+"""Dynamo's planner component becomes the graph's planner section.
+
+Its settings are flags, and since Dynamo 1.1 one JSON object after ``--config``, by the same names with underscores.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.api.base import KeyPath
+from penstock.runtimes.dynamo.importer.command import Command, parse_command
+from penstock.runtimes.dynamo.importer.source import ManifestSource
+
+_NUMBERS = {
+    "adjustment_interval": "adjustmentIntervalSeconds",
+    "throughput_adjustment_interval": "adjustmentIntervalSeconds",
+    "throughput_adjustment_interval_seconds": "adjustmentIntervalSeconds",
+    "metric_pulling_interval": "metricPullingIntervalSeconds",
+    "max_gpu_budget": "maxGpuBudget",
+    "min_gpu_budget": "minGpuBudget",
+    "decode_kv_scale_up_threshold": "decodeKvScaleUpThreshold",
+    "decode_kv_scale_down_threshold": "decodeKvScaleDownThreshold",
+    "prefill_queue_scale_up_threshold": "prefillQueueScaleUpThreshold",
+    "prefill_queue_scale_down_threshold": "prefillQueueScaleDownThreshold",
+    "decode_engine_num_gpu": "decodeEngineNumGpu",
+    "prefill_engine_num_gpu": "prefillEngineNumGpu",
+}
+"""A later one of the same key wins; the first two of an interval are older names."""
+
+_MILLISECONDS = {
+    "ttft": "ttftSeconds",
+    "ttft_ms": "ttftSeconds",
+    "itl": "itlSeconds",
+    "itl_ms": "itlSeconds",
+}
+"""Targets, by their older names and those of 1.6."""
+
+_PROFILE = "profile_results_dir"
+_TARGET = "optimization_target"
+_SAID_BY_GRAPH = ("environment", "backend", "namespace")
+_HIERARCHY = "global-planner"
+_OWN_PLANNER = "belongs to Dynamo's planner; Penstock's own runs in its place"
+
+
+def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
+    """Return the planner section; every other flag and setting of the component is noted.
+
+    Args:
+        source: The manifest.
+        path: Of the planner component.
+    """
+    source.take((*path, "componentType"))
+    container = (*path, "extraPodSpec", "mainContainer")
+    words = [str(each) for key in ("command", "args") for each in source.take_list((*container, key))]
+    command = parse_command(words)
+    if command is None:
+        for key in source.keys(container):
+            if key in {"command", "args"}:
+                source.note((*container, key), "is no plain Python command; set spec.planner by hand")
+        return {}
+    planner = _read_settings(source, (*container, "args"), command)
+    for word in command.words:
+        source.note((*container, "args"), "is no option of this planner", word)
+    for each in (container, (*path, "extraPodSpec"), path):
+        source.note_keys(each, _OWN_PLANNER)
+    return planner
+
+
+def _read_settings(source: ManifestSource, args_path: KeyPath, command: Command) -> dict[str, Any]:
+    config = _read_config(source, args_path, command)
+    for name in (*_NUMBERS, *_MILLISECONDS, *_SAID_BY_GRAPH):
+        value = command.pop_value(f"--{name.replace('_', '-')}")
+        if value is not None:
+            config.setdefault(name, value)
+    planner = _numbers(source, args_path, config, _NUMBERS)
+    for key, unlimited in (("minGpuBudget", 0), ("maxGpuBudget", None)):
+        if planner.get(key, 0) < 0:
+            planner[key] = unlimited
+    targets = _numbers(source, args_path, config, _MILLISECONDS, factor=0.001)
+    is_sla = config.pop(_TARGET, None) == "sla" or (command.module or "").endswith("planner_sla")
+    if targets or is_sla:
+        targets |= _read_profile(source, args_path, command, config)
+        planner |= {"mode": "sla"} if "profile" in targets else {}
+        planner |= {"sla": targets} if targets else {}
+    if command.pop_flag("--no-operation"):
+        planner["noOperation"] = True
+    for key, value in config.items():
+        if value == _HIERARCHY:
+            source.note(args_path, f"{key}: this graph's planner decides alone", value)
+        elif key not in _SAID_BY_GRAPH:
+            source.note(args_path, f"{key} is no option of this planner", json.dumps(value))
+    return planner
+
+
+def _read_config(source: ManifestSource, args_path: KeyPath, command: Command) -> dict[str, Any]:
+    text = command.pop_value("--config")
+    if text is None:
+        return {}
+    try:
+        config = json.loads(text)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        source.note(args_path, "is no JSON object; set spec.planner by hand", text)
+        return {}
+    return {str(key): value for key, value in config.items()}
+
+
+def _read_profile(
+    source: ManifestSource, args_path: KeyPath, command: Command, config: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the folder of a profile, if the planner names one; take it from what is left."""
+    flag = f"--{_PROFILE.replace('_', '-')}"
+    profile = config.pop(_PROFILE, None) or command.pop_value(flag)
+    if profile is not None:
+        source.note(args_path, "holds a profile: check that planner.sla.profile names it here", profile)
+        return {"profile": profile}
+    source.note(
+        args_path,
+        f"plans by targets and names no profile ({flag}): mode adaptive; run `penstock profile`, then set"
+        " planner.mode: sla and planner.sla.profile",
+    )
+    return {}
+
+
+def _numbers(
+    source: ManifestSource,
+    args_path: KeyPath,
+    config: dict[str, Any],
+    keys: dict[str, str],
+    *,
+    factor: float = 1,
+) -> dict[str, Any]:
+    """Take the numbers out of a planner's settings, by the keys that they have here."""
+    found: dict[str, Any] = {}
+    for name in [each for each in keys if each in config]:
+        value = config.pop(name)
+        try:
+            number = float(str(value)) * factor
+        except ValueError:
+            source.note(args_path, f"is no number for {keys[name]}", value)
+            continue
+        found[keys[name]] = int(number) if number.is_integer() else number
+    return found

@@ -1,0 +1,103 @@
+"""The runtime of docs/runtimes.md, built as the distribution that the page shows: it serves here and deploys there."""
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from penstock.api.manifests import load_graph
+from penstock.api.rule import Rule, unless
+from penstock.api.runtimes import traits_of
+from penstock.core.errors import InvalidSpecError
+from penstock.operator.resources import BuildContext, children
+
+PAGE = (Path(__file__).parents[2] / "docs" / "runtimes.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    """The folder into which the page's distribution is installed."""
+    source, installed = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    for name, language in (("pyproject.toml", "toml"), ("acme_runtime.py", "python")):
+        (source / name).write_text(re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL).group(1))
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+    subprocess.run(build, cwd=source, check=True, capture_output=True, timeout=60)
+    with zipfile.ZipFile(next(source.glob("dist/*.whl"))) as wheel:
+        wheel.extractall(installed)
+    return installed
+
+
+@pytest.fixture
+def graph(package, world, monkeypatch) -> Path:
+    """A manifest of that runtime, whose package is installed."""
+    monkeypatch.syspath_prepend(package)
+    world.env["PYTHONPATH"] = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    path = world.manifest(prefill=1)
+    path.write_text(path.read_text().replace("runtime: simulated", "runtime: acme"))
+    return path
+
+
+def test_it_serves_on_this_machine(world, graph):
+    """`penstock up` starts its workers behind Penstock's router, and they answer."""
+    world.up(graph, speed=1.0, flags=("--no-planner",))
+    body = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 3}).encode()
+    request = urllib.request.Request(
+        f"{world.url}/v1/completions", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 3
+    (worker,) = world.entries("decode").values()
+    assert worker["env"] == {"ACME_HOST": "127.0.0.1"}
+    assert world.down().returncode == 0
+
+
+def test_the_operator_builds_its_pods(graph):
+    """Its own image and variables for workers, Penstock's for the router; liveness as of any real engine."""
+    objects = children(
+        load_graph(graph), BuildContext(owner_uid="u", namespace="n"), replicas={}, unavailable={}
+    )
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in objects
+        if each["kind"] == "Deployment"
+    }
+    (worker,), (router,) = pods["world-decode"]["containers"], pods["world-frontend"]["containers"]
+    variables = {each["name"]: each.get("value") for each in worker["env"]}
+    assert worker["image"] == "registry.example/acme:1.0"
+    assert worker["args"][:5] == ["-m", "penstock.cli", "engine", "serve", "m"]
+    assert "$(POD_IP)" == variables["ACME_POD"] == variables["ACME_HOST"]
+    assert router["image"].startswith("ghcr.io/penstock/penstock:")
+    assert "ACME_POD" not in {each["name"] for each in router["env"]}
+
+
+def test_its_rules_hold_where_its_package_is_installed(graph, monkeypatch):
+    """They read the whole specification, as Penstock's own do."""
+    rule = Rule(
+        path="image",
+        must="acme needs an image",
+        cel=None,
+        find=unless(lambda spec: spec.image is not None),
+        text="null",
+        remedy="give it",
+    )
+    acme = sys.modules["acme_runtime"].Acme if traits_of("acme") else None
+    monkeypatch.setattr(acme, "traits", dataclasses.replace(acme.traits, rules=(rule,)))
+    with pytest.raises(InvalidSpecError, match=r"spec\.image: null; give it"):
+        load_graph(graph)
+
+
+def test_without_its_package_the_name_is_refused(world):
+    """With the names that are installed."""
+    path = world.manifest()
+    path.write_text(path.read_text().replace("runtime: simulated", "runtime: absent"))
+    with pytest.raises(
+        InvalidSpecError, match=r'"absent" is not one of vllm, dynamo, simulated.*install the package'
+    ):
+        load_graph(path)
