@@ -93,10 +93,6 @@ def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOpt
     ceiling = graph.spec.planner.max_gpu_budget if graph.spec.planner.enabled else None
     gpus = options.gpus if options.gpus is not None else (ceiling or DEFAULT_GPUS)
     return ArbiterInfo(
-        pid=0,
-        started="",
-        endpoint="",
-        pubsub_endpoint="",
         namespace=options.namespace,
         graph=options.context.graph_file,
         model=graph.spec.served_name,

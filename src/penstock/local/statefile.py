@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field, FiniteFloat
 
 from penstock.api import WORKER_ROLES
 from penstock.core.engine_progress import STALL_REAL_S
@@ -17,6 +19,9 @@ from penstock.runtimes import LIVENESS_S, PORT
 
 REPLICA_STATES: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING, EntryState.READY})
 """States that count towards a pool's replicas; a draining worker is on its way out."""
+_Pid = Annotated[int, Field(ge=1, le=2**22)]
+"""Up to the largest of 64-bit Linux (proc_sys_kernel(5)); 0 and below would signal complete groups."""
+_Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +29,17 @@ class ArbiterInfo:
     """The background process that owns the file.
 
     Attributes:
+        namespace: Name of this graph on this machine.
+        gpus: GPUs of the host that the allocator may hand out (ids 0 to gpus - 1).
+        budget: Most GPUs that workers may hold at once, <= gpus.
         pid: Process id; 0 until the arbiter has written itself.
         started: When that process started (`liveness.ProcessId`); distinguishes a reused pid from the arbiter.
         endpoint: circus' controller (zmq), a Unix socket that only its owner reaches.
         pubsub_endpoint: circus' event publisher (zmq), likewise.
-        namespace: Name of this graph on this machine.
         graph: Path of the manifest.
         model: Name under which the model is served.
         speed: Time scale: simulated seconds per real second.
         log_dir: Folder of the processes' logs.
-        gpus: GPUs of the host that the allocator may hand out (ids 0 to gpus - 1).
-        budget: Most GPUs that workers may hold at once, <= gpus.
         router_url: Where clients send requests.
         planner_log_dir: The planner's TensorBoard folder and ledger; None without a planner.
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
@@ -44,18 +49,18 @@ class ArbiterInfo:
         discovery_folder: Where the runtime's processes find each other; None where they do not by files.
     """
 
-    pid: int
-    started: str
-    endpoint: str
-    pubsub_endpoint: str
     namespace: str
-    graph: str
-    model: str
-    speed: float
-    log_dir: str
-    gpus: int
-    budget: int
-    router_url: str
+    gpus: int = 0
+    budget: int = 0
+    pid: int = 0
+    started: str = ""
+    endpoint: str = ""
+    pubsub_endpoint: str = ""
+    graph: str = ""
+    model: str = ""
+    speed: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    log_dir: str = ""
+    router_url: str = ""
     planner_log_dir: str | None = None
     stopping: bool = False
     run_id: str = ""
@@ -99,16 +104,16 @@ class ProcessEntry:
     state: EntryState = EntryState.REQUESTED
     url: str | None = None
     placeholders: tuple[str, ...] = ()
-    ports: Mapping[str, int] = field(default_factory=dict)
+    ports: Mapping[str, _Port] = field(default_factory=dict)
     health_path: str | None = None
-    pid: int | None = None
+    pid: _Pid | None = None
     started: str | None = None
     gpus: tuple[int, ...] = ()
     gpus_per_replica: int = 0
-    grace_s: float = 30.0
-    startup_s: float = 600.0
-    liveness_s: float = LIVENESS_S
-    stall_s: float = STALL_REAL_S
+    grace_s: FiniteFloat = 30.0
+    startup_s: FiniteFloat = 600.0
+    liveness_s: FiniteFloat = LIVENESS_S
+    stall_s: FiniteFloat = STALL_REAL_S
     served: bool = False
     restarts: int = 0
     reason: str | None = None

@@ -7,7 +7,6 @@ import pytest
 from penstock.engine.serve.vocabulary import LOG_HALF
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-RUNNING = "vllm:num_requests_running"
 
 
 async def events_of(response):
@@ -49,39 +48,6 @@ async def test_several_answers_to_several_prompts(serving):
     assert events[-1]["usage"] == {**body["usage"], "prompt_tokens_details": {"cached_tokens": 0}}
 
 
-async def test_each_answer_of_a_chat_begins_with_its_role(serving):
-    """And ends with a reason of its own; [DONE] comes once."""
-    messages = [{"role": "user", "content": "hi"}]
-    async with serving() as client:
-        events = await events_of(await client.stream(CHAT, messages=messages, n=3, max_tokens=2))
-
-    roles = [choice["index"] for event in events for choice in event["choices"] if "role" in choice["delta"]]
-    ends = [choice["index"] for event in events for choice in event["choices"] if choice["finish_reason"]]
-    assert (sorted(roles), sorted(ends)) == ([0, 1, 2], [0, 1, 2])
-
-
-async def test_a_client_that_leaves_ends_all_its_answers(serving):
-    """No choice runs on."""
-    async with serving(speed=1.0) as client:
-        response = await client.stream(max_tokens=1000, n=4)
-        await anext(aiter(response))
-        await client.until(RUNNING, 4)
-        response.abort()
-        await client.until(RUNNING, 0)
-
-
-async def test_a_slow_client_gets_all_answers_when_it_reads_again(serving):
-    """Back-pressure stops every choice, and none is lost."""
-    async with serving(speed=1000.0) as client:
-        slow = await client.stream(max_tokens=15_000, n=2)
-        slow.pause()
-        await client.until("vllm:request_success_total", 2, finished_reason="length")
-        slow.resume()
-        texts = joined(await events_of(slow))
-
-    assert [len(text) for text in texts] == [60_000, 60_000]
-
-
 async def test_a_stop_string_ends_the_text(serving):
     """Streamed or not the text ends before it; its token was generated."""
     async with serving() as client:
@@ -107,36 +73,6 @@ async def test_merged_tokens_are_cut_alike(serving, interval):
         events = await events_of(await client.stream(max_tokens=20, stop=text[41:48]))
 
     assert joined(events) == [text[:41]]
-
-
-async def test_log_probabilities_of_a_completion(serving):
-    """One entry a token, with offsets into the text."""
-    async with serving() as client:
-        body = await client.complete(max_tokens=3, logprobs=2)
-        events = await events_of(await client.stream(max_tokens=3, logprobs=2))
-
-    (choice,) = body["choices"]
-    shown = choice["logprobs"]
-    assert "".join(shown["tokens"]) == choice["text"]
-    assert (shown["token_logprobs"], shown["text_offset"]) == ([LOG_HALF] * 3, [0, 4, 8])
-    assert [len(each) for each in shown["top_logprobs"]] == [2, 2, 2]
-    for key in shown:
-        assert [event["choices"][0]["logprobs"][key][0] for event in events] == shown[key]
-
-
-async def test_log_probabilities_of_a_chat(serving):
-    """Each token with its bytes and alternatives."""
-    body = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "max_tokens": 2}
-    async with serving() as client:
-        _, answer, _ = await client.post(CHAT, {**body, "logprobs": True, "top_logprobs": 3})
-        _, without, _ = await client.post(CHAT, {**body, "logprobs": True})
-
-    content = answer["choices"][0]["logprobs"]["content"]
-    assert "".join(each["token"] for each in content) == answer["choices"][0]["message"]["content"]
-    assert [len(each["top_logprobs"]) for each in content] == [3, 3]
-    assert content[0]["top_logprobs"][0]["token"] == content[0]["token"]
-    assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
-    assert without["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
 async def test_an_echo_is_the_prompt_before_the_text(serving):
@@ -186,15 +122,6 @@ async def test_seeds_choose_the_words(serving):
 
     assert one == again
     assert len({one, other, none}) == 3
-
-
-@pytest.mark.parametrize("best_of", [[], {}, "x", -1, 5])
-async def test_no_field_makes_a_worker_fail(serving, best_of):
-    """A request that cannot be read is a 400, as the next request finds out."""
-    async with serving() as client:
-        status, body, _ = await client.post(COMPLETIONS, {"prompt": "a", "best_of": best_of})
-        assert (status, body["error"]["param"]) == (400, "best_of")
-        await client.complete(max_tokens=1)
 
 
 async def test_a_response(serving):

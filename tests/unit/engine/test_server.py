@@ -114,23 +114,23 @@ async def test_models_and_health(serving):
 
 
 async def test_client_that_leaves_ends_its_request(serving):
-    """A broken stream is aborted: nothing runs on, and the blocks are free."""
+    """A broken stream is aborted: none of its answers runs on, and the blocks are free."""
     async with serving(speed=1.0) as client:
-        response = await client.stream(max_tokens=1000)
+        response = await client.stream(max_tokens=1000, n=4)
         await anext(aiter(response))
-        assert await client.metric(RUNNING) == 1
+        await client.until(RUNNING, 4)
         response.abort()
         await client.until(RUNNING, 0)
-        assert await client.metric(ENDED, finished_reason="abort") == 1
+        assert await client.metric(ENDED, finished_reason="abort") == 4
         assert await client.metric("vllm:kv_cache_usage_perc") == 0
 
 
 async def test_slow_client_costs_no_memory_and_loses_nothing(serving):
-    """A client that stops reading gets every token once it reads again, while others are served."""
+    """A client that stops reading gets every token of every answer once it reads again, while others are served."""
     async with serving(speed=1000.0) as client:
-        slow = await client.stream(max_tokens=30_000)
+        slow = await client.stream(max_tokens=15_000, n=2)
         slow.pause()
-        await client.until(ENDED, 1, finished_reason="length")
+        await client.until(ENDED, 2, finished_reason="length")
         assert not client.server.worker.is_idle
         await client.complete(max_tokens=3)
         slow.resume()

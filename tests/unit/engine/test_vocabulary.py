@@ -1,5 +1,6 @@
 """Where stops end a text, and how likely its words are."""
 
+import json
 import math
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.simulated_tokens import token_ids
-from penstock.engine.serve.vocabulary import Stop, alternatives, find_stop, words
+from penstock.engine.serve.vocabulary import WORDS, Stop, alternatives, find_stop, words
 
 SALT = 7
 
@@ -20,6 +21,14 @@ def said(tokens):
 def found(*strings, ids=(), min_tokens=0, is_shown=False):
     """Find a stop."""
     return find_stop(SALT, strings, ids, min_tokens=min_tokens, is_shown=is_shown)
+
+
+def test_words_need_no_escape_and_do_not_depend_on_how_they_are_cut():
+    """256 different words of 4 ASCII bytes, all of which come before one comes again."""
+    whole = words(SALT, 0, 300)
+    assert len(set(whole)) == len(set(WORDS)) == 256
+    assert words(SALT, 0, 100) + words(SALT, 100, 300) == whole
+    assert all(json.dumps(word.decode()) == f'"{word.decode()}"' and len(word) == 4 for word in WORDS)
 
 
 @given(st.integers(0, 300), st.integers(1, 30), st.integers(0, 40))

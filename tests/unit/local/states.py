@@ -10,15 +10,9 @@ from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile
 def make_state(namespace: str = "dynamo", *, gpus: int = 8, budget: int | None = None, **fields) -> StateFile:
     """Return a statefile without entries."""
     arbiter = ArbiterInfo(
-        pid=0,
-        started="",
-        endpoint="",
-        pubsub_endpoint="",
         namespace=namespace,
         graph="graph.yaml",
         model="llama",
-        speed=1.0,
-        log_dir="",
         gpus=gpus,
         budget=gpus if budget is None else budget,
         router_url="http://127.0.0.1:9",

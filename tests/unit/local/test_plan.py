@@ -67,27 +67,25 @@ def test_what_is_wanted_is_started_and_marked(next_action, entry_state, observed
     assert next_action(entry_state, observed) == expected
 
 
-def test_a_crash_is_restarted_with_its_reason(next_action):
-    """The pause counts from the exit."""
-    observed = ObservedProcess(started_s=NOW - 3, exited=ProcessExit(NOW - 0.1, "exit code 1"), failures=1)
-    assert next_action("starting", observed) == RestartLater(NAME, NOW - 0.1 + 0.5, 2, "exit code 1")
-
-
-def test_a_crash_of_a_stable_worker_starts_a_new_count(next_action):
-    """Long readiness forgives earlier failures."""
-    observed = ObservedProcess(
-        started_s=NOW - 30, healthy_s=NOW - 1, exited=ProcessExit(NOW, "killed by SIGKILL"), failures=4
-    )
-    assert next_action("ready", observed) == RestartLater(NAME, NOW + 0.25, 1, "killed by SIGKILL")
-
-
-def test_the_fifth_failure_in_a_row_is_given_up(next_action):
-    """The message quotes the last reason."""
-    action = next_action(
-        "starting",
-        ObservedProcess(started_s=NOW - 1, exited=ProcessExit(NOW, "exit code 3: boom"), failures=4),
-    )
-    assert action == Abandon(NAME, "gave up after 5 failures in a row; the last: exit code 3: boom")
+@pytest.mark.parametrize(
+    ("failures", "ran_s", "was_ready", "expected"),
+    [
+        (0, 0.1, False, RestartLater(NAME, NOW + 0.25, 1, "boom")),
+        (1, 0.1, False, RestartLater(NAME, NOW + 0.5, 2, "boom")),
+        (3, 9.9, True, RestartLater(NAME, NOW + 2.0, 4, "boom")),
+        (4, 0.1, False, Abandon(NAME, "gave up after 5 failures in a row; the last: boom")),
+        (4, 60.0, False, Abandon(NAME, "gave up after 5 failures in a row; the last: boom")),
+        (4, 10.0, True, RestartLater(NAME, NOW + 0.25, 1, "boom")),
+    ],
+)
+def test_a_crash_is_restarted_after_pauses_that_double_and_end(
+    next_action, failures, ran_s, was_ready, expected
+):
+    """Five failures in a row end it; only a run that was ready and lasted starts a new count."""
+    exited = ProcessExit(NOW, "boom")
+    healthy_s = NOW - 1 if was_ready else None
+    observed = ObservedProcess(started_s=NOW - ran_s, healthy_s=healthy_s, exited=exited, failures=failures)
+    assert next_action("starting", observed) == expected
 
 
 @pytest.mark.parametrize(
@@ -196,12 +194,6 @@ def test_processes_that_the_file_does_not_name_are_ended_and_forgotten(state_of)
     assert plan(state, {"x": ObservedProcess(pid=1)}, NOW, FIGURES) == (Terminate("x"),)
     assert plan(state, {"x": ObservedProcess(pid=1, terminated_s=NOW - 1)}, NOW, FIGURES) == ()
     assert plan(state, {"x": ObservedProcess()}, NOW, FIGURES) == (Forget("x"),)
-
-
-def test_planning_again_after_nothing_changed_gives_the_same(next_action):
-    """Level-triggered: the plan depends on what is, not on what was planned."""
-    observed = ObservedProcess(pid=1, started_s=NOW - 1, healthy_s=NOW)
-    assert next_action("starting", observed) == next_action("starting", observed)
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_failed_replica_is_none_and_its_name_is_used_again(pool):
 )
 def test_the_gpus_of_existing_workers_never_exceed_the_budget(budget, size, steps, ends):
     """Through any sequence of wishes and ended drains, ids stay exclusive and inside the budget."""
-    arbiter = ArbiterInfo(0, 0.0, "", "", "n", "", "", 1.0, "", gpus=6, budget=budget, router_url="")
+    arbiter = ArbiterInfo("n", gpus=6, budget=budget)
     stopped = {
         f"n_{role}": ProcessEntry(role, role, ("c",), state=EntryState.STOPPED, gpus_per_replica=size)
         for role in ("prefill", "decode")

@@ -1,17 +1,16 @@
-"""Reads single fields of a request's JSON with their types and bounds; what does not fit is a `RequestError`. Pure."""
+"""Holds a request's JSON against a model of its fields; what does not fit is a `RequestError`. Pure."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.core.errors import PenstockError
 
-Check = Callable[[str, Any], None]
-"""Refuses a field's value, which is not null, where it does not fit."""
+_OBJECT_ERRORS = frozenset({"dict_type", "model_type"})
 
 
 class RequestError(PenstockError):
@@ -37,113 +36,54 @@ class RequestError(PenstockError):
         return orjson.dumps({"error": error})
 
 
-def mapping(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return an object; a missing one is empty."""
-    value = fields.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
+class Fields(BaseModel):
+    """Fields of a request: their JSON types, nothing converted; other fields are ignored."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+_Model = TypeVar("_Model", bound=Fields)
+
+
+def read_fields(model: type[_Model], given: Mapping[str, Any]) -> _Model:
+    """Return the fields of a request; null counts as missing.
+
+    Raises:
+        RequestError: the first field whose type or range is wrong.
+    """
+    try:
+        return model.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+    name = ".".join(map(str, first["loc"]))
+    bounds: Mapping[str, Any] = first.get("ctx", {})
+    if first["type"] == "greater_than_equal":
+        raise too_small(name, first["input"], bounds["ge"])
+    if first["type"] == "less_than_equal":
+        raise RequestError(f"{name} must be at most {bounds['le']}, got {first['input']}.", param=name)
+    if first["type"] in _OBJECT_ERRORS:
         raise RequestError(f"{name} must be an object.", param=name)
-    return value
+    raise RequestError(f"{name}: {first['msg']}.", param=name)
 
 
-def flag(fields: Mapping[str, Any], name: str) -> bool:
-    """Return a boolean; a missing one is false."""
-    value = fields.get(name)
-    if value is not None:
-        boolean(name, value)
-    return bool(value)
-
-
-def integer(fields: Mapping[str, Any], name: str, *, lowest: int | None = None) -> int | None:
-    """Return a whole number >= ``lowest``, or None where it is missing."""
-    value = fields.get(name)
-    if value is None:
-        return None
-    whole(lowest)(name, value)
-    return int(value)
-
-
-def too_small(name: str, value: int, lowest: int = 1) -> RequestError:
+def too_small(name: str, value: float, lowest: float = 1) -> RequestError:
     """Return the refusal of a number below its bound."""
     message = f"{name} must be at least {lowest}, got {value}. (parameter={name}, value={value})"
     return RequestError(message, param=name)
 
 
-# -- checks ---------------------------------------------------------------------------------------
+def refuse(given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Refuse fields that a simulated worker cannot follow, unless they ask for nothing.
 
+    Args:
+        given: The request.
+        reasons: What to do instead, by field.
 
-def boolean(name: str, value: Any) -> None:
-    """Refuse what is not true or false."""
-    if not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false.", param=name)
-
-
-def string(name: str, value: Any) -> None:
-    """Refuse what is not a string."""
-    if not isinstance(value, str):
-        raise RequestError(f"{name} must be a string.", param=name)
-
-
-def text(name: str, value: Any) -> None:
-    """Refuse what is not a string with at least one character."""
-    if not isinstance(value, str) or not value:
-        raise RequestError(f"{name} must be a string, not empty.", param=name)
-
-
-def whole(lowest: int | None = None, highest: int | None = None) -> Check:
-    """Return a check for whole numbers in [lowest, highest]; None: no bound."""
-
-    def check(name: str, value: Any) -> None:
-        if type(value) is not int:
-            raise RequestError(f"{name} must be an integer.", param=name)
-        if lowest is not None and value < lowest:
-            raise too_small(name, value, lowest)
-        if highest is not None and value > highest:
-            raise RequestError(f"{name} must be at most {highest}, got {value}.", param=name)
-
-    return check
-
-
-def number(lowest: float = -math.inf, highest: float = math.inf, *, above: bool = False) -> Check:
-    """Return a check for numbers in [lowest, highest], or (lowest, highest] with ``above``."""
-
-    def check(name: str, value: Any) -> None:
-        if type(value) not in {int, float} or not math.isfinite(value):
-            raise RequestError(f"{name} must be a finite number.", param=name)
-        if value < lowest or value > highest or (above and value == lowest):
-            bounds = f"{'(' if above else '['}{lowest:g}, {highest:g}]"
-            raise RequestError(f"{name} must be in {bounds}, got {value:g}.", param=name)
-
-    return check
-
-
-def strings(name: str, value: Any) -> None:
-    """Refuse what is not an object of strings."""
-    if not all(isinstance(each, str) for each in mapping({name: value}, name).values()):
-        raise RequestError(f"{name} must be an object of strings.", param=name)
-
-
-def json_object(name: str, value: Any) -> None:
-    """Refuse what is not an object."""
-    mapping({name: value}, name)
-
-
-def one_of(*values: str) -> Check:
-    """Return a check for a closed set of words."""
-
-    def check(name: str, value: Any) -> None:
-        if value not in values:
-            raise RequestError(f"{name} must be one of {', '.join(values)}.", param=name)
-
-    return check
-
-
-def absent(why: str) -> Check:
-    """Return a check that refuses whatever asks for something: all but false and empty lists."""
-
-    def check(name: str, value: Any) -> None:
-        if value is not False and value != []:
-            raise RequestError(f"{name} is not supported by a simulated worker: {why}", param=name)
-
-    return check
+    Raises:
+        RequestError: one of them asks for something.
+    """
+    for name in given.keys() & reasons.keys():
+        value = given[name]
+        if value is not None and value is not False and value not in ("", []):
+            message = f"{name} is not supported by a simulated worker: {reasons[name]}"
+            raise RequestError(message, param=name)

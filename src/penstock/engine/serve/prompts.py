@@ -98,17 +98,13 @@ def _text(content: Any) -> str:
     return "".join(map(str, texts))
 
 
-def input_messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+def input_messages(instructions: str | None, given: Any) -> list[dict[str, Any]]:
     """Return the chat messages that a Responses request stands for: instructions, then the input.
 
     Raises:
         RequestError: no input, or an item that is neither a message nor a function's call or output.
     """
-    instructions = fields.get("instructions")
-    if instructions is not None and not isinstance(instructions, str):
-        raise RequestError("instructions must be a string.", param="instructions")
     head = [{"role": "system", "content": instructions}] if instructions else []
-    given = fields.get("input")
     if isinstance(given, str) and given:
         return [*head, {"role": "user", "content": given}]
     if not isinstance(given, list) or not given:

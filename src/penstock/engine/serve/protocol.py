@@ -13,15 +13,16 @@ from typing import Any
 
 import orjson
 import xxhash
+from pydantic import BaseModel, Field, ValidationError
 
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.engine.core.prefix_keys import count_tokens
 from penstock.engine.core.requests import EngineRole
-from penstock.engine.serve.fields import RequestError, flag, integer, mapping, too_small
+from penstock.engine.serve.fields import Fields, RequestError, read_fields, too_small
 from penstock.engine.serve.notifications import MAX_RANKS
 from penstock.engine.serve.prompts import MAX_PROMPTS, chat_prompt, completion_prompts
 from penstock.engine.serve.response_fields import read_response_fields
-from penstock.engine.serve.sampling import Sampling, read_sampling, read_tools
+from penstock.engine.serve.sampling import ChatFields, SamplingFields, read_sampling, read_tools
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.vocabulary import find_stop, words
 
@@ -151,38 +152,35 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
         RequestError: malformed, unsupported, too long, or for another model.
     """
     asked = _read_object(body)
-    _check_model(asked, settings)
-    fields = read_response_fields(asked) if api is Api.RESPONSES else asked
-    is_chat = api is not Api.COMPLETIONS
-    sampling = read_sampling(fields, is_chat=is_chat)
-    prompts = [_chat(fields)] if is_chat else completion_prompts(fields)
-    params = mapping(fields, "kv_transfer_params")
-    role = settings.engine.role
-    hands_over = role is EngineRole.PREFILL and params.get("do_remote_decode") is True
+    given = read_response_fields(asked) if api is Api.RESPONSES else asked
+    fields = read_sampling(given, is_chat=api is not Api.COMPLETIONS)
+    _check_model(fields, settings)
+    prompts = [_chat(given, fields)] if isinstance(fields, ChatFields) else completion_prompts(given)
+    params = fields.kv_transfer_params
+    hands_over = settings.engine.role is EngineRole.PREFILL and params.get("do_remote_decode") is True
     remote = _remote_of(params, settings)
-    _check_answers(len(prompts), sampling.n, is_handed_over=hands_over or remote is not None)
-    counts = [_count(prompt, is_chat=is_chat) for prompt in prompts]
-    priority = _priority(fields, settings)
-    terms = _Terms(fields, settings, sampling, is_chat=is_chat, pin=hands_over, priority=priority)
-    choices = [
-        _choice(index, prompt, tokens, terms)
-        for index, (prompt, tokens) in enumerate(
-            (prompt, tokens)
-            for prompt, tokens in zip(prompts, counts, strict=True)
-            for _ in range(sampling.n)
+    _check_answers(len(prompts), fields.n, is_handed_over=hands_over or remote is not None)
+    if fields.priority and not settings.by_priority:
+        raise RequestError(
+            f"Got priority {fields.priority} but Priority scheduling is not enabled.", param="priority"
         )
+    counts = [_count(prompt, is_chat=api is not Api.COMPLETIONS) for prompt in prompts]
+    choices = [
+        _choice(prompt, tokens, fields, settings, index=at * fields.n + number, pin=hands_over)
+        for at, (prompt, tokens) in enumerate(zip(prompts, counts, strict=True))
+        for number in range(fields.n)
     ]
     return EngineCall(
         api=api,
-        model=fields.get("model") or settings.served_names[0],
+        model=fields.model or settings.served_names[0],
         choices=tuple(choices),
-        n=sampling.n,
+        n=fields.n,
         prompt_tokens=sum(counts),
-        stream=flag(fields, "stream"),
+        stream=fields.stream,
         usage=_usage(fields),
-        logprobs=sampling.logprobs,
-        echo=sampling.echo,
-        priority=priority,
+        logprobs=fields.alternatives,
+        echo=fields.echo,
+        priority=fields.priority,
         pin=hands_over or (remote is not None and settings.is_bidirectional),
         remote=remote,
         fields=asked,
@@ -199,37 +197,31 @@ def _check_answers(prompts: int, n: int, *, is_handed_over: bool) -> None:
         raise RequestError(f"n: {prompts} prompts and n={n} make more than {MAX_PROMPTS} answers.", param="n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """What all choices of a request have in common."""
-
-    fields: Mapping[str, Any]
-    settings: ServeSettings
-    sampling: Sampling
-    is_chat: bool
-    pin: bool
-    priority: int
-
-
-def _choice(index: int, prompt: bytes, prompt_tokens: int, terms: _Terms) -> Choice:
-    settings, sampling = terms.settings, terms.sampling
-    longest = settings.longest_tokens(terms.priority)
-    limit = _output_limit(terms.fields, longest, prompt_tokens, is_chat=terms.is_chat)
-    if sampling.min_tokens > limit:
+def _choice(
+    prompt: bytes,
+    prompt_tokens: int,
+    fields: SamplingFields,
+    settings: ServeSettings,
+    *,
+    index: int,
+    pin: bool,
+) -> Choice:
+    limit = _output_limit(fields, settings.longest_tokens(fields.priority), prompt_tokens)
+    if fields.min_tokens > limit:
         raise RequestError(
-            f"min_tokens must be less than or equal to max_tokens={limit}, got {sampling.min_tokens}.",
+            f"min_tokens must be less than or equal to max_tokens={limit}, got {fields.min_tokens}.",
             param="min_tokens",
         )
-    salt = _salt(prompt, settings.flags.seed, sampling.seed, index % sampling.n)
-    natural = limit if terms.pin or sampling.ignore_eos else _natural_length(salt, settings)
-    natural = max(natural, sampling.min_tokens)
+    salt = _salt(prompt, settings.flags.seed, fields.seed, index % fields.n)
+    natural = limit if pin or fields.ignore_eos else _natural_length(salt, settings)
+    natural = max(natural, fields.min_tokens)
     tokens, ends_by_stop = min(natural, limit), natural < limit
     stop = find_stop(
         salt,
-        sampling.stop,
-        sampling.stop_ids,
-        min_tokens=sampling.min_tokens,
-        is_shown=sampling.shows_stop,
+        fields.stop,
+        frozenset(fields.stop_token_ids),
+        min_tokens=fields.min_tokens,
+        is_shown=fields.include_stop_str_in_output,
     )
     if stop is not None and stop.tokens <= tokens:
         return Choice(index, prompt, prompt_tokens, stop.tokens, True, salt, stop.text_bytes, stop.reason)
@@ -244,9 +236,8 @@ def _salt(prompt: bytes, worker_seed: int, seed: int, number: int) -> int:
     return xxhash.xxh3_64_intdigest(f"{salt} {seed} {number}".encode())
 
 
-def _chat(fields: Mapping[str, Any]) -> bytes:
-    asks = fields.get("add_generation_prompt")
-    return chat_prompt(fields.get("messages"), read_tools(fields), asks_for_answer=asks is not False)
+def _chat(given: Mapping[str, Any], fields: ChatFields) -> bytes:
+    return chat_prompt(given.get("messages"), read_tools(given), asks_for_answer=fields.add_generation_prompt)
 
 
 def _count(prompt: bytes, *, is_chat: bool) -> int:
@@ -268,21 +259,18 @@ def _read_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _check_model(fields: Mapping[str, Any], settings: ServeSettings) -> None:
-    model = fields.get("model")
-    if model is not None and not isinstance(model, str):
-        raise RequestError("model must be a string.", param="model")
-    if model is not None and model not in settings.served_names:
+def _check_model(fields: SamplingFields, settings: ServeSettings) -> None:
+    if fields.model is not None and fields.model not in settings.served_names:
         raise RequestError(
-            f"The model `{model[:256]}` does not exist. Valid aliases: {', '.join(settings.served_names)}.",
+            f"The model `{fields.model[:256]}` does not exist. Valid aliases: {', '.join(settings.served_names)}.",
             status=404,
             kind="NotFoundError",
             param="model",
         )
 
 
-def _output_limit(fields: Mapping[str, Any], longest: int, prompt_tokens: int, *, is_chat: bool) -> int:
-    room = longest - prompt_tokens
+def _output_limit(fields: SamplingFields, longest: int, prompt_tokens: int) -> int:
+    room, asked = longest - prompt_tokens, fields.output_limit
     if room < 0:
         raise RequestError(
             f"This model's maximum context length is {longest} tokens. However, your prompt contains "
@@ -292,11 +280,8 @@ def _output_limit(fields: Mapping[str, Any], longest: int, prompt_tokens: int, *
         )
     if room == 0:
         raise too_small("max_tokens", 0)
-    asked = integer(fields, "max_completion_tokens", lowest=1) if is_chat else None
     if asked is None:
-        asked = integer(fields, "max_tokens", lowest=1)
-    if asked is None:
-        return room if is_chat else min(room, DEFAULT_COMPLETION_TOKENS)
+        return room if isinstance(fields, ChatFields) else min(room, DEFAULT_COMPLETION_TOKENS)
     if asked > longest:
         raise RequestError(
             f"max_tokens={asked} cannot be greater than max_model_len={longest}. Please request fewer output tokens. "
@@ -312,25 +297,16 @@ def _natural_length(salt: int, settings: ServeSettings) -> int:
     return max(1, math.ceil(-settings.flags.mean_output_tokens * math.log(uniform)))
 
 
-def _priority(fields: Mapping[str, Any], settings: ServeSettings) -> int:
-    priority = integer(fields, "priority") or 0
-    if priority and not settings.by_priority:
-        raise RequestError(
-            f"Got priority {priority} but Priority scheduling is not enabled.", param="priority"
-        )
-    return priority
-
-
-def _usage(fields: Mapping[str, Any]) -> Usage:
-    options = mapping(fields, "stream_options")
-    if options and not flag(fields, "stream"):
+def _usage(fields: SamplingFields) -> Usage:
+    options = fields.stream_options
+    if options is not None and not fields.stream:
         raise RequestError(
             "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
             param="stream_options",
         )
-    if not flag(options, "include_usage"):
+    if options is None or not options.include_usage:
         return Usage.NONE
-    return Usage.EVERY_EVENT if flag(options, "continuous_usage_stats") else Usage.LAST_EVENT
+    return Usage.EVERY_EVENT if options.continuous_usage_stats else Usage.LAST_EVENT
 
 
 def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
@@ -341,8 +317,7 @@ def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
     if settings.engine.role is not EngineRole.DECODE or b"do_remote_prefill" not in body:
         return None
     try:
-        params = mapping(_read_object(body), "kv_transfer_params")
-        return _remote_of(params, settings)
+        return _remote_of(read_fields(_KvFields, _read_object(body)).kv_transfer_params, settings)
     except RequestError:
         return None
 
@@ -360,38 +335,45 @@ def _remote_of(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv |
 
 
 def _remote(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv:
-    engine_id, request_id = params.get("remote_engine_id"), params.get("remote_request_id")
-    host, port = params.get("remote_host"), params.get("remote_port")
-    is_number = type(port) is int or (isinstance(port, str) and port.isdecimal() and len(port) <= 5)
-    number = int(port) if is_number and port is not None else 0
-    texts = (engine_id, request_id, host)
-    if not all(isinstance(text, str) and text for text in texts) or not 0 < number < 65536:
+    try:
+        given = _RemoteParams.model_validate(params)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
         raise RequestError(
             "kv_transfer_params: a remote prompt needs remote_engine_id, remote_request_id, remote_host and "
-            "remote_port, as the other worker's answer gave them.",
+            f"remote_port, as the other worker's answer gave them; {first['loc'][0]}: {first['msg']}.",
+            param="kv_transfer_params",
+        ) from exc
+    own, cached = settings.engine.ranks, given.remote_prefill_cached_tokens
+    if max(given.tp_size, own) % min(given.tp_size, own):
+        raise RequestError(
+            f"kv_transfer_params: tp_size {given.tp_size} and this worker's {own} cannot be joined; one must divide "
+            "the other.",
             param="kv_transfer_params",
         )
     is_from_decode = settings.engine.role is EngineRole.PREFILL
     return RemoteKv(
-        str(engine_id),
-        str(request_id),
-        str(host),
-        number,
-        _remote_ranks(params, settings.engine.ranks),
-        integer(params, "remote_num_tokens", lowest=0) if is_from_decode else None,
-        None if is_from_decode else _whole(params.get("remote_prefill_cached_tokens")),
+        given.remote_engine_id,
+        given.remote_request_id,
+        given.remote_host,
+        given.remote_port,
+        given.tp_size,
+        given.remote_num_tokens if is_from_decode else None,
+        None if is_from_decode or type(cached) is not int else cached,
     )
 
 
-def _remote_ranks(params: Mapping[str, Any], own: int) -> int:
-    ranks = integer(params, "tp_size", lowest=1) or 1
-    if ranks > MAX_RANKS or max(ranks, own) % min(ranks, own):
-        raise RequestError(
-            f"kv_transfer_params: tp_size {ranks} and this worker's {own} cannot be joined; one must divide the other.",
-            param="kv_transfer_params",
-        )
-    return ranks
+class _KvFields(Fields):
+    kv_transfer_params: dict[str, Any] = Field(default={})
 
 
-def _whole(value: Any) -> int | None:
-    return value if type(value) is int else None
+class _RemoteParams(BaseModel):
+    """Where another worker keeps KV, as its answer says; a port may be text."""
+
+    remote_engine_id: str = Field(min_length=1)
+    remote_request_id: str = Field(min_length=1)
+    remote_host: str = Field(min_length=1)
+    remote_port: int = Field(ge=1, le=65535)
+    tp_size: int = Field(default=1, ge=1, le=MAX_RANKS)
+    remote_num_tokens: int | None = Field(default=None, ge=0)
+    remote_prefill_cached_tokens: Any = None
