@@ -11,7 +11,6 @@ from operating import condition, graph, names, running, until
 from penstock.core.errors import ForbiddenError
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, DYNAMO_WORKER_METADATA
-from penstock.operator.queue import RateLimits
 
 pytestmark = pytest.mark.cluster
 
@@ -41,7 +40,7 @@ async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alon
     async def mended():
         return not await degraded()
 
-    async with running(client, NAMESPACE, pace=RateLimits(gap_s=0.02, resync_s=0.5)):
+    async with running(client, NAMESPACE, resync_s=0.5):
         await until(degraded, "the missing kind is named")
         plane.kubectl("create", f"--filename={DEFINITION}")
         plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"--filename={DEFINITION}")

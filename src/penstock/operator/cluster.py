@@ -1,8 +1,8 @@
 """What the cluster looks like now, from watches alone: every graph with its children, adapters and pods.
 
-Kopf's handlers report GraphDeployments and ScalingAdapters; every other kind has an informer. All but graphs are
-narrowed to what carries `managed-by: penstock`, objects trimmed to what the plans read. Changes enqueue the
-graph they belong to; what changes nothing that the plans read (a heartbeat, another's part of a status) does not.
+Kopf's handlers report GraphDeployments; children, ScalingAdapters among them, and pods have informers, narrowed to
+what carries `managed-by: penstock`. Objects are trimmed to what the plans read. Changes enqueue the graph they belong
+to; what changes nothing that the plans read (a heartbeat, another's part of a status) does not.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.core.errors import NotFoundError, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
-from penstock.kube.informer import Informer, ObjectKey
+from penstock.kube.informer import Informer, key_of
 from penstock.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -36,12 +36,12 @@ from penstock.kube.kinds import (
     kind_of,
 )
 from penstock.kube.objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL
-from penstock.operator.handler_store import HandlerStore
 from penstock.operator.plan.pods import PodView
 from penstock.operator.queue import Key
 from penstock.operator.trim import VERSION, Object, same, trim_child, trim_graph, trim_pod
 
 CHILD_KINDS: Final = (
+    SCALING_ADAPTER,
     DEPLOYMENT,
     SERVICE,
     CONFIG_MAP,
@@ -71,14 +71,6 @@ Enqueue = Callable[[Key, bool], None]
 """Enqueues a graph; the flag says that a user changed it."""
 
 log = get_logger(__name__)
-
-
-class Source(Protocol):
-    """A live copy of one kind's objects, as `Informer` and `HandlerStore` are."""
-
-    objects: Mapping[ObjectKey, Object]
-    synced: asyncio.Event
-    problem: str | None
 
 
 @dataclass(slots=True)
@@ -116,11 +108,7 @@ class GraphSnapshot:
 
 
 class Cluster:
-    """The operator's view of one namespace, or of all.
-
-    Attributes:
-        stores: Of the kinds that kopf watches; its handlers fill them.
-    """
+    """The operator's view of one namespace, or of all."""
 
     def __init__(self, client: KubeClient, *, namespace: str | None, enqueue: Enqueue) -> None:
         """Prepare the informers; `run` starts them.
@@ -136,13 +124,13 @@ class Cluster:
         self._snapshots: dict[Key, GraphSnapshot] = {}
         self._owners: dict[tuple[str, str, str], Key] = {}
         self._noted: dict[tuple[str, str, str], float] = {}
+        self._reported: set[tuple[str, str, str]] = set()
         self._tombstones: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         self._trims: dict[Kind, Trim] = {
             GRAPH_DEPLOYMENT: trim_graph,
-            **dict.fromkeys((SCALING_ADAPTER, *CHILD_KINDS, LEADER_WORKER_SET), trim_child),
+            **dict.fromkeys((*CHILD_KINDS, LEADER_WORKER_SET), trim_child),
             POD: trim_pod,
         }
-        self.stores = tuple(map(self._store, (GRAPH_DEPLOYMENT, SCALING_ADAPTER)))
         self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
         self._group: asyncio.TaskGroup | None = None
         self._lws_lock = asyncio.Lock()
@@ -156,15 +144,15 @@ class Cluster:
 
     async def synced(self) -> None:
         """Wait until everything has been listed once."""
-        for source in tuple(self._sources.values()):
-            await source.synced.wait()
+        for informer in tuple(self._informers.values()):
+            await informer.synced.wait()
 
     def problem(self) -> str | None:
         """Return why the view may be old or incomplete; None while all watches work."""
-        for kind, source in self._sources.items():
-            if source.problem is not None:
-                return f"{kind.plural}: {source.problem}"
-            if not source.synced.is_set():
+        for kind, informer in self._informers.items():
+            if informer.problem is not None:
+                return f"{kind.plural}: {informer.problem}"
+            if not informer.synced.is_set():
                 return f"{kind.plural}: not listed yet"
         return None
 
@@ -215,17 +203,19 @@ class Cluster:
             return False
         return any(each.get("name") == kind.plural for each in found.get("resources", ()))
 
-    @property
-    def _sources(self) -> Mapping[Kind, Source]:
-        return {**{store.kind: store for store in self.stores}, **self._informers}
+    def report(self, graph: Object) -> None:
+        """Take over a GraphDeployment as the API server gave it."""
+        obj = trim_graph(graph)
+        held = self.snapshot(key_of(obj)).graph
+        if held is None or held[VERSION] <= obj[VERSION]:
+            self._changed(GRAPH_DEPLOYMENT, "MODIFIED", obj)
 
-    def _store(self, kind: Kind) -> HandlerStore:
-        return HandlerStore(
-            kind,
-            labels=None if kind is GRAPH_DEPLOYMENT else {MANAGED_BY_LABEL: MANAGED_BY},
-            trim=self._trims[kind],
-            on_change=partial(self._changed, kind),
-        )
+    def remove(self, graph: Object) -> None:
+        """Take over that a GraphDeployment is gone; one that was made since under its name stays."""
+        obj = trim_graph(graph)
+        held = self.snapshot(key_of(obj)).graph
+        if held is None or held["metadata"]["uid"] == obj["metadata"]["uid"]:
+            self._changed(GRAPH_DEPLOYMENT, "DELETED", obj)
 
     def _informer(self, kind: Kind) -> Informer:
         return Informer(
@@ -259,12 +249,12 @@ class Cluster:
         self._noted[identity] = time.monotonic()
         if owner is not None and old is not None and _brings_news(kind, old, obj):
             self._enqueue(owner, kind in _OF_USERS)
-        if (metadata["namespace"], metadata["name"]) not in self._sources[kind].objects:
+        if identity not in self._reported:
             asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm, kind, identity, obj)
 
     def _confirm(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> None:
         owner = self._owners.get(identity)
-        if owner is None or identity[1:] in self._sources[kind].objects:
+        if owner is None or identity in self._reported:
             return
         if self._held(kind, identity[2], owner) is obj:
             self._remove(kind, identity)
@@ -275,11 +265,13 @@ class Cluster:
         identity = (kind.kind, metadata["namespace"], metadata["name"])
         owner = self._owners.get(identity)
         if change == "DELETED":
+            self._reported.discard(identity)
             self._add_tombstone(identity, obj[VERSION])
             if owner is not None:
                 self._remove(kind, identity)
                 self._enqueue(owner, False)
             return
+        self._reported.add(identity)
         old = self._held(kind, metadata["name"], owner)
         noted_s = self._noted.pop(identity, None)
         is_young = noted_s is not None and time.monotonic() - noted_s < CONFIRM_S

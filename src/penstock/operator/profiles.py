@@ -21,15 +21,14 @@ from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
-from penstock.kube.informer import Informer
-from penstock.kube.kinds import CONFIG_MAP, JOB, POD, PROFILE_REQUEST
+from penstock.kube.informer import Informer, key_of
+from penstock.kube.kinds import CONFIG_MAP, JOB, POD
 from penstock.kube.objects.names import PROFILE_LABEL, profile_name
 from penstock.operator.apply import Applied, Applier, Owner
 from penstock.operator.events import EventRecorder
-from penstock.operator.handler_store import HandlerStore
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
-from penstock.operator.queue import NEVER_S, Key, RateLimits, WorkQueue, serve
+from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.profile import profile_objects
 from penstock.operator.trim import Object, trim_child
@@ -72,7 +71,6 @@ class Profiles:
     """All ProfileRequests of a namespace, or of the cluster.
 
     Attributes:
-        store: Of the requests; kopf's handlers fill it.
         queue: Of the requests to look at.
     """
 
@@ -95,9 +93,7 @@ class Profiles:
         self._parts = parts
         self._now_s = now_s
         self.queue = WorkQueue(pace)
-        self.store = HandlerStore(
-            PROFILE_REQUEST, trim=_trimmed, on_change=lambda _change, obj: self._enqueue(_key(obj))
-        )
+        self._requests: dict[Key, Object] = {}
         self._jobs = self._informer(JOB, namespace)
         self._pods = self._informer(POD, namespace)
 
@@ -109,30 +105,42 @@ class Profiles:
             await self._jobs.synced.wait()  # a Job that is not seen would be made once more
             group.create_task(serve(self.queue, self.reconcile, workers=WORKERS), name="profile requests")
 
-    def enqueue_all(self) -> None:
-        """Enqueue every request."""
-        for key in self.store.objects:
-            self._enqueue(key)
+    def report(self, request: Object) -> None:
+        """Take over a ProfileRequest that is there, and enqueue it."""
+        key = key_of(request)
+        self._requests[key] = _trimmed(request)
+        self._enqueue(key)
+
+    def remove(self, request: Object) -> None:
+        """Take over that a ProfileRequest is gone; one that was made since under its name stays."""
+        key = key_of(request)
+        held = self._requests.get(key)
+        if held is not None and held["metadata"]["uid"] == request["metadata"]["uid"]:
+            del self._requests[key]
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one request; return seconds until it is to be looked at again, `NEVER_S` if not.
+        """Reconcile one request; return seconds until it is to be looked at again, None if not.
 
         Raises:
             ClusterError: the API server does not answer or refused; looking again later loses nothing.
         """
-        raw = self.store.objects.get(key)
+        raw = self._requests.get(key)
         if raw is None or raw["metadata"].get("deletionTimestamp") or not self._parts.owns(key):
-            return NEVER_S
+            return None
         status = raw.get("status") or {}
         if status.get("phase") in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}:
-            return NEVER_S
+            return None
         job = self._jobs.objects.get((key[0], profile_name(key[1])))
         if job is not None and _owner_uid(job) != raw["metadata"]["uid"]:
             job = None  # of an earlier request of this name; the garbage collector takes it
         found = await (self._prepare(key, raw) if job is None else self._observe(key, raw, job))
-        await self._report(raw, found, job)
+        try:
+            await self._report(raw, found, job)
+        except NotFoundError:  # it went while kopf's watch was broken; what it owns goes with it
+            self._requests.pop(key, None)
+            return None
         if found.phase.is_final:
-            return NEVER_S
+            return None
         return WAIT_S if found.phase is ProfilePhase.PENDING else WATCH_S
 
     async def _prepare(self, key: Key, raw: Object) -> Outcome:
@@ -222,17 +230,13 @@ class Profiles:
         )
 
     def _enqueue(self, key: Key) -> None:
-        if key in self.store.objects:
+        if key in self._requests:
             self.queue.enqueue(key)
 
 
 def _trimmed(obj: Object) -> Object:
     kept = trim_child(obj)
     return {**kept, "status": obj["status"]} if "status" in obj else kept
-
-
-def _key(obj: Object) -> Key:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
 
 
 def _owner_uid(obj: Object) -> str | None:

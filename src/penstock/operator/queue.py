@@ -2,19 +2,18 @@
 
 Handlers and informers `enqueue` a key; workers `take` it, reconcile the whole graph, and `done` it. A key that is
 enqueued while it is worked on comes again afterwards, behind those that wait already. A key that failed waits
-longer each time; every key comes again after the resync interval even if nothing enqueues it, so a lost event
-costs one interval. Holds no API objects and imports no client.
+longer each time. Holds no API objects and imports no client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import math
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.core.errors import ClusterError, ConflictError
 from penstock.core.logs import get_logger
@@ -22,11 +21,11 @@ from penstock.core.logs import get_logger
 Key = tuple[str, str]
 """Namespace and name of a GraphDeployment."""
 
+MAX_WAITS: Final = 4096
+"""Least waits remembered before those that are over are dropped. Chosen: half a megabyte."""
+
 Work = Callable[[Key], Awaitable[float | None]]
 """Reconciles one graph; returns seconds until it is requeued without being enqueued, or None."""
-
-NEVER_S = math.inf
-"""Requeue of a key that is gone: not even at the resync."""
 
 log = get_logger(__name__)
 
@@ -39,14 +38,12 @@ class RateLimits:
         gap_s: Least time between two reconciles, so that a burst of events costs one; an urgent one skips it.
         first_backoff_s: Wait after the first failure; doubles with each further one.
         max_backoff_s: Longest such wait.
-        resync_s: A key that nothing enqueued comes again after this time; None: never.
-        jitter: Fraction by which resync and backoff are spread, so that a thousand keys do not come at once.
+        jitter: Fraction by which backoff is spread, so that a thousand keys do not come at once.
     """
 
     gap_s: float = 0.1
     first_backoff_s: float = 0.5
     max_backoff_s: float = 30.0
-    resync_s: float | None = 300.0
     jitter: float = 0.2
 
 
@@ -111,10 +108,6 @@ class WorkQueue:
             return
         self._push(key, due_s)
 
-    def _forget(self, key: Key) -> None:
-        for memory in (self._due, self._again, self._not_before, self._failures):
-            memory.pop(key, None)
-
     def pop(self) -> Key | None:
         """Return the key that has been due longest and count it as running; None if none is due."""
         now_s = self._now_s()
@@ -145,14 +138,9 @@ class WorkQueue:
 
         Args:
             key: Graph.
-            requeue_after_s: When to requeue it, seconds from now; None: at the next event or resync; `NEVER_S`:
-                at the next event.
+            requeue_after_s: When to requeue it, seconds from now; None: not before it is enqueued.
         """
         self._failures.pop(key, None)
-        if requeue_after_s == NEVER_S and key not in self._again:
-            self._running.discard(key)
-            self._forget(key)
-            return
         self._end(key, wait_s=self._pace.gap_s, requeue_after_s=requeue_after_s)
 
     def failed(self, key: Key, *, retry_after_s: float | None = None) -> float:
@@ -175,13 +163,12 @@ class WorkQueue:
         self._not_before[key] = now_s + wait_s
         marked_s = self._again.pop(key, None)
         due = [] if marked_s is None else [max(marked_s, now_s + wait_s)]
-        if requeue_after_s is not None and requeue_after_s != NEVER_S:
+        if requeue_after_s is not None:
             due.append(now_s + requeue_after_s)
-        if self._pace.resync_s is not None:
-            early = 1 - self._pace.jitter * self._random.random()
-            due.append(now_s + self._pace.resync_s * early)
         if due:
             self._push(key, min(due))
+        if len(self._not_before) > MAX_WAITS:
+            self._not_before = {each: at_s for each, at_s in self._not_before.items() if at_s > now_s}
 
     def _push(self, key: Key, due_s: float) -> None:
         self._due[key] = due_s

@@ -7,6 +7,7 @@ in `plan` and the objects in `build`, both pure; this module only puts them in o
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,7 +46,7 @@ from penstock.operator.resources.children import BuildContext, adapter, children
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 from penstock.operator.router_secret import make_router_secret
 from penstock.operator.statuses import Statuses
-from penstock.operator.trim import VERSION, Object
+from penstock.operator.trim import Object
 from penstock.operator.validity import Models
 from penstock.operator.workloads import (
     WORKLOADS,
@@ -149,6 +150,7 @@ class Reconciler:
         self._statuses = Statuses(parts.applier)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._emitted: dict[Key, frozenset[EventMessage]] = {}
+        self._deletions: dict[str, asyncio.Event] = {}
         self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -166,6 +168,11 @@ class Reconciler:
             return result.requeue_after_s
         finally:
             self._parts.metrics.reconciled(outcome, time.monotonic() - started_s)
+
+    async def deleted(self, uid: str) -> None:
+        """Wait until nothing is left of the graph with this UID, which is being deleted."""
+        await self._deletions.setdefault(uid, asyncio.Event()).wait()
+        del self._deletions[uid]
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a graph that is gone."""
@@ -223,9 +230,7 @@ class Reconciler:
     async def _take_steps(
         self, graph: _Graph, seen: ReconcileState, first_replicas: dict[str, int], seen_as: tuple[object, ...]
     ) -> ReconcileResult:
-        if DRAIN_FINALIZER not in graph.raw["metadata"].get("finalizers", ()):
-            self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
-            await self._add_finalizer(graph.raw)
+        self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
         emitted = await self._scale(graph, seen)
         wanted = self._wanted(graph, seen)
         applied = await self._apply(graph, seen, wanted, first_replicas)
@@ -458,7 +463,6 @@ class Reconciler:
         finalizers = raw["metadata"].get("finalizers", [])
         if DRAIN_FINALIZER not in finalizers:
             return ReconcileResult("unchanged")
-        step = None
         if "orphan" not in finalizers:  # the user wants to keep the children
             step = await self._deletion.step(raw, snapshot, now_s=self._now_s())
             if not step.release:
@@ -470,23 +474,10 @@ class Reconciler:
                 )
                 await self._statuses.graph(raw, facts, now_s=self._now_s())
                 return ReconcileResult("waiting", DRAIN_REQUEUE_S if step.drain else UNREADY_REQUEUE_S)
-        path = f"/metadata/finalizers/{finalizers.index(DRAIN_FINALIZER)}"
-        patch = [
-            {"op": "test", "path": "/metadata/uid", "value": raw["metadata"]["uid"]},
-            {"op": "test", "path": path, "value": DRAIN_FINALIZER},
-            {"op": "remove", "path": path},
-        ]
-        await self._parts.applier.patch(raw, patch)
         log.info("graph deleted", namespace=key[0], name=key[1])
+        # Kopf's handler waits for this, and kopf removes the finalizer then.
+        self._deletions.setdefault(raw["metadata"]["uid"], asyncio.Event()).set()
         return ReconcileResult("changed")
-
-    async def _add_finalizer(self, raw: Object) -> None:
-        """Add it before the first child, so that no deletion leaves one behind."""
-        metadata = raw["metadata"]
-        finalizers = [*metadata.get("finalizers", ()), DRAIN_FINALIZER]
-        # The version guards finalizers of others that the watch has not shown yet.
-        patch = {"uid": metadata["uid"], "resourceVersion": str(raw[VERSION]), "finalizers": finalizers}
-        await self._parts.applier.patch(raw, {"metadata": patch})
 
 
 def _failure(applied: Applied, graph: _Graph) -> Failure | None:

@@ -17,6 +17,7 @@ from penstock.api import GraphDeployment, GraphPhase
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
+from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.lease import Election, own_pod
 from penstock.kube.objects.names import OPERATOR, lease_name
 from penstock.kube.ownership import ElectionScope
@@ -29,7 +30,7 @@ from penstock.operator.loads import LoadReader, MetricsReader
 from penstock.operator.metrics import GraphReplicas, OperatorMetrics, StatusServer
 from penstock.operator.peers import LEASE_KEYS, Peers
 from penstock.operator.profiles import ProfileParts, Profiles
-from penstock.operator.queue import NEVER_S, Key, RateLimits, WorkQueue, serve
+from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.reconcile import Dependencies, Reconciler
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.settings import OperatorSettings
@@ -37,6 +38,9 @@ from penstock.operator.trim import Object
 from penstock.operator.validity import validated
 
 log = get_logger(__name__)
+
+SERVED_S: Final = 2.0
+"""Between two looks for a kind that the API server does not serve yet; real seconds, chosen."""
 
 STOP_S: Final = 20.0
 """Longest wait for the work's end at SIGTERM; real seconds, chosen: more than a term of the Lease, behind which
@@ -71,7 +75,7 @@ class Operator:
         self._namespace = namespace
         self._settings = settings
         self._owns = owns
-        self.queue = WorkQueue(pace or RateLimits(resync_s=settings.resync_interval), now_s=time.monotonic)
+        self.queue = WorkQueue(pace or RateLimits(), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
         applier = Applier(client, metrics, on_written=self.cluster.note)
         recorder = EventRecorder(client, instance=instance(), on_dropped=metrics.event_dropped)
@@ -99,34 +103,44 @@ class Operator:
 
     async def run(self) -> None:
         """Watch and reconcile until cancelled."""
-        from penstock.operator.handlers import KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
+        from penstock.operator.handlers import Handled, KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
-        graphs, adapters = self.cluster.stores
-        kopfs = (
-            KopfOperator(
-                self._client,
-                graphs,
-                namespace=self._namespace,
-                liveness_endpoint=_liveness_endpoint(self._settings),
-            ),
-            KopfOperator(self._client, adapters, namespace=self._namespace),
-            KopfOperator(self._client, self.profiles.store, namespace=self._namespace),
+        handled = Handled(
+            graphs=self.cluster,
+            requests=self.profiles,
+            enqueue=self.queue.enqueue,
+            deleted=self.reconciler.deleted,
+            problem=self.cluster.problem,
+        )
+        kopf = KopfOperator(
+            self._client,
+            handled,
+            namespace=self._namespace,
+            resync_s=self._settings.resync_interval,
+            liveness_endpoint=_liveness_endpoint(self._settings),
         )
         async with asyncio.TaskGroup() as group:
-            for each in kopfs:
-                group.create_task(each.run(), name="kopf")
             group.create_task(self.cluster.run(), name="watches")
+            # Before the graphs are known: a child that is not seen would be made once more.
             await self.cluster.synced()
-            log.info("graphs known", graphs=len(self.cluster.known()))
-            self.enqueue_all()
+            for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
+                await self._wait_for(kind)
+            group.create_task(kopf.run(), name="kopf")
             group.create_task(self.profiles.run(), name="profiles")
             group.create_task(serve(self.queue, self._work, workers=self._settings.workers), name="workers")
 
     def enqueue_all(self) -> None:
-        """Enqueue every graph and every ProfileRequest."""
+        """Enqueue every graph."""
         for key in self.cluster.known():
             self.queue.enqueue(key)
-        self.profiles.enqueue_all()
+
+    async def _wait_for(self, kind: Kind) -> None:
+        """Wait until the API server serves a kind, which kopf looks for but once."""
+        while not await self.cluster.knows(kind):
+            log.warning(
+                "kind not served; apply its CustomResourceDefinition", kind=kind.kind, look_s=SERVED_S
+            )
+            await asyncio.sleep(SERVED_S)
 
     def phases(self) -> Mapping[str, int]:
         """Return the number of graphs in each phase."""
@@ -148,8 +162,7 @@ class Operator:
         if not self._owns(key):
             self.reconciler.forget(key)
             return None
-        requeue_after_s = await self.reconciler.reconcile(key)
-        return NEVER_S if self.cluster.snapshot(key).empty else requeue_after_s
+        return await self.reconciler.reconcile(key)
 
     def _graph(self, key: Key) -> tuple[GraphDeployment | None, str]:
         """Return a graph as the validated model, and what is wrong with it."""

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.kube.informer import Informer
+from penstock.kube.kinds import GRAPH_DEPLOYMENT
+from penstock.kube.objects.names import DRAIN_FINALIZER
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.service import Operator
 from penstock.operator.settings import OperatorSettings
@@ -94,19 +96,52 @@ async def told(api):
         await asyncio.sleep(0)
 
 
+class Kopf:
+    """In kopf's place: reports graphs that carry the finalizer, and holds it until their deletion is done."""
+
+    def __init__(self, api, made):
+        self._api, self._made = api, made
+        self._graphs = Informer(api, GRAPH_DEPLOYMENT, namespace="ns", on_change=self._changed)
+        self._deletions = {}
+
+    async def run(self):
+        """Watch until cancelled."""
+        try:
+            await self._graphs.run()
+        finally:
+            for each in self._deletions.values():
+                each.cancel()
+
+    def _changed(self, change, graph):
+        metadata = graph["metadata"]
+        if change == "DELETED":
+            self._made.cluster.remove(graph)
+        elif DRAIN_FINALIZER in metadata.get("finalizers", ()):
+            self._made.cluster.report(graph)
+            uid = metadata["uid"]
+            if metadata.get("deletionTimestamp") and uid not in self._deletions:
+                self._deletions[uid] = asyncio.create_task(self._delete(metadata["name"], uid))
+        elif not metadata.get("deletionTimestamp"):
+            live = self._api.at("GraphDeployment", metadata["name"])
+            live["metadata"].setdefault("finalizers", []).append(DRAIN_FINALIZER)
+            self._changed("MODIFIED", self._api.stored(live, "MODIFIED"))
+
+    async def _delete(self, name, uid):
+        await self._made.reconciler.deleted(uid)
+        live = self._api.at("GraphDeployment", name)
+        live["metadata"]["finalizers"].remove(DRAIN_FINALIZER)
+        if not live["metadata"]["finalizers"]:
+            self._api.stored(self._api.objects.pop(("GraphDeployment", "ns", name)), "DELETED")
+
+
 @asynccontextmanager
 async def operator(api, loads=None):
     """Give an operator whose watches run, without its queue."""
     settings = OperatorSettings(namespace="ns", leader_election=False)
     made = Operator(api, settings, loads=loads or Loads(), metrics=OperatorMetrics())
     tasks = [asyncio.create_task(made.cluster.run())]
-    for store in made.cluster.stores:
-        # In kopf's place: it reports what is listed and what changes.
-        source = Informer(api, store.kind, namespace="ns", on_change=store.report)
-        tasks.append(asyncio.create_task(source.run()))
-        await source.synced.wait()
-        store.compare({}, 0)
     await made.cluster.synced()
+    tasks.append(asyncio.create_task(Kopf(api, made).run()))
     await told(api)
     try:
         yield made

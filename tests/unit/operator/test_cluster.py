@@ -49,10 +49,6 @@ async def world():
     view = Cluster(FakeApi(), namespace="ns", enqueue=lambda key, urgent: marks.append((key, urgent)))
 
     def watch(kind, change, obj):
-        for store in view.stores:
-            if store.kind is kind:
-                store.report(change, copy.deepcopy(obj))
-                return
         informer = view._informers[kind]
         trimmed = view._trims[kind](copy.deepcopy(obj))
         identity = (obj["metadata"]["namespace"], obj["metadata"]["name"])
@@ -172,8 +168,6 @@ async def test_sets_that_cannot_be_listed_hold_nobody_up(monkeypatch):
     """The graph that needs them fails with the server's words and is tried again; no worker waits for ever."""
     monkeypatch.setattr(cluster_module, "LIST_S", 0.2)
     view = Cluster(UnlistableSets(), namespace="ns", enqueue=lambda _key, _urgent: None)
-    for store in view.stores:
-        store.compare({}, 0)
     watching = asyncio.create_task(view.run())
     await view.synced()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Kopf on this loop against an API server of a few lines: it drives, ends in time, and is started again."""
+"""Kopf's handlers on this loop against an API server of a few lines: what they report, hold and write."""
 
 import asyncio
 import random
@@ -9,17 +9,16 @@ import pytest
 import uvloop
 import yaml
 
+from penstock.core.errors import ClusterError
 from penstock.core.http import loop as loop_module
 from penstock.core.http.server import HttpServer
 from penstock.kube.client import KubeClient
-from penstock.kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
 from penstock.operator import handlers as handlers_module
-from penstock.operator.handler_store import HandlerStore
-from penstock.operator.handlers import KopfOperator
-from penstock.operator.trim import trim_child
+from penstock.operator.handlers import Handled, KopfOperator
 
 GROUP = "/apis/penstock.dev/v1alpha1"
-KINDS = {"graphdeployments": "GraphDeployment", "scalingadapters": "ScalingAdapter"}
+KINDS = {"graphdeployments": "GraphDeployment", "profilerequests": "ProfileRequest"}
+DRAIN = "penstock.dev/drain"
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -34,9 +33,7 @@ class Server:
         self.version = 10
         self.objects = {plural: {} for plural in KINDS}
         self.watches = {plural: [] for plural in KINDS}
-        self.since = []
-        self.lists = 0
-        self.refuse_watches = False
+        self.patches = []
         self.authorizations = set()
         self.http = HttpServer(self._handle)
 
@@ -44,10 +41,11 @@ class Server:
         self.authorizations.add(request.headers.get(b"authorization"))
         path, _, query = request.target.decode().partition("?")
         plural = path.rpartition("/")[2]
-        if plural not in KINDS:
+        if request.method == "PATCH":
+            self._patch(path, orjson.loads(request.body), responder)
+        elif plural not in KINDS:
             responder.send(200, orjson.dumps(self._discovery(path)))
         elif "watch=true" not in query:
-            self.lists += 1
             items = list(self.objects[plural].values())
             metadata = {"resourceVersion": str(self.version)}
             body = {
@@ -56,8 +54,6 @@ class Server:
                 "metadata": metadata,
             }
             responder.send(200, orjson.dumps({**body, "items": items}))
-        elif self.refuse_watches:
-            responder.send(500, b'{"kind":"Status","code":500,"message":"etcd is away"}')
         else:
             await self._watch(plural, responder)
 
@@ -94,57 +90,79 @@ class Server:
         if not gone.is_set():
             responder.end()
 
-    def put(self, plural, name, *, is_told=True):
+    def _patch(self, path, patch, responder):
+        """Carry out what kopf writes: finalizers as JSON patch, its touch as merge patch."""
+        plural, name = path.split("/")[-2:]
+        obj = self.objects[plural].get(name)
+        if obj is None:
+            responder.send(404, b'{"kind":"Status","code":404}')
+            return
+        metadata = obj["metadata"]
+        self.patches.append(patch)
+        if isinstance(patch, dict):
+            metadata.setdefault("annotations", {}).update(patch["metadata"]["annotations"])
+        else:
+            test, *operations = patch
+            if test["value"] != metadata["resourceVersion"]:
+                responder.send(422, b'{"kind":"Status","code":422}')
+                return
+            is_added = any(each["op"] == "add" for each in operations)
+            metadata["finalizers"] = [DRAIN] if is_added else []
+        self.tell(plural, "MODIFIED", obj)
+        if metadata.get("deletionTimestamp") and not metadata["finalizers"]:
+            self.tell(plural, "DELETED", self.objects[plural].pop(name))
+        responder.send(200, orjson.dumps(obj))
+
+    def put(self, plural, name, **metadata):
         """Make or change an object."""
-        self.version += 1
-        known = name in self.objects[plural]
-        metadata = {
-            "name": name,
-            "namespace": "ns",
-            "uid": f"uid-{name}",
-            "resourceVersion": str(self.version),
-        }
+        known = self.objects[plural].get(name)
+        metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", **metadata}
+        if known is not None:
+            metadata = {**known["metadata"], **metadata}
         obj = {"apiVersion": "penstock.dev/v1alpha1", "kind": KINDS[plural], "metadata": metadata, "spec": {}}
         self.objects[plural][name] = obj
-        if is_told:
-            self.tell(plural, "MODIFIED" if known else "ADDED", obj)
-
-    def delete(self, plural, name, *, is_told=True):
-        """Delete an object."""
-        self.version += 1
-        obj = self.objects[plural].pop(name)
-        obj["metadata"]["resourceVersion"] = str(self.version)
-        if is_told:
-            self.tell(plural, "DELETED", obj)
+        self.tell(plural, "MODIFIED" if known else "ADDED", obj)
 
     def tell(self, plural, kind, obj):
-        """Send an event to the watches of a kind."""
+        """Send an event with a new version to the watches of a kind."""
+        self.version += 1
+        obj.setdefault("metadata", {})["resourceVersion"] = str(self.version)
+        event = orjson.loads(orjson.dumps({"type": kind, "object": obj}))
         for queue in self.watches[plural]:
-            queue.put_nowait({"type": kind, "object": obj})
+            queue.put_nowait(event)
+
+
+class View:
+    """Notes what the handlers report of one kind."""
+
+    def __init__(self, changes):
+        self._changes = changes
+
+    def report(self, obj):
+        """Note an object that is there."""
+        finalizers = obj["metadata"].get("finalizers", [])
+        self._changes.put_nowait(("there", obj["metadata"]["name"], finalizers))
+
+    def remove(self, obj):
+        """Note an object that is gone."""
+        self._changes.put_nowait(("gone", obj["metadata"]["name"], []))
 
 
 class Harness:
-    """A server, a client, the stores and kopf."""
+    """A server, a client, what the handlers report, and kopf."""
 
-    def __init__(self, server, client):
+    def __init__(self, server, client, *, resync_s=60.0):
         self.server = server
         self.client = client
         self.changes = asyncio.Queue()
-        self.graphs, self.adapters = (
-            HandlerStore(
-                kind,
-                trim=trim_child,
-                on_change=lambda change, obj: self.changes.put_nowait((change, obj["metadata"]["name"])),
-            )
-            for kind in (GRAPH_DEPLOYMENT, SCALING_ADAPTER)
-        )
-        self.kopfs = [KopfOperator(client, each, namespace="ns") for each in (self.graphs, self.adapters)]
+        self.due = asyncio.Queue()
+        self.finished = asyncio.Event()
+        view = View(self.changes)
+        handled = Handled(view, view, self.due.put_nowait, self._deleted, lambda: None)
+        self.kopf = KopfOperator(client, handled, namespace="ns", resync_s=resync_s)
 
-    async def run(self):
-        """Run kopf for both kinds."""
-        async with asyncio.TaskGroup() as group:
-            for each in self.kopfs:
-                group.create_task(each.run())
+    async def _deleted(self, _uid):
+        await self.finished.wait()
 
     async def change(self):
         """Return the next change that a handler brought."""
@@ -163,11 +181,8 @@ class Harness:
 
 
 @pytest.fixture
-async def harness(tmp_path, monkeypatch):
-    """Everything, not started; nothing waits long."""
-    monkeypatch.setattr(handlers_module, "FIRST_CHECK_S", 0.05)
-    monkeypatch.setattr(handlers_module, "CHECK_S", 0.2)
-    monkeypatch.setattr(handlers_module, "RETRIES_S", (0.01,))
+async def harness(tmp_path):
+    """Everything, not started."""
     server = Server()
     await server.http.start("127.0.0.1", 0)
     config = {
@@ -187,75 +202,104 @@ async def harness(tmp_path, monkeypatch):
 async def running(harness):
     """Everything, with kopf under way and one graph known."""
     harness.server.put("graphdeployments", "first")
-    task = asyncio.create_task(harness.run())
-    assert await harness.change() == ("ADDED", "first")
+    task = asyncio.create_task(harness.kopf.run())
+    assert await harness.change() == ("there", "first", [DRAIN])
     await harness.watching()
     yield harness
     task.cancel()
     await asyncio.wait({task})
 
 
-async def test_handlers_bring_everything_that_is_known(running):
-    """What is there at the start, what comes, changes and goes: without the handlers nothing would be known."""
+async def test_a_graph_is_reported_once_it_carries_the_finalizer(running):
+    """Not before; a request is reported as it is. Kopf writes nothing else."""
     server = running.server
-    server.put("scalingadapters", "a")
-    server.put("graphdeployments", "first")
-    server.delete("scalingadapters", "a")
-    found = [await running.change() for _ in range(3)]
-    assert sorted(found) == [("ADDED", "a"), ("DELETED", "a"), ("MODIFIED", "first")]
-    assert found.index(("ADDED", "a")) < found.index(("DELETED", "a"))
-    async with asyncio.timeout(10):
-        await running.graphs.synced.wait()
-        await running.adapters.synced.wait()
+    server.put("profilerequests", "r")
+    assert await running.change() == ("there", "r", [])
+    server.put("graphdeployments", "first", labels={"a": "b"})
+    assert await running.change() == ("there", "first", [DRAIN])
+    assert len(server.patches) == 1
     assert server.authorizations == {b"Bearer secret"}
 
 
-async def test_each_kind_is_watched_once(running):
-    """One stream each, and no list beside kopf's own and the comparisons'."""
-    assert [len(each) for each in running.server.watches.values()] == [1, 1]
-
-
-async def test_what_vanished_while_the_watch_was_broken_is_removed(running):
-    """410: kopf lists again and says nothing of the object that is gone; the comparison does."""
+async def test_the_finalizer_goes_when_the_reconciler_is_done(running):
+    """Through calls of the handler that wait in vain; then the graph is gone."""
     server = running.server
-    server.put("graphdeployments", "second")
-    assert await running.change() == ("ADDED", "second")
-    async with asyncio.timeout(10):
-        await running.graphs.synced.wait()
-    server.delete("graphdeployments", "first", is_told=False)
-    server.put("graphdeployments", "third", is_told=False)
-    server.tell("graphdeployments", "ERROR", {"kind": "Status", "code": 410, "message": "too old"})
-    found = {await running.change(), await running.change()}
-    assert found == {("ADDED", "third"), ("DELETED", "first")}
+    server.put("graphdeployments", "first", deletionTimestamp="2026-01-01T00:00:00Z")
+    assert await running.change() == ("there", "first", [DRAIN])
+    await asyncio.sleep(0)
+    assert "first" in server.objects["graphdeployments"]
+    running.finished.set()
+    changes = [await running.change()]
+    while changes[-1][0] != "gone":
+        changes.append(await running.change())
+    assert server.objects["graphdeployments"] == {}
 
 
-async def test_kopf_that_ends_is_started_again(running):
-    """A watch that fails for good ends kopf; readiness says so, and the next run brings what was missed."""
+async def test_a_long_deletion_is_waited_for_again(running, monkeypatch):
+    """The handler's bound passes; kopf comes back by a touch of the graph."""
+    monkeypatch.setattr(handlers_module, "DELETION_S", 0.01)
     server = running.server
-    server.refuse_watches = True
-    for queues in server.watches.values():
-        for queue in queues:
-            queue.put_nowait(None)
-    await running.until(lambda: running.graphs.problem is not None)
-    assert "etcd is away" in running.graphs.problem
-    server.put("graphdeployments", "second")
-    server.refuse_watches = False
-    assert await running.change() == ("ADDED", "second")
-    await running.until(lambda: running.graphs.problem is None)
+    server.put("graphdeployments", "first", deletionTimestamp="2026-01-01T00:00:00Z")
+    await running.until(lambda: any(isinstance(each, dict) for each in server.patches))
+    running.finished.set()
+    await running.until(lambda: not server.objects["graphdeployments"])
 
 
-async def test_handlers_that_miss_an_object_are_started_again(running, monkeypatch):
-    """An object that the list shows and no handler reported: the next run lists it."""
-    monkeypatch.setattr("penstock.operator.handler_store.STALLED_S", 0.0)
-    running.server.put("graphdeployments", "missed", is_told=False)
-    assert await running.change() == ("ADDED", "missed")
+async def test_what_happened_while_no_operator_ran_is_handled(harness):
+    """A graph whose deletion was asked for meanwhile."""
+    metadata = {"finalizers": [DRAIN], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    harness.server.put("graphdeployments", "late", **metadata)
+    harness.finished.set()
+    task = asyncio.create_task(harness.kopf.run())
+    await harness.until(lambda: not harness.server.objects["graphdeployments"])
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_a_watch_that_breaks_brings_what_was_missed(running):
+    """410: kopf lists again."""
+    server = running.server
+    server.put("graphdeployments", "first", labels={"a": "b"})
+    await running.change()
+    server.objects["graphdeployments"]["first"]["metadata"] |= {"resourceVersion": "1000", "labels": {}}
+    for queue in server.watches["graphdeployments"]:
+        error = {"kind": "Status", "code": 410, "message": "too old"}
+        queue.put_nowait({"type": "ERROR", "object": error})
+    assert await running.change() == ("there", "first", [DRAIN])
+
+
+async def test_a_graph_comes_again_after_the_resync_interval(harness):
+    """Though nothing changed."""
+    again = Harness(harness.server, harness.client, resync_s=0.01)
+    again.server.put("graphdeployments", "first")
+    task = asyncio.create_task(again.kopf.run())
+    async with asyncio.timeout(20):
+        assert [await again.due.get() for _ in range(2)] == [("ns", "first")] * 2
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_kopf_that_ends_says_so(harness):
+    """A watch that fails for good, as for want of rights, ends the leader and with it the process."""
+    harness.server.put("graphdeployments", "first")
+    task = asyncio.create_task(harness.kopf.run())
+    await harness.change()
+    await harness.watching()
+    for queue in harness.server.watches["graphdeployments"]:
+        queue.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 403, "message": "no rights"}})
+    with pytest.raises(ClusterError, match="no rights"):
+        await task
+    left = {each for each in asyncio.all_tasks() if each.get_name().startswith("watcher for")}
+    for each in left:  # kopf leaves the other kind's to the end of the process
+        each.cancel()
+    await asyncio.wait(left)
 
 
 async def test_the_end_leaves_no_task_of_kopf_and_none_of_others_ended(harness):
     """Leadership is lost: kopf stops within its bound, and the process's other tasks go on."""
     before = asyncio.all_tasks()
     harness.server.put("graphdeployments", "first")
-    task = asyncio.create_task(harness.run())
+    task = asyncio.create_task(harness.kopf.run())
     await harness.change()
     await harness.watching()
     other = asyncio.create_task(asyncio.Event().wait())
@@ -269,24 +313,12 @@ async def test_the_end_leaves_no_task_of_kopf_and_none_of_others_ended(harness):
     assert {each for each in left if "kopf" in repr(each)} == set()
 
 
-async def test_a_kind_that_fails_leaves_the_other_ones_watch_alone(running):
-    """And no second one of its own behind."""
-    server = running.server
-    [adapters] = server.watches["scalingadapters"]
-    server.tell("graphdeployments", "ERROR", {"kind": "Status", "code": 500, "message": "etcd is away"})
-    await running.until(lambda: running.graphs.problem is not None)
-    await running.until(lambda: running.graphs.problem is None)
-    await running.watching()
-    assert server.watches["scalingadapters"] == [adapters]
-    assert len(server.watches["graphdeployments"]) == 1
-
-
 async def test_signals_stay_the_processes_own(harness):
     """Kopf claims SIGTERM when it starts; the process takes it back."""
     got = asyncio.Event()
     loop_module._on_signal.set(lambda number: got.set())
     harness.server.put("graphdeployments", "first")
-    task = asyncio.create_task(harness.run())
+    task = asyncio.create_task(harness.kopf.run())
     await harness.change()
     signal.raise_signal(signal.SIGTERM)
     async with asyncio.timeout(10):

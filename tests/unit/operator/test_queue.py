@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ClusterError
-from penstock.operator.queue import NEVER_S, RateLimits, WorkQueue, serve
+from penstock.operator.queue import RateLimits, WorkQueue, serve
 
 A, B, C = ("ns", "a"), ("ns", "b"), ("ns", "c")
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 def _queue(clock=None, **pace):
-    pace = {"gap_s": 0.0, "resync_s": None, "jitter": 0.0, **pace}
+    pace = {"gap_s": 0.0, "jitter": 0.0, **pace}
     return WorkQueue(RateLimits(**pace), now_s=clock or Clock(), spread=random.Random(1))
 
 
@@ -125,39 +125,6 @@ def test_a_burst_of_events_after_a_look_costs_one_more_look():
     assert queue.pop() == A
 
 
-def test_an_unmarked_key_comes_again_after_the_resync_interval():
-    """A lost event costs one interval; the spread lies within a fifth."""
-    clock = Clock()
-    queue = _queue(clock, resync_s=300.0, jitter=0.2)
-    queue.enqueue(A)
-    queue.pop()
-    queue.done(A)
-    clock.s += 239.9
-    assert queue.pop() is None
-    clock.s += 60.2
-    assert queue.pop() == A
-
-
-def test_resync_of_many_keys_is_spread():
-    """A thousand graphs do not come in the same second."""
-    clock = Clock()
-    queue = _queue(clock, resync_s=300.0, jitter=0.2)
-    keys = [("ns", str(i)) for i in range(1000)]
-    for key in keys:
-        queue.enqueue(key)
-    while (key := queue.pop()) is not None:
-        queue.done(key)
-    seconds = []
-    for second in range(301):
-        clock.s = 100.0 + second
-        found = 0
-        while queue.pop() is not None:
-            found += 1
-        seconds.append(found)
-    assert sum(seconds) == 1000
-    assert max(seconds) < 50
-
-
 def test_a_wanted_look_comes_when_wanted_unless_an_earlier_mark_does():
     """Drains look again after a second."""
     clock = Clock()
@@ -171,22 +138,6 @@ def test_a_wanted_look_comes_when_wanted_unless_an_earlier_mark_does():
     assert queue.pop() == A
     queue.done(A, requeue_after_s=5.0)
     queue.enqueue(A)
-    assert queue.pop() == A
-
-
-def test_a_key_that_is_gone_does_not_come_again_unless_marked():
-    """Not at the resync, and nothing of it is kept; a graph of the same name comes as any other."""
-    clock = Clock()
-    queue = _queue(clock, resync_s=10.0)
-    queue.enqueue(A)
-    queue.pop()
-    queue.done(A, requeue_after_s=NEVER_S)
-    clock.s += 100
-    assert queue.pop() is None
-    queue.enqueue(A)
-    assert queue.pop() == A
-    queue.enqueue(A)
-    queue.done(A, requeue_after_s=NEVER_S)
     assert queue.pop() == A
 
 
@@ -226,7 +177,7 @@ def test_no_key_is_lost_and_none_runs_twice(steps):
 
 async def test_workers_survive_failures_and_retry():
     """A cluster's refusal and a defect both cost the key a wait, and the others nothing."""
-    queue = WorkQueue(RateLimits(gap_s=0, first_backoff_s=0.001, resync_s=None))
+    queue = WorkQueue(RateLimits(gap_s=0, first_backoff_s=0.001))
     tries = {A: 0, B: 0, C: 0}
     all_done = asyncio.Event()
 
@@ -251,7 +202,7 @@ async def test_workers_survive_failures_and_retry():
 
 async def test_a_cancellation_left_behind_by_one_look_does_not_reach_the_next():
     """A failed task group may leave its task marked as being cancelled; a worker that inherits it would end."""
-    queue = WorkQueue(RateLimits(gap_s=0, first_backoff_s=0.001, resync_s=None))
+    queue = WorkQueue(RateLimits(gap_s=0, first_backoff_s=0.001))
     inherited = []
     all_done = asyncio.Event()
 
@@ -277,7 +228,7 @@ async def test_a_cancellation_left_behind_by_one_look_does_not_reach_the_next():
 
 async def test_a_waiting_worker_wakes_for_an_earlier_key():
     """A mark wakes those that sleep until a later one."""
-    queue = WorkQueue(RateLimits(gap_s=0, resync_s=None))
+    queue = WorkQueue(RateLimits(gap_s=0))
     queue.enqueue(A, delay_s=60)
     taken = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
