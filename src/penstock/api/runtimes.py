@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.api.enums import RouterPolicy
-from penstock.core.plugins import plugin, plugin_names
+from penstock.core.plugins import load, registered
 
 if TYPE_CHECKING:
     from penstock.api.graph import GraphSpec
@@ -37,7 +36,7 @@ class OwnFrontend:
     """
 
     name: str
-    policies: Mapping[RouterPolicy, str]
+    policies: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +65,10 @@ class RuntimeTraits:
 DYNAMO_FRONTEND: Final = OwnFrontend(
     "Dynamo",
     {
-        RouterPolicy.ROUND_ROBIN: "round-robin",
-        RouterPolicy.LEAST_LOADED: "least-loaded",
-        RouterPolicy.PREFIX_COST: "kv",
-        RouterPolicy.KV_COST: "kv",
+        "round-robin": "round-robin",
+        "least-loaded": "least-loaded",
+        "prefix-cost": "kv",
+        "kv-cost": "kv",
     },
 )
 """Of two policies with one ``--router-mode`` the last is what an import makes of it; prefix-cost is the default."""
@@ -100,8 +99,10 @@ def traits_of(runtime: str) -> RuntimeTraits:
     shipped = SHIPPED.get(runtime)
     if shipped is not None:
         return shipped
-    found = plugin(GROUP, runtime)
-    return _UNKNOWN if found is None else found.traits
+    if runtime not in registered(GROUP):
+        return _UNKNOWN
+    traits: RuntimeTraits = load(GROUP, runtime, kind="runtime").traits
+    return traits
 
 
 def is_known(runtime: str) -> bool:
@@ -111,7 +112,7 @@ def is_known(runtime: str) -> bool:
 
 def known_runtimes() -> tuple[str, ...]:
     """Return the names of every installed runtime, those that ship first."""
-    return tuple(dict.fromkeys((*SHIPPED, *plugin_names(GROUP))))
+    return tuple(dict.fromkeys((*SHIPPED, *registered(GROUP))))
 
 
 class RuntimesWith:

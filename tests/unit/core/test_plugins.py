@@ -6,21 +6,47 @@ import pytest
 
 from penstock.core import plugins
 from penstock.core.errors import ConfigError
-from penstock.core.plugins import plugin, plugin_names
+from penstock.core.plugins import load, registered
 
 
-def test_a_name_that_no_distribution_registered_is_none():
-    """The caller says what that means."""
-    assert plugin("penstock.runtimes", "nobody-s") is None
+@pytest.fixture
+def install(monkeypatch):
+    """Return a function that installs distributions which register these objects."""
+
+    def installed(*values):
+        points = [EntryPoint("mine", value, "group") for value in values]
+        monkeypatch.setattr(plugins, "entry_points", lambda **_: points)
+
+    registered.cache_clear()
+    yield installed
+    registered.cache_clear()
+
+
+def test_a_name_that_no_distribution_registered_is_refused(install):
+    """With the names that are."""
+    install("json:loads")
+    with pytest.raises(ConfigError, match="thing yours is not installed; there is mine; install the package"):
+        load("group", "yours", kind="thing")
 
 
 @pytest.mark.parametrize("value", ["no_such_module:X", "penstock.core.plugins:no_such_name"])
-def test_a_broken_registration_names_itself(monkeypatch, value):
+def test_a_broken_registration_names_itself(install, value):
     """With the remedy, whether the module or the object is not there."""
-    point = EntryPoint("broken", value, "penstock.runtimes")
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: [point])
-    with pytest.raises(ConfigError, match=f"broken is registered as {value}.*install its distribution again"):
-        plugin("penstock.runtimes", "broken")
+    install(value)
+    with pytest.raises(ConfigError, match=f"thing mine is registered as {value}.*install its package again"):
+        load("group", "mine", kind="thing")
+
+
+def test_two_objects_of_one_name_are_refused(install):
+    """Either could be meant; the same object twice is one."""
+    install("json:loads", "json:loads")
+    assert list(registered("group")) == ["mine"]
+    registered.cache_clear()
+    install("json:loads", "json:dumps")
+    with pytest.raises(
+        ConfigError, match="mine is registered as json:dumps and as json:loads; uninstall one"
+    ):
+        registered("group")
 
 
 @pytest.mark.parametrize(
@@ -33,5 +59,5 @@ def test_a_broken_registration_names_itself(monkeypatch, value):
 )
 def test_what_ships_is_registered(group, names):
     """And can be imported."""
-    assert names <= set(plugin_names(group))
-    assert all(plugin(group, name) for name in names)
+    assert names <= set(registered(group))
+    assert all(load(group, name, kind="part") for name in names)

@@ -10,8 +10,7 @@ from typing import Final, cast
 
 from penstock.api import GraphDeployment
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ConfigError
-from penstock.core.plugins import plugin, plugin_names
+from penstock.core.plugins import load
 from penstock.planner.sources.base import ReadingSource, Urls
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.scrape import ScrapeSource
@@ -58,8 +57,5 @@ def door_source(
         ConfigError: no distribution has the source that the runtime names.
     """
     name = _ROUTER if graph is None else graph.spec.traits.metric_source
-    make = plugin(GROUP, name)
-    if make is None:
-        known = ", ".join(plugin_names(GROUP)) or "none; install penstock again"
-        raise ConfigError(f"{GROUP}: {name} is not installed; there is {known}")
+    make = load(GROUP, name, kind="metric source")
     return cast(ReadingSource, make(Door(pages, urls, workers, clock)))
