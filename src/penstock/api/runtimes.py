@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.core.plugins import load, registered
+from penstock.core.plugins import plugin, registered
 
 if TYPE_CHECKING:
     from penstock.api.graph import GraphSpec
@@ -99,10 +99,8 @@ def traits_of(runtime: str) -> RuntimeTraits:
     shipped = SHIPPED.get(runtime)
     if shipped is not None:
         return shipped
-    if runtime not in registered(GROUP):
-        return _UNKNOWN
-    traits: RuntimeTraits = load(GROUP, runtime, kind="runtime").traits
-    return traits
+    found = plugin(GROUP, runtime)
+    return _UNKNOWN if found is None else found.traits
 
 
 def is_known(runtime: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds what installed distributions add, by entry point; nothing is imported before one name is asked for."""
+"""Parts that installed distributions register by entry point, by group and name; none is imported before it is used."""
 
 from __future__ import annotations
 
@@ -12,44 +12,58 @@ from penstock.core.errors import ConfigError
 
 @cache
 def registered(group: str) -> Mapping[str, EntryPoint]:
-    """Return a group's entry points by name, as installed when the process first asks.
-
-    Args:
-        group: Such as ``penstock.runtimes``.
+    """Return a group's entry points by name, sorted, as installed when the process first asks.
 
     Raises:
         ConfigError: two distributions register different objects under one name.
     """
     found: dict[str, EntryPoint] = {}
-    for point in sorted(entry_points(group=group)):
-        first = found.setdefault(point.name, point)
-        if first.value != point.value:
+    for each in sorted(entry_points(group=group), key=lambda each: each.name):
+        other = found.setdefault(each.name, each)
+        if other.value != each.value:
             raise ConfigError(
-                f"{group}: {point.name} is registered as {first.value} and as {point.value}; uninstall one of the two"
+                f"{group}: {each.name!r} is registered as {other.value} and as {each.value}; uninstall one of them"
             )
     return found
 
 
-def load(group: str, name: str, *, kind: str) -> Any:
-    """Return the object that a distribution registered.
+def plugin(group: str, name: str) -> Any | None:
+    """Return the object that a distribution registered under ``name``; None: no distribution did.
 
     Args:
         group: Such as ``penstock.runtimes``.
         name: As a manifest spells it.
-        kind: What the group holds, for messages.
 
     Raises:
-        ConfigError: no distribution did, or the object cannot be imported.
+        ConfigError: it is registered and cannot be imported.
     """
-    known = registered(group)
-    if name not in known:
-        listed = ", ".join(known) or "none; install penstock again"
-        raise ConfigError(
-            f"{kind} {name} is not installed; there is {listed}; install the package that adds it"
-        )
+    point = registered(group).get(name)
+    if point is None:
+        return None
     try:
-        return known[name].load()
+        return point.load()
     except (ImportError, AttributeError) as exc:
         raise ConfigError(
-            f"{kind} {name} is registered as {known[name].value}, which cannot be imported: {exc}; install its package again"
+            f"{group}: {name} is registered as {point.value}, which cannot be imported: {exc}; "
+            "install its distribution again"
         ) from exc
+
+
+def load(group: str, name: str, *, kind: str) -> Any:
+    """Return the object that a distribution registered under ``name``.
+
+    Args:
+        group: Such as ``penstock.routing_policies``.
+        name: As a manifest spells it.
+        kind: What the group holds, for the message.
+
+    Raises:
+        ConfigError: no distribution registers the name, or it cannot be imported; the message lists the names.
+    """
+    found = plugin(group, name)
+    if found is None:
+        raise ConfigError(
+            f"{kind} {name!r}: choose from {', '.join(registered(group)) or 'none'}, or install the package that "
+            "registers it"
+        )
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol, cast
 
-from penstock.core.plugins import load, registered
+from penstock.core.plugins import plugin
 from penstock.local.probes import NoAnswer, Probes, RouterView
 from penstock.local.statefile import ProcessEntry, StateFile
 
@@ -70,7 +70,7 @@ class RouterDoor:
 
 def door_of(state: StateFile, probes: Probes) -> Frontend:
     """Return the door of a graph."""
-    runtime = state.arbiter.runtime
-    if runtime not in registered(GROUP):
+    made_by = plugin(GROUP, state.arbiter.runtime)
+    if made_by is None:
         return RouterDoor(probes, state.arbiter.router_url)
-    return cast(Frontend, load(GROUP, runtime, kind="frontend")(probes, state.arbiter))
+    return cast(Frontend, made_by(probes, state.arbiter))

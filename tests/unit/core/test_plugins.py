@@ -25,7 +25,7 @@ def install(monkeypatch):
 def test_a_name_that_no_distribution_registered_is_refused(install):
     """With the names that are."""
     install("json:loads")
-    with pytest.raises(ConfigError, match="thing yours is not installed; there is mine; install the package"):
+    with pytest.raises(ConfigError, match="thing 'yours': choose from mine, or install the package"):
         load("group", "yours", kind="thing")
 
 
@@ -33,7 +33,9 @@ def test_a_name_that_no_distribution_registered_is_refused(install):
 def test_a_broken_registration_names_itself(install, value):
     """With the remedy, whether the module or the object is not there."""
     install(value)
-    with pytest.raises(ConfigError, match=f"thing mine is registered as {value}.*install its package again"):
+    with pytest.raises(
+        ConfigError, match=f"group: mine is registered as {value}.*install its distribution again"
+    ):
         load("group", "mine", kind="thing")
 
 
@@ -44,7 +46,7 @@ def test_two_objects_of_one_name_are_refused(install):
     registered.cache_clear()
     install("json:loads", "json:dumps")
     with pytest.raises(
-        ConfigError, match="mine is registered as json:dumps and as json:loads; uninstall one"
+        ConfigError, match="'mine' is registered as json:loads and as json:dumps; uninstall one"
     ):
         registered("group")
 

@@ -10,7 +10,8 @@ from typing import Final, cast
 
 from penstock.api import GraphDeployment
 from penstock.core.clock import SimulatedClock
-from penstock.core.plugins import load
+from penstock.core.errors import ConfigError
+from penstock.core.plugins import plugin, registered
 from penstock.planner.sources.base import ReadingSource, Urls
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.scrape import ScrapeSource
@@ -57,5 +58,8 @@ def door_source(
         ConfigError: no distribution has the source that the runtime names.
     """
     name = _ROUTER if graph is None else graph.spec.traits.metric_source
-    make = load(GROUP, name, kind="metric source")
+    make = plugin(GROUP, name)
+    if make is None:
+        known = ", ".join(registered(GROUP)) or "none; install penstock again"
+        raise ConfigError(f"{GROUP}: {name} is not installed; there is {known}")
     return cast(ReadingSource, make(Door(pages, urls, workers, clock)))
