@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.api.enums import RouterPolicy
 from penstock.core.plugins import plugin, registered
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class OwnFrontend:
     """
 
     name: str
-    policies: Mapping[str, str]
+    policies: Mapping[RouterPolicy, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,10 @@ class RuntimeTraits:
 DYNAMO_FRONTEND: Final = OwnFrontend(
     "Dynamo",
     {
-        "round-robin": "round-robin",
-        "least-loaded": "least-loaded",
-        "prefix-cost": "kv",
-        "kv-cost": "kv",
+        RouterPolicy.ROUND_ROBIN: "round-robin",
+        RouterPolicy.LEAST_LOADED: "least-loaded",
+        RouterPolicy.PREFIX_COST: "kv",
+        RouterPolicy.KV_COST: "kv",
     },
 )
 """Of two policies with one ``--router-mode`` the last is what an import makes of it; prefix-cost is the default."""
