@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.request
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.api.manifests import load_graph
 from penstock.api.rule import Rule, unless
 from penstock.api.runtimes import traits_of
 from penstock.core.errors import InvalidSpecError
+from penstock.core.plugins import registered
 from penstock.operator.resources import BuildContext, children
 
 PAGE = (Path(__file__).parents[2] / "docs" / "runtimes.md").read_text()
@@ -35,13 +37,15 @@ def package(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def graph(package, world, monkeypatch) -> Path:
+def graph(package, world, monkeypatch) -> Iterator[Path]:
     """A manifest of that runtime, whose package is installed."""
     monkeypatch.syspath_prepend(package)
+    registered.cache_clear()
     world.env["PYTHONPATH"] = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
     path = world.manifest(prefill=1)
     path.write_text(path.read_text().replace("runtime: simulated", "runtime: acme"))
-    return path
+    yield path
+    registered.cache_clear()
 
 
 def test_it_serves_on_this_machine(world, graph):

@@ -14,10 +14,9 @@ from typing import ClassVar, Protocol, cast
 
 from penstock.api.enums import Role
 from penstock.api.graph import GraphSpec
-from penstock.api.runtimes import GROUP, RuntimeTraits, known_runtimes
+from penstock.api.runtimes import GROUP, RuntimeTraits
 from penstock.api.service import ServiceSpec
-from penstock.core.errors import ConfigError
-from penstock.core.plugins import plugin
+from penstock.core.plugins import load
 from penstock.kube.kinds import Kind
 from penstock.runtimes.process import RuntimeContext, WorkerCommand
 
@@ -98,12 +97,6 @@ def runtime_of(name: str) -> Runtime:
     """Return the runtime of a name.
 
     Raises:
-        ConfigError: no distribution registered it.
+        ConfigError: no distribution registered it, or it cannot be imported.
     """
-    found = plugin(GROUP, name)
-    if found is None:
-        raise ConfigError(
-            f"spec.runtime: {name} is not installed; choose one of {', '.join(known_runtimes())}, or install the "
-            "package that adds it (Penstock's own: install penstock again)"
-        )
-    return cast(Runtime, found())
+    return cast(Runtime, load(GROUP, name, kind="runtime")())

@@ -5,7 +5,6 @@ import textwrap
 import pytest
 import yaml
 
-from penstock.api.manifests import parse_manifests
 from penstock.core.errors import InvalidSpecError
 from penstock.runtimes.dynamo.importer import import_dgd
 from penstock.runtimes.dynamo.importer.command import parse_command
@@ -92,12 +91,6 @@ def test_disaggregated_example():
             "planner": {"enabled": False},
         },
     }
-
-
-def test_result_is_a_valid_manifest():
-    """What is written can be read again without a problem."""
-    text = yaml.safe_dump(import_dgd(DISAGGREGATED).graph.to_manifest())
-    assert parse_manifests(text)[1] == []
 
 
 def test_a_worker_beside_prefill_without_a_role_decodes():
@@ -313,28 +306,6 @@ def test_a_decode_worker_alone_is_an_aggregated_one():
     spec, notes = converted(worker({"subComponentType": "decode"}))
     assert spec["services"]["worker"]["role"] == "aggregated"
     assert notes == []
-
-
-@pytest.mark.parametrize(
-    ("config", "kept"),
-    [
-        ('{"kv_connector":"NixlConnector","kv_role":"kv_both"}', False),
-        ('{"kv_connector":"PdConnector","kv_role":"kv_both"}', True),
-        ("{", True),
-    ],
-)
-def test_the_plain_nixl_connector_is_the_runtimes_own(config, kept):
-    """Left in place it would come after the runtime's and undo the lease; any other stays."""
-    manifest = yaml.safe_load(DISAGGREGATED)
-    container = next(
-        service["extraPodSpec"]["mainContainer"]
-        for service in manifest["spec"]["services"].values()
-        if service.get("subComponentType") == "prefill"
-    )
-    container["args"] = [*container["args"], "--kv-transfer-config", config]
-    spec, _ = converted(yaml.safe_dump(manifest))
-    prefill = next(each for each in spec["services"].values() if each["role"] == "prefill")
-    assert ("--kv-transfer-config" in prefill.get("args", [])) is kept
 
 
 def test_variables_of_the_graph_reach_every_service():

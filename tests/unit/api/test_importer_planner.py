@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import json
-import textwrap
 
 import pytest
 import yaml
 
 from penstock.runtimes.dynamo.importer import import_dgd
 
-HEAD = "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nmetadata: {name: chat}\n"
 
-DISAGGREGATED = HEAD + textwrap.dedent("""\
-    spec:
-      services:
-        VllmDecodeWorker:
-          componentType: worker
-          subComponentType: decode
-          replicas: 2
-          resources: {limits: {gpu: "1"}}
-          extraPodSpec: {mainContainer: {args: [--model, Qwen/Small]}}
-        VllmPrefillWorker:
-          componentType: worker
-          subComponentType: prefill
-          resources: {limits: {gpu: "2"}}
-          extraPodSpec: {mainContainer: {args: [--model, Qwen/Small]}}
-    """)
-
-
-def converted(text):
-    """The converted spec, and path and line of what was not carried."""
-    result = import_dgd(text)
-    return result.graph.to_manifest()["spec"], [(each.path, each.line) for each in result.unconverted]
+def converted(planner, gpus=1):
+    """Convert a prefill and a decode worker beside this planner; return the spec and the paths of what is not carried."""
+    container = {"mainContainer": {"args": ["--model", "Q"]}}
+    services = {
+        role: {"componentType": "worker", "subComponentType": role, "extraPodSpec": container}
+        for role in ("prefill", "decode")
+    }
+    services["decode"] |= {"replicas": 2, "resources": {"limits": {"gpu": str(gpus)}}}
+    services["Planner"] = {"componentType": "planner", **planner}
+    manifest = {
+        "kind": "DynamoGraphDeployment",
+        "apiVersion": "nvidia.com/v1alpha1",
+        "metadata": {"name": "chat"},
+    }
+    result = import_dgd(yaml.safe_dump({**manifest, "spec": {"services": services}}, sort_keys=False))
+    return result.graph.to_manifest()["spec"], [each.path for each in result.unconverted]
 
 
 def planner(*args):
     """Convert the example with a planner of these arguments."""
-    manifest = yaml.safe_load(DISAGGREGATED)
     container = {"command": ["python3", "-m"], "args": ["dynamo.planner", *args]}
-    manifest["spec"]["services"]["Planner"] = {
-        "componentType": "planner",
-        "extraPodSpec": {"mainContainer": container},
-    }
-    return converted(yaml.safe_dump(manifest, sort_keys=False))
+    return converted({"extraPodSpec": {"mainContainer": container}})
 
 
 def test_planner_options_are_carried():
@@ -60,8 +48,8 @@ def test_planner_options_are_carried():
         "decodeKvScaleUpThreshold": 0.8,
         "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01},
     }
-    assert spec["services"]["vllm-decode-worker"]["scaling"] == {}
-    assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
+    assert spec["services"]["decode"]["scaling"] == {}
+    assert notes == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
 
 
 def test_a_planner_with_targets_and_a_profile_plans_by_them():
@@ -71,7 +59,7 @@ def test_a_planner_with_targets_and_a_profile_plans_by_them():
         "mode": "sla",
         "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/profiles"},
     }
-    assert [path.endswith("args") for path, _ in notes] == [True]
+    assert notes == ["spec.services.Planner.extraPodSpec.mainContainer.args"]
 
 
 def test_a_planners_json_is_read():
@@ -99,31 +87,23 @@ def test_a_planners_json_that_is_no_object_is_listed(config):
 def test_planner_options_that_are_not_ours_are_listed():
     """An unknown option, and a value that is no number, are named."""
     _, notes = planner("--profile-results-dir=/p", "--adjustment-interval=fast")
-    assert [path for path, _ in notes] == ["spec.services.Planner.extraPodSpec.mainContainer.args"] * 2
+    assert notes == ["spec.services.Planner.extraPodSpec.mainContainer.args"] * 2
 
 
 def test_a_planner_that_is_no_python_command_is_listed():
     """A planner behind a script keeps the defaults and is named."""
-    manifest = yaml.safe_load(DISAGGREGATED)
     container = {"command": ["/start.sh"], "args": ["--adjustment-interval=60"]}
-    manifest["spec"]["services"]["Planner"] = {
-        "componentType": "planner",
-        "extraPodSpec": {"mainContainer": container},
-    }
-    spec, notes = converted(yaml.safe_dump(manifest))
+    spec, notes = converted({"extraPodSpec": {"mainContainer": container}})
     assert "planner" not in spec
     prefix = "spec.services.Planner.extraPodSpec.mainContainer"
-    assert [path for path, _ in notes] == [f"{prefix}.args", f"{prefix}.command"]
+    assert sorted(notes) == [f"{prefix}.args", f"{prefix}.command"]
 
 
 def test_budget_opens_when_the_start_exceeds_it():
     """A deployment above the default budget is carried without a ceiling, and says so."""
-    text = DISAGGREGATED.replace('gpu: "1"', 'gpu: "4"')
-    manifest = yaml.safe_load(text)
-    manifest["spec"]["services"]["Planner"] = {"componentType": "planner"}
-    result = import_dgd(yaml.safe_dump(manifest))
-    assert result.graph.spec.planner.max_gpu_budget is None
-    assert [each.path for each in result.unconverted] == ["spec.services"]
+    spec, notes = converted({}, gpus=4)
+    assert spec["planner"] == {"maxGpuBudget": None}
+    assert notes == ["spec.services"]
 
 
 @pytest.mark.parametrize("suffix", ["", "_ms"])
@@ -153,9 +133,7 @@ def test_a_hierarchy_of_planners_is_told():
 
 def test_the_pod_of_dynamos_planner_is_listed_by_its_keys():
     """One line for each, however much is in it."""
-    manifest = yaml.safe_load(DISAGGREGATED)
-    manifest["spec"]["services"]["Planner"] = {
-        "componentType": "planner",
+    planner = {
         "replicas": 1,
         "livenessProbe": {"exec": {"command": ["a", "b"]}},
         "extraPodSpec": {
@@ -163,9 +141,9 @@ def test_the_pod_of_dynamos_planner_is_listed_by_its_keys():
             "volumes": [{"name": "v"}],
         },
     }
-    _, notes = converted(yaml.safe_dump(manifest, sort_keys=False))
+    _, notes = converted(planner)
     prefix = "spec.services.Planner"
-    assert [path for path, _ in notes] == [
+    assert notes == [
         f"{prefix}.replicas",
         f"{prefix}.livenessProbe",
         f"{prefix}.extraPodSpec.mainContainer.image",

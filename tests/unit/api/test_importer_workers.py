@@ -63,11 +63,12 @@ def test_the_connectors_buffer_is_the_engines(device):
         {**NIXL, "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}},
         {"kv_connector": "PdConnector", "kv_role": "kv_both"},
         ["NixlConnector"],
+        "{",
     ],
 )
 def test_another_connector_stays_and_the_lost_lease_is_told(config):
     """It stands after the runtime's own, whose lease it undoes."""
-    text = json.dumps(config)
+    text = config if isinstance(config, str) else json.dumps(config)
     spec, notes = pair("--kv-transfer-config", text)
     assert spec["services"]["prefill"]["args"] == ["--kv-transfer-config", text]
     assert [path for path, _ in notes] == [f"prefill.{CONTAINER}.args", f"decode.{CONTAINER}.args"]

@@ -15,6 +15,7 @@ from penstock.runtimes import (
     masked_argv,
     masked_env,
     process_specs,
+    runtime_of,
 )
 from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint, kv_replay_port
 
@@ -364,6 +365,19 @@ def test_a_real_engine_may_be_silent_ten_times_as_long(build, context, runtime, 
     specs = by_service(build(runtime=runtime, services={"decode": setting}), context)
     assert specs["decode"].liveness_s == expected
     assert specs["frontend"].liveness_s == (600.0 if runtime == "dynamo" else 60.0)
+
+
+def test_a_runtime_that_is_not_installed_is_refused():
+    """With the names of those that are."""
+    with pytest.raises(ConfigError, match="runtime 'absent': choose from dynamo, simulated, vllm"):
+        runtime_of("absent")
+
+
+def test_a_runtime_without_a_frontend_has_no_command_for_one(build, context):
+    """Penstock's router stands there."""
+    spec = build().spec
+    with pytest.raises(NotImplementedError):
+        runtime_of("simulated").frontend(spec, spec.services["frontend"], context)
 
 
 def test_filling_leaves_json_alone():

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
+from penstock.api.runtimes import RuntimeTraits
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ObservationError
+from penstock.core.errors import ConfigError, ObservationError
 from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer
@@ -257,3 +258,12 @@ def test_the_runtime_decides_what_stands_at_the_door(build, runtime, expected):
         graph, pages, at("http://h:1"), workers=ScrapeSource(pages), clock=SimulatedClock(1.0)
     )
     assert isinstance(source, expected)
+
+
+def test_a_source_that_is_not_installed_is_refused(build, monkeypatch):
+    """With those that are."""
+    traits = RuntimeTraits(image="i", metric_source="absent")
+    monkeypatch.setattr("penstock.api.graph.traits_of", lambda _: traits)
+    pages = MetricsPages(None, real_now_s=lambda: 0.0)
+    with pytest.raises(ConfigError, match="absent is not installed; there is dynamo, router"):
+        door_source(build(), pages, at("http://h:1"), workers=ScrapeSource(pages), clock=SimulatedClock(1.0))
