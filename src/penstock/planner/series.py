@@ -114,10 +114,6 @@ def _signals(
     return samples
 
 
-def _queue_value(pull: Pull) -> float | None:
-    return None if pull.queue is None else pull.queue.value
-
-
 def _queue(figures: Figures) -> Samples:
     pull = figures.pull
     return [((), pull.queue.value)] if pull is not None and pull.queue is not None else ()

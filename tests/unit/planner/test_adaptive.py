@@ -179,66 +179,42 @@ def test_a_worker_that_idles_is_not_taken_for_a_slow_one():
     assert demand.inputs["worker_tokens_per_s"] == pytest.approx(SPEED)
 
 
-def test_one_fewer_must_carry_the_load_with_a_margin():
-    """Three workers at 12,000 tokens/s: two would be 60% busy, so one goes; at 17,000 they stay."""
-    quiet, _ = _after(65, rate=12_000.0, prefill=3)
-    busy, _ = _after(65, rate=17_000.0, prefill=3)
-    assert (
-        quiet[Role.PREFILL].action,
-        quiet[Role.PREFILL].reason,
-    ) == (Action.DOWN, Reason.SPARE_CAPACITY)
-    assert busy[Role.PREFILL].action is Action.HOLD
+UP, HOLD, DOWN = Action.UP, Action.HOLD, Action.DOWN
+D, P = Role.DECODE, Role.PREFILL
+IDLE = {"rate": 1000.0, "prefill": 3, "decode": 3, "kv": 0.05}
+BACKLOG = {"waiting": 100.0, "waiting_tokens": 500_000.0}
+UNKNOWN, WAITING = (HOLD, Reason.METRIC_UNKNOWN), (HOLD, Reason.REQUESTS_WAITING)
+LATE_START = (HOLD, Reason.HOLD_DOWN)
+
+# Seconds of one load, and what becomes of a role.
+LOADS = {
+    "two of three would be 60% busy": (65, {"rate": 12_000.0, "prefill": 3}, {P: (DOWN, Reason.SPARE_CAPACITY)}),
+    "two of three would be 85% busy": (65, {"rate": 17_000.0, "prefill": 3}, {P: (HOLD, Reason.WITHIN_CAPACITY)}),
+    "caches are empty in the first minute": (
+        55, {"rate": 1000.0, "prefill": 3, "decode": 2, "kv": 0.0}, {P: LATE_START, D: LATE_START}
+    ),
+    "one that starts is supply": (30, {"rate": 15_000.0, "starting": 1}, {P: (HOLD, Reason.WITHIN_CAPACITY)}),
+    "a start blocks no further step": (
+        30, {"rate": 50_000.0, "starting": 1, **BACKLOG}, {P: (UP, Reason.DEMAND_ABOVE_CAPACITY)}
+    ),
+    "a request waits at the door": (60, {**IDLE, "waiting": 1.0, "oldest_wait_s": 0.1}, {P: WAITING}),
+    "a request waits inside": (60, {**IDLE, "inside": 1.0}, {D: WAITING}),
+    "one starts": (60, {**IDLE, "starting": 1}, {P: (HOLD, Reason.REPLICA_NOT_READY)}),
+    "the router is away": (60, {**IDLE, "kv": 0.0, "known": False}, {P: UNKNOWN, D: UNKNOWN}),
+    "refused requests are demand": (10, {"rate": 1000.0, "refused": 3.0}, {P: (UP, Reason.REQUESTS_REJECTED)}),
+    "KV above 0.85": (30, {"rate": 1000.0, "kv": 0.9}, {D: (UP, Reason.KV_ABOVE_CAPACITY)}),
+    "KV below it": (30, {"rate": 1000.0, "kv": 0.5}, {D: (HOLD, Reason.WITHIN_CAPACITY)}),
+    "one holds the KV of two": (
+        65, {"rate": 1000.0, "decode": 2, "kv": 0.12}, {D: (DOWN, Reason.SPARE_CAPACITY)}
+    ),
+}  # fmt: skip
 
 
-def test_the_first_minute_shrinks_nothing():
-    """Workers that start with the graph have empty caches: what they hold says nothing of the load yet."""
-    found, _ = _after(55, rate=1000.0, prefill=3, decode=2, kv=0.0)
-    assert {role.reason for role in found.values()} == {Reason.HOLD_DOWN}
-
-
-def test_a_replica_that_starts_is_supply():
-    """One ready, one starting, 18,000 tokens/s: two will carry it, so no third is asked for."""
-    found, _ = _after(30, rate=15_000.0, starting=1)
-    assert found[Role.PREFILL].action is Action.HOLD
-
-
-def test_a_start_blocks_no_further_step_while_the_backlog_grows():
-    """One ready and one starting against 50,000 tokens/s and a backlog: a third is asked for at once."""
-    found, _ = _after(30, rate=50_000.0, starting=1, waiting=100.0, waiting_tokens=500_000.0)
-    assert found[Role.PREFILL].action is Action.UP
-
-
-@pytest.mark.parametrize(
-    ("load", "role", "reason"),
-    [
-        ({"waiting": 1.0, "oldest_wait_s": 0.1}, Role.PREFILL, Reason.REQUESTS_WAITING),
-        ({"inside": 1.0}, Role.DECODE, Reason.REQUESTS_WAITING),
-        ({"starting": 1}, Role.PREFILL, Reason.REPLICA_NOT_READY),
-    ],
-)
-def test_waiting_requests_and_starting_replicas_veto_a_scale_down(load, role, reason):
-    """However idle the pool is."""
-    found, _ = _after(60, rate=1000.0, prefill=3, decode=3, kv=0.05, **load)
-    assert (found[role].action, found[role].reason) == (Action.HOLD, reason)
-
-
-def test_unknown_demand_holds_every_role():
-    """The router is away: whatever the workers say of themselves, nothing changes."""
-    found, _ = _after(60, prefill=3, decode=3, kv=0.0, known=False)
-    assert {(r.action, r.reason) for r in found.values()} == {(Action.HOLD, Reason.METRIC_UNKNOWN)}
-
-
-def test_refused_requests_grow_the_pool():
-    """A queue that is short because requests are refused is not idle."""
-    found, _ = _after(10, rate=1000.0, refused=3.0)
-    assert found[Role.PREFILL].reason is Reason.REQUESTS_REJECTED
-
-
-def test_decode_grows_on_kv_before_it_is_full():
-    """0.9 of the workers' KV is above 0.85; 0.5 is not; one fewer than two at 0.12 is fine."""
-    assert _after(30, rate=1000.0, kv=0.9)[0][Role.DECODE].reason is Reason.KV_ABOVE_CAPACITY
-    assert _after(30, rate=1000.0, kv=0.5)[0][Role.DECODE].action is Action.HOLD
-    assert _after(65, rate=1000.0, decode=2, kv=0.12)[0][Role.DECODE].action is Action.DOWN
+@pytest.mark.parametrize(("seconds", "load", "expected"), LOADS.values(), ids=LOADS)
+def test_a_load_grows_holds_or_shrinks_a_role(seconds, load, expected):
+    """What is surely needed is asked for; what waits, starts or is unknown keeps the size."""
+    found, _ = _after(seconds, **load)
+    assert {role: (found[role].action, found[role].reason) for role in expected} == expected
 
 
 def test_a_lowered_budget_is_kept_by_draining_and_says_so():
@@ -297,15 +273,11 @@ def test_an_early_decision_shortens_no_back_off():
 @pytest.mark.parametrize(("most", "prefill"), [(1, 2), (3, 4), (50, 23)])
 def test_max_step_lets_a_flash_crowd_have_all_it_needs_at_once(most, prefill):
     """2,000,000 tokens will wait in 30 s: what clears them in two SLOs is asked for, or as many as the step allows."""
+    floor = replace(CONFIG, max_step=most, min_replicas={Role.PREFILL: 5})
+    assert _after(5, config=floor)[0][Role.PREFILL].desired == min(5, 1 + most)
     config = replace(CONFIG, max_step=most, max_gpu_budget=None)
     found, _ = _after(30, config=config, **FLASH)
     assert found[Role.PREFILL].desired == prefill
-
-
-def test_a_floor_is_reached_in_one_step_where_the_step_allows():
-    """Four missing prefill workers: three at once of them with a step of 3."""
-    config = replace(CONFIG, max_step=3, min_replicas={Role.PREFILL: 5})
-    assert _after(5, config=config)[0][Role.PREFILL].desired == 4
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,93 @@ def test_aggregated_workers_are_governed_by_kv_as_decode_is(make):
     assert (decision.gpus, decision.gpus_after) == (1, 2)
 
 
+# ---------------------------------------------------------------- one interval
+
+UP, HOLD, DOWN = Action.UP, Action.HOLD, Action.DOWN
+D, P = Role.DECODE, Role.PREFILL
+OVER, UNDER = (UP, Reason.ABOVE_THRESHOLD), (DOWN, Reason.BELOW_THRESHOLD)
+UNKNOWN, FULL, AT_FLOOR = (HOLD, Reason.METRIC_UNKNOWN), (HOLD, Reason.GPU_BUDGET), (HOLD, Reason.AT_FLOOR)
+RETRIED = RoleState(seen=0, withdrawals=4, backoff=16)
+
+
+def _floor(replicas, gpus):
+    """Idle decode workers beside prefill workers that keep theirs."""
+    pools = {"decode": _pool(replicas, gpus=gpus), "prefill": _pool(4, gpus=2)}
+    return {"kv": [0.1] * replicas, "queue": 1.2, **pools}
+
+
+# What is observed, what is configured, what is remembered by role, and what becomes of a role.
+INTERVALS = {
+    "an unknown worker may be full": ({"kv": [0.1, None]}, {}, {}, {D: UNKNOWN}),
+    "no worker is known": ({"kv": [None, None]}, {}, {}, {D: UNKNOWN}),
+    "one of five is unknown": ({"kv": [0.0] * 4 + [None]}, {}, {}, {D: UNKNOWN}),
+    "at least 0.95": ({"kv": [1.0] * 19 + [None]}, {"max_gpu_budget": None}, {}, {D: OVER}),
+    "zeros behind a router that is away": ({"kv": [0.0] * 3, "queue": None}, {}, {}, {D: UNKNOWN}),
+    "no queue per worker": (
+        {"queue": 50, "prefill": _pool(0, starting=2)}, {}, {}, {P: (HOLD, Reason.NO_READY_WORKER)}
+    ),
+    "a restarting worker's share is on the others": (
+        {"kv": [0.2], "decode": _pool(1, starting=1)}, {}, {}, {D: (HOLD, Reason.REPLICA_NOT_READY)}
+    ),
+    "grace withholds no worker": ({"kv": [0.95] * 2}, {}, {D: RoleState(seen=1)}, {D: OVER}),
+    "prefill has no grace": ({"queue": 0.0, "prefill": _pool(2)}, {}, {P: RoleState(seen=1)}, {P: UNDER}),
+    **{
+        f"one worker would be at {load}": (
+            {"kv": [load / 2] * 2}, {}, {}, {D: (HOLD, Reason.ONE_FEWER_TOO_FEW)}
+        )
+        for load in (0.92, 0.95, 0.99)
+    },
+    "backoff holds no role without a ready replica": (
+        {"prefill": _pool(0, starting=1)}, {"min_replicas": {P: 2}}, {P: RETRIED}, {P: (UP, Reason.BELOW_FLOOR)}
+    ),
+    **{
+        f"{replicas} of {gpus} GPUs, floor {budget}": (
+            _floor(replicas, gpus), {"min_gpu_budget": budget, "max_gpu_budget": None}, {}, {D: expected}
+        )
+        for replicas, gpus, budget, expected in (
+            (1, 1, 1, AT_FLOOR), (2, 1, 1, UNDER), (2, 2, 3, AT_FLOOR), (3, 2, 3, UNDER), (1, 4, 0, AT_FLOOR),
+            (1, 2, 4, (UP, Reason.BELOW_FLOOR)),
+        )
+    },
+    "minReplicas": ({"kv": [0.1] * 2}, {"min_replicas": {D: 2}}, {}, {D: AT_FLOOR}),
+    "maxReplicas": ({"kv": [0.95] * 3}, {"max_replicas": {D: 3}}, {}, {D: (HOLD, Reason.AT_MAX_REPLICAS)}),
+    "decode goes first": (
+        {"kv": [0.95], "queue": 9}, {"max_gpu_budget": 3}, {}, {D: OVER, P: (HOLD, Reason.GPU_BUDGET_YIELDED)}
+    ),
+    "both fit": ({"kv": [0.95], "queue": 9}, {}, {}, {D: OVER, P: OVER}),
+    "an empty prefill pool goes before decode": (
+        {"kv": [0.95], "queue": 9, "prefill": _pool(0)}, {"max_gpu_budget": 2}, {},
+        {P: (UP, Reason.BELOW_FLOOR), D: (HOLD, Reason.GPU_BUDGET_YIELDED)},
+    ),
+    "what decode cannot use is left to prefill": (
+        {"kv": [0.95], "queue": 9, "decode": _pool(1, gpus=2)}, {"max_gpu_budget": 4}, {}, {D: FULL, P: OVER}
+    ),
+    "GPUs freed by the same decision are not spent yet": (
+        {"kv": [0.95] * 2, "queue": 0.0, "prefill": _pool(2)}, {"max_gpu_budget": 4}, {}, {D: FULL, P: UNDER}
+    ),
+    "the larger of configured and observed GPUs is charged": (
+        {"kv": [0.95]}, {"decode_gpus": 4, "max_gpu_budget": 8}, {}, {D: FULL}
+    ),
+    "more workers than the budget are not shrunk for it": (
+        {"kv": [0.7] * 9}, {"max_gpu_budget": 4}, {},
+        {D: (HOLD, Reason.WITHIN_THRESHOLDS), P: (HOLD, Reason.WITHIN_THRESHOLDS)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("observed", "configured", "remembered", "expected"), INTERVALS.values(), ids=INTERVALS
+)
+def test_an_interval_changes_a_role_by_one_at_most(make, observed, configured, remembered, expected):
+    """Unknown values, grace, floors and ceilings: each role's change with its reason."""
+    state = PlannerState(roles=remembered) if remembered else None
+    decision, _ = _run(make.steady(**observed), state=state, config=replace(CONFIG, **configured))
+    sizes = {UP: 1, HOLD: 0, DOWN: -1}
+    for role, (action, reason) in expected.items():
+        assert _outcome(decision, role) == (action, reason, sizes[action])
+
+
 # ---------------------------------------------------------------- unknown values
-
-
-@pytest.mark.parametrize("kv", [[0.1, None], [None, None], [0.0, 0.0, 0.0, 0.0, None]])
-def test_an_unknown_decode_worker_never_lets_the_pool_shrink(make, kv):
-    """However idle the known ones are, the unknown one may be full."""
-    decision, _ = _run(make.steady(kv=kv))
-    assert _outcome(decision, Role.DECODE) == (Action.HOLD, Reason.METRIC_UNKNOWN, 0)
 
 
 def test_one_incomplete_pull_of_thirty_is_enough_to_keep_the_size(make):
@@ -95,12 +174,6 @@ def test_one_incomplete_pull_of_thirty_is_enough_to_keep_the_size(make):
         found.sentence
         == "decode 2: KV 0.10 < 0.50 of what is known, but 1 of 30 pulls incomplete (w1: not reported)"
     )
-
-
-def test_unknown_workers_may_still_be_scaled_up_when_the_known_ones_suffice(make):
-    """Nineteen at 1.0 and one unknown: at least 0.95, whatever the last one holds."""
-    decision, _ = _run(make.steady(kv=[1.0] * 19 + [None]), config=replace(CONFIG, max_gpu_budget=None))
-    assert _outcome(decision, Role.DECODE) == (Action.UP, Reason.ABOVE_THRESHOLD, 1)
 
 
 def test_unknown_workers_do_not_scale_up_on_a_guess(make):
@@ -133,23 +206,11 @@ def test_a_queue_that_is_only_a_lower_bound_may_grow_the_pool_but_not_shrink_it(
     assert _outcome(_run(bounded(9, slope=-0.2), config=config)[0], Role.PREFILL)[0] is Action.UP
 
 
-def test_a_pool_without_ready_workers_holds(make):
-    """All replicas down: the queue has no meaning per worker, and no more are added to it."""
-    decision, _ = _run(make.steady(queue=50, prefill=_pool(0, starting=2)))
-    assert _outcome(decision, Role.PREFILL) == (Action.HOLD, Reason.NO_READY_WORKER, 0)
-
-
 def test_an_empty_interval_decides_nothing(make):
     """Nothing was observed: no roles, but the decision still takes a number."""
     decision, state = _run(make.window())
     assert decision.roles == ()
     assert (decision.id, state.sequence) == ("d000001", 1)
-
-
-def test_nothing_shrinks_while_a_replica_is_not_ready(make):
-    """A restarting worker's share is on the others; what they need is not known until it is back."""
-    decision, _ = _run(make.steady(kv=[0.2], decode=_pool(1, starting=1)))
-    assert _outcome(decision, Role.DECODE) == (Action.HOLD, Reason.REPLICA_NOT_READY, 0)
 
 
 # ---------------------------------------------------------------- decode grace
@@ -164,13 +225,6 @@ def test_decode_is_not_scaled_down_for_three_intervals_after_a_new_worker(make):
         decision, state = _run(idle, state=state)
         reasons.append(_outcome(decision, Role.DECODE)[1])
     assert reasons == [*[Reason.DECODE_GRACE_PERIOD] * 3, Reason.BELOW_THRESHOLD]
-
-
-def test_grace_does_not_stop_a_scale_up(make):
-    """Grace only keeps workers; it never withholds them."""
-    state = PlannerState(roles={Role.DECODE: RoleState(seen=1)})
-    decision, _ = _run(make.steady(kv=[0.95, 0.95]), state=state)
-    assert _outcome(decision, Role.DECODE)[0] is Action.UP
 
 
 def test_a_worker_added_by_hand_or_back_from_a_crash_has_its_grace_too(make):
@@ -191,20 +245,6 @@ def test_workers_that_start_with_the_graph_get_the_grace_period_too(make):
     assert actions == [(Action.HOLD, Reason.DECODE_GRACE_PERIOD)] * 3 + [
         (Action.DOWN, Reason.BELOW_THRESHOLD)
     ]
-
-
-@pytest.mark.parametrize("load", [0.92, 0.95, 0.99])
-def test_a_load_of_nearly_one_worker_does_not_flap_between_one_and_two(make, load):
-    """Two workers at half of it are below 0.5, but one would be above 0.9 and be joined again."""
-    decision, _ = _run(make.steady(kv=[load / 2, load / 2]))
-    assert _outcome(decision, Role.DECODE) == (Action.HOLD, Reason.ONE_FEWER_TOO_FEW, 0)
-
-
-def test_decode_does_not_shrink_on_the_zeros_of_workers_behind_a_router_that_is_away(make):
-    """Nothing reaches them: they are idle, fresh and needed again in a minute."""
-    pulls = [make.pull(float(t), kv=[0.0, 0.0, 0.0], queue=None) for t in range(1, 31)]
-    decision, _ = _run(make.window(*pulls))
-    assert _outcome(decision, Role.DECODE) == (Action.HOLD, Reason.METRIC_UNKNOWN, 0)
 
 
 def test_an_aggregated_pool_does_not_shrink_on_zeros_that_no_router_confirms(make):
@@ -274,22 +314,6 @@ def test_a_burst_that_is_over_does_not_grow_prefill(make):
     assert prefill.sentence.endswith("but it is worked off: 0.00 < 0.50 in 3 intervals")
 
 
-def test_backoff_does_not_hold_a_role_without_a_ready_replica(make):
-    """One replica restarts, none serves, sixteen intervals of backoff: below a floor of two it grows at once."""
-    state = PlannerState(0, {Role.PREFILL: RoleState(seen=0, withdrawals=4, backoff=16)})
-    config = replace(CONFIG, min_replicas={Role.PREFILL: 2})
-    window = make.steady(prefill=_pool(0, starting=1))
-    decision, _ = _run(window, state=state, config=config)
-    assert _outcome(decision, Role.PREFILL) == (Action.UP, Reason.BELOW_FLOOR, 1)
-
-
-def test_prefill_has_no_grace(make):
-    """The document gives grace to decode only."""
-    state = PlannerState(roles={Role.PREFILL: RoleState(seen=1)})
-    decision, _ = _run(make.steady(queue=0.0, prefill=_pool(2)), state=state)
-    assert _outcome(decision, Role.PREFILL)[0] is Action.DOWN
-
-
 # ---------------------------------------------------------------- prefill trend
 
 
@@ -339,36 +363,6 @@ def test_without_a_buffer_the_trend_looks_only_to_the_intervals_end(make):
 
 
 @pytest.mark.parametrize(
-    ("replicas", "gpus", "budget", "action", "reason"),
-    [
-        (1, 1, 1, Action.HOLD, Reason.AT_FLOOR),
-        (2, 1, 1, Action.DOWN, Reason.BELOW_THRESHOLD),
-        (2, 2, 3, Action.HOLD, Reason.AT_FLOOR),
-        (3, 2, 3, Action.DOWN, Reason.BELOW_THRESHOLD),
-        (1, 4, 0, Action.HOLD, Reason.AT_FLOOR),
-        (1, 2, 4, Action.UP, Reason.BELOW_FLOOR),
-    ],
-)
-def test_each_role_keeps_its_floor_of_gpus(make, replicas, gpus, budget, action, reason):  # noqa: PLR0917 - one table
-    """The fewest replicas are ceil(min-gpu-budget / GPUs per engine), and one at least."""
-    config = replace(CONFIG, min_gpu_budget=budget, max_gpu_budget=None)
-    window = make.steady(
-        kv=[0.1] * replicas, decode=_pool(replicas, gpus=gpus), prefill=_pool(4, gpus=2), queue=1.2
-    )
-    decision, _ = _run(window, config=config)
-    assert _outcome(decision, Role.DECODE)[:2] == (action, reason)
-
-
-def test_a_services_own_bounds_hold_beside_the_gpu_budget(make):
-    """MinReplicas 2 and maxReplicas 3 of the graph."""
-    config = replace(CONFIG, min_replicas={Role.DECODE: 2}, max_replicas={Role.DECODE: 3})
-    low, _ = _run(make.steady(kv=[0.1, 0.1]), config=config)
-    high, _ = _run(make.steady(kv=[0.95] * 3), config=config)
-    assert _outcome(low, Role.DECODE)[1] is Reason.AT_FLOOR
-    assert _outcome(high, Role.DECODE)[1] is Reason.AT_MAX_REPLICAS
-
-
-@pytest.mark.parametrize(
     ("budget", "draining", "action", "reason"),
     [
         (4, 0, Action.UP, Reason.ABOVE_THRESHOLD),
@@ -384,60 +378,6 @@ def test_the_ceiling_counts_every_existing_worker(make, budget, draining, action
     decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=budget))
     assert _outcome(decision, Role.DECODE)[:2] == (action, reason)
     assert decision.gpus == 3 + draining
-
-
-def test_decode_goes_first_when_the_budget_allows_only_one(make):
-    """Both ask, one GPU is left: decode gets it, prefill yields and says to whom."""
-    window = make.steady(kv=[0.95], queue=9)
-    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=3))
-    assert _outcome(decision, Role.DECODE) == (Action.UP, Reason.ABOVE_THRESHOLD, 1)
-    assert _outcome(decision, Role.PREFILL) == (Action.HOLD, Reason.GPU_BUDGET_YIELDED, 0)
-    assert decision.gpus_after == 3
-
-
-def test_both_go_up_when_both_fit(make):
-    """+1 each is the most one decision does."""
-    decision, _ = _run(make.steady(kv=[0.95], queue=9))
-    assert [r.desired - r.current for r in decision.roles] == [1, 1]
-    assert decision.gpus_after == 4
-
-
-def test_a_role_below_its_floor_goes_before_decode(make):
-    """An empty prefill pool serves nothing at all."""
-    window = make.steady(kv=[0.95], prefill=_pool(0), queue=9)
-    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=2))
-    assert _outcome(decision, Role.PREFILL) == (Action.UP, Reason.BELOW_FLOOR, 1)
-    assert _outcome(decision, Role.DECODE)[1] is Reason.GPU_BUDGET_YIELDED
-
-
-def test_what_decode_cannot_use_is_left_to_prefill(make):
-    """One GPU is free; decode needs two, prefill one."""
-    window = make.steady(kv=[0.95], decode=_pool(1, gpus=2), queue=9)
-    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=4))
-    assert _outcome(decision, Role.DECODE)[1] is Reason.GPU_BUDGET
-    assert _outcome(decision, Role.PREFILL)[0] is Action.UP
-
-
-def test_gpus_freed_by_the_same_decision_are_not_spent_yet(make):
-    """Prefill shrinks and decode wants to grow at the ceiling: it waits until the worker has drained."""
-    window = make.steady(kv=[0.95, 0.95], queue=0.0, prefill=_pool(2))
-    decision, _ = _run(window, config=replace(CONFIG, max_gpu_budget=4))
-    assert _outcome(decision, Role.PREFILL)[0] is Action.DOWN
-    assert _outcome(decision, Role.DECODE)[1] is Reason.GPU_BUDGET
-
-
-def test_the_larger_of_configured_and_observed_gpus_is_charged(make):
-    """--decode-engine-num-gpu 4 on engines that hold 1: the ceiling holds in either account."""
-    config = replace(CONFIG, decode_gpus=4, max_gpu_budget=8)
-    decision, _ = _run(make.steady(kv=[0.95]), config=config)
-    assert decision.gpus == 5
-    assert _outcome(decision, Role.DECODE)[1] is Reason.GPU_BUDGET
-
-
-def test_more_workers_than_the_budget_are_not_shrunk_for_it(make):
-    """The ceiling forbids growth; running streams are not thrown out."""
-    decision, _ = _run(make.steady(kv=[0.7] * 9), config=replace(CONFIG, max_gpu_budget=4))
-    assert all(r.action is Action.HOLD for r in decision.roles)
 
 
 # ---------------------------------------------------------------- no-operation, withdrawal, record

@@ -57,14 +57,6 @@ def _facts(name, **change):
     return PodFacts(**{**base, **change})
 
 
-def _count(*pods, desired, served=(), failing=None):
-    return count(D, pods, desired=desired, gpus=2, served=set(served), failing=failing or {})
-
-
-def _numbers(pool):
-    return pool.state.ready, pool.state.starting, pool.state.draining
-
-
 # ---------------------------------------------------------------- one pod
 
 
@@ -165,81 +157,54 @@ def test_what_keeps_a_pod_from_starting_is_told_in_its_own_words(change, trouble
 
 # ---------------------------------------------------------------- a pool
 
+A, B = _facts("a"), _facts("b")
+LOST, STUCK = _facts("b", ready=False, bound=False), _facts("b", ready=False)
+THREE = (A, STUCK, _facts("c", ready=False, served=True))
+GROUPS = (
+    *(_facts("g1-0", group="g1"), _facts("g1-1", group="g1", is_leader=False, ready=False)),
+    *(_facts("g2-0", group="g2", ready=False), _facts("g2-1", group="g2", is_leader=False, bound=False)),
+)
+NO_NODE, REFUSED = {"failing": {"b": "no node"}}, {"refused": "quota"}
 
-def test_ready_pods_are_endpoints_and_no_adjustment():
-    """Two wished for, two there."""
-    pool = _count(_facts("a"), _facts("b"), desired=2)
-    assert (_numbers(pool), pool.adjusting, pool.state.gpus_per_replica) == ((2, 0, 0), False, 2)
-    assert pool.endpoints == (Endpoint("a", D, "http://a:8000"), Endpoint("b", D, "http://b:8000"))
-
-
-def test_a_wish_counts_before_the_operator_has_acted_on_it():
-    """One more is starting, one fewer is draining, from the moment it is written."""
-    up, down = _count(_facts("a"), desired=2), _count(_facts("a"), _facts("b"), desired=1)
-    assert (_numbers(up), up.adjusting) == ((1, 1, 0), True)
-    assert (_numbers(down), down.adjusting) == ((1, 0, 1), True)
-
-
-def test_of_replicas_beyond_the_wish_those_that_do_not_serve_leave_first():
-    """Starting before restarting before ready."""
-    pods = [_facts("a"), _facts("b", ready=False), _facts("c", ready=False, served=True)]
-    assert _numbers(_count(*pods, desired=2)) == (1, 1, 1)
-    assert _numbers(_count(*pods, desired=1)) == (1, 0, 2)
-    assert _numbers(_count(*pods, desired=0)) == (0, 0, 3)
-
-
-def test_a_worker_that_restarts_is_no_adjustment():
-    """It was ready, by its own conditions or as this process saw it."""
-    pool = _count(_facts("a"), _facts("b", ready=False), desired=2, served=["b"])
-    assert (_numbers(pool), pool.adjusting) == ((1, 1, 0), False)
-    assert _count(_facts("a", ready=False), desired=1).adjusting
-
-
-def test_draining_pods_hold_their_gpus_and_are_no_replicas():
-    """The desired is met without them."""
-    pool = _count(_facts("a"), _facts("b", leaving=True), desired=1)
-    assert (_numbers(pool), pool.adjusting) == ((1, 0, 1), True)
-    assert [e.name for e in pool.endpoints] == ["a"]
+# Pods, replicas desired, what else is known; ready, starting and draining, what failed, and whether an adjustment is on.
+POOLS = {
+    "as many as desired": ((A, B), 2, {}, (2, 0, 0), (), False),
+    "one more is starting from the moment it is written": ((A,), 2, {}, (1, 1, 0), (), True),
+    "one fewer is draining from then on": ((A, B), 1, {}, (1, 0, 1), (), True),
+    "starting leaves first": (THREE, 2, {}, (1, 1, 1), (), True),
+    "restarting leaves before ready": (THREE, 1, {}, (1, 0, 2), (), True),
+    "all leave": (THREE, 0, {}, (0, 0, 3), (), True),
+    "a worker that restarts is no adjustment": ((A, STUCK), 2, {"served": {"b"}}, (1, 1, 0), (), False),
+    "one that never served is": ((_facts("a", ready=False),), 1, {}, (0, 1, 0), (), True),
+    "a draining pod holds its GPUs": ((A, _facts("b", leaving=True)), 1, {}, (1, 0, 1), (), True),
+    "an evicted pod is gone": ((A, _facts("b", finished=True, ready=False)), 1, {}, (1, 0, 0), (), False),
+    "given up without a node": ((A, LOST), 2, NO_NODE, (1, 0, 0), ("no node",), False),
+    "given up on a node": ((A, STUCK), 2, {"failing": {"b": "no image"}}, (1, 0, 1), ("no image",), False),
+    "given up and not desired any more": ((A, LOST), 1, NO_NODE, (1, 0, 0), (), False),
+    "a group is lost with any of its pods": (
+        GROUPS, 2, {"failing": {"g2-1": "no node"}}, (1, 0, 1), ("no node",), False
+    ),
+    "as many as are missing are refused": ((A,), 3, REFUSED, (1, 0, 0), ("quota", "quota"), False),
+    "refused beside one given up": ((A, LOST), 3, {**NO_NODE, **REFUSED}, (1, 0, 0), ("no node", "quota"), False),
+    "nothing is missing": ((A,), 1, REFUSED, (1, 0, 0), (), False),
+}  # fmt: skip
 
 
-def test_finished_pods_are_gone():
-    """An evicted pod's object stays for a while."""
-    assert _numbers(_count(_facts("a"), _facts("b", finished=True, ready=False), desired=1)) == (1, 0, 0)
+@pytest.mark.parametrize(
+    ("pods", "desired", "more", "numbers", "failed", "adjusting"), POOLS.values(), ids=POOLS
+)
+def test_a_pool_counts_its_replicas(pods, desired, more, numbers, failed, adjusting):  # noqa: PLR0917 - one table
+    """Ready, starting and draining; what is given up is told with its reason and blocks nothing."""
+    pool = count(D, pods, **{"desired": desired, "gpus": 2, "served": set(), "failing": {}, **more})
+    assert (pool.state.ready, pool.state.starting, pool.state.draining) == numbers
+    assert (pool.state.failed, pool.adjusting) == (failed, adjusting)
+    assert pool.state.gpus_per_replica == 2
 
 
-def test_a_replica_given_up_is_told_with_its_reason_and_blocks_nothing():
-    """Unschedulable: it holds no GPU. On a node: it does."""
-    lost = _facts("b", ready=False, bound=False)
-    pool = _count(_facts("a"), lost, desired=2, failing={"b": "no node"})
-    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), ("no node",), False)
-    stuck = _facts("b", ready=False)
-    pool = _count(_facts("a"), stuck, desired=2, failing={"b": "no image"})
-    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 1), ("no image",), False)
-
-
-def test_a_replica_given_up_beyond_the_wish_is_forgotten():
-    """It was withdrawn; the operator takes it first."""
-    pool = _count(_facts("a"), _facts("b", ready=False, bound=False), desired=1, failing={"b": "no node"})
-    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), (), False)
-
-
-def test_a_group_of_pods_is_one_replica_that_its_leader_stands_for():
-    """Two nodes each: ready by the leader, leaving or lost by any of them."""
-    one = [_facts("g1-0", group="g1"), _facts("g1-1", group="g1", is_leader=False, ready=False)]
-    two = [_facts("g2-0", group="g2", ready=False), _facts("g2-1", group="g2", is_leader=False, bound=False)]
-    pool = _count(*one, *two, desired=2, failing={"g2-1": "no node"})
-    assert (_numbers(pool), pool.state.failed) == ((1, 0, 1), ("no node",))
-    assert [e.name for e in pool.endpoints] == ["g1-0"]
-
-
-def test_missing_replicas_whose_pods_are_refused_are_given_up():
-    """As many as are missing, whether or not other pods are given up, too; none if nothing is missing."""
-    pool = count(D, [_facts("a")], desired=3, gpus=2, served=set(), failing={}, refused="quota")
-    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), ("quota", "quota"), False)
-    lost = _facts("b", ready=False, bound=False)
-    pool = count(
-        D, [_facts("a"), lost], desired=3, gpus=2, served=set(), failing={"b": "no node"}, refused="q"
-    )
-    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), ("no node", "q"), False)
-    pool = count(D, [_facts("a")], desired=1, gpus=2, served=set(), failing={}, refused="quota")
-    assert (_numbers(pool), pool.state.failed, pool.adjusting) == ((1, 0, 0), (), False)
+@pytest.mark.parametrize(
+    ("pods", "names"), [((A, B), "ab"), ((A, _facts("b", leaving=True)), "a"), (GROUPS, ["g1-0"])]
+)
+def test_ready_pods_that_stay_are_endpoints(pods, names):
+    """A group's leader stands for it."""
+    found = count(D, pods, desired=2, gpus=2, served=set(), failing={}).endpoints
+    assert found == tuple(Endpoint(name, D, f"http://{name}:8000") for name in names)
