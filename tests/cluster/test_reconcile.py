@@ -43,7 +43,7 @@ async def test_a_graph_becomes_all_its_children_and_a_status(crds, client, names
 
 
 async def test_nothing_is_written_at_rest(crds, client, namespace):
-    """Not one call in 20 s, by the API server's own audit log, though every graph is reconciled every second.
+    """Not one call in 8 s, by the API server's own audit log, though every graph is reconciled every second.
 
     But for the comparison of kopf's stores with a list, once a minute for each of its kinds.
     """
@@ -54,7 +54,7 @@ async def test_nothing_is_written_at_rest(crds, client, namespace):
         await settled(client, namespace, operator)
         mark = crds.audit_mark()
         looks = operator.reconciler._parts.metrics.page()
-        await asyncio.sleep(20)
+        await asyncio.sleep(8)
         events = [
             each
             for each in crds.audit_events(after=mark)
