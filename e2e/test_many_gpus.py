@@ -120,6 +120,7 @@ def watch(what, graph, seen, probe, timeout_s=30):
     wait_for(what, look, timeout_s, every_s=0.2)
 
 
+@pytest.mark.nightly
 def test_two_pools_fill_up_to_the_budget_and_leave_nothing(kube, pools, deploy):
     """Sixteen decode and four prefill workers on their pools' nodes; kills and wishes beyond it take no GPU more."""
     a100, h100 = pools
@@ -164,6 +165,7 @@ def test_two_pools_fill_up_to_the_budget_and_leave_nothing(kube, pools, deploy):
     assert max(seen) == 20
 
 
+@pytest.mark.nightly
 def test_one_replica_more_than_the_pool_holds_is_told_until_a_node_comes(pools, add_node, deploy):
     """The seventeenth decode worker has no GPU: the scheduler's words are in the status; a third node ends it."""
     graph = deploy("two-node-pools", **MANIFEST, planner=PLANNER)

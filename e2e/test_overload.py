@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from kube import Graph, wait_for
 from traffic import Load
 
@@ -45,6 +46,7 @@ def apply(graph: Graph, admission: dict[str, Any]) -> None:
     graph.kube.apply(manifest, namespace=graph.namespace)
 
 
+@pytest.mark.nightly
 def test_thresholds_change_by_kubectl_apply_without_a_restart(kube, deploy):
     """Off: everything is taken. With a threshold that any stream exceeds: rejected. Off again: taken again."""
     graph = deploy(model={"contextTokens": 4096}, planner={"enabled": False})

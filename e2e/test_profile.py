@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import yaml
 from images import ROOT
 from kube import Graph, Kube, wait_for
@@ -43,6 +44,7 @@ def remains(kube: Kube, graph: Graph) -> list[str]:
     return [each["metadata"]["name"] for each in kube.get(KINDS, *graph.scope, f"--selector={LABEL}={NAME}")]
 
 
+@pytest.mark.nightly
 def test_a_profile_as_a_job_makes_mode_sla_plan(kube, deploy):
     """Missing, measured, kept in a ConfigMap, planned by; and the request leaves nothing behind."""
     graph = deploy("sla", **SMALL)

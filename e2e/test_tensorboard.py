@@ -94,6 +94,7 @@ def points(url, run, tag):
     return [Point(*each) for each in data(url, "scalars/scalars", run=run, tag=tag)]
 
 
+@pytest.mark.nightly
 def test_tensorboard_shows_what_the_planner_decides(kube, deploy, tensorboard):
     """A graph is a run of its own, with its replicas and its decisions in words; a new planner goes on with it."""
     services = {"worker": {"replicas": 2}}

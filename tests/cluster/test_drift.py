@@ -174,7 +174,13 @@ async def test_an_adapter_has_not_drifted_whoever_sets_its_number(client, namesp
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("stem", "only"), [("two-node-pools", ""), ("vllm-disaggregated", "decode")])
+@pytest.mark.parametrize(
+    ("stem", "only"),
+    [
+        pytest.param("two-node-pools", "", marks=pytest.mark.nightly),
+        ("vllm-disaggregated", "decode"),
+    ],
+)
 async def test_every_hand_edit_is_seen_and_repaired(client, namespace, stem, only):
     """Each leaf of each child, changed and removed: drift exactly where an apply would change it back."""
     path = next(each for each in SAMPLES if each.stem == stem)

@@ -144,7 +144,15 @@ async def test_what_the_server_cannot_write_is_said(crds, client, shaky, proxy, 
         await until(lambda: is_applied(client, namespace), "every child written", timeout_s=WAIT_S)
 
 
-@pytest.mark.parametrize("fault", [Fault.BUSY, Fault.UNAVAILABLE, Fault.HANG, Fault.RESET])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.UNAVAILABLE,
+        Fault.HANG,
+        pytest.param(Fault.BUSY, marks=pytest.mark.nightly),
+        pytest.param(Fault.RESET, marks=pytest.mark.nightly),
+    ],
+)
 async def test_a_server_that_answers_nobody_changes_nothing(crds, client, shaky, proxy, namespace, fault):  # noqa: PLR0917 - fixtures
     """For eight seconds every call fails alike; a change made meanwhile is brought about afterwards."""
     await client.create(graph(namespace), field_manager="test")

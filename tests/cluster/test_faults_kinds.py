@@ -33,6 +33,7 @@ def there(client):
     return check
 
 
+@pytest.mark.nightly
 async def test_a_removed_kind_costs_no_child_and_is_taken_up_again(own):
     """First the adapters' kind, then the graphs': what runs goes on, the status says it, nothing needs a hand."""
     plane, client = own

@@ -125,6 +125,7 @@ def writes_of(plane, mark, namespace, name):
     return sorted(each["requestReceivedTimestamp"] for each in plane.audit_writes(after=mark, user=user))
 
 
+@pytest.mark.nightly
 async def test_a_frozen_leader_never_writes_beside_the_next_one(crds, client, namespace):
     """Stopped in the middle of its work and woken when another one leads: its last write is before their first."""
     await client.create(graph(namespace), field_manager="test")
@@ -196,6 +197,7 @@ def planner(kubeconfig, folder):
         running_one.wait()
 
 
+@pytest.mark.nightly
 async def test_both_processes_survive_twenty_seconds_without_an_api_server(own, tmp_path):
     """Killed and started again on the same etcd: leaders lead again, what was changed is brought about and said."""
     plane, client = own

@@ -165,6 +165,7 @@ async def test_a_namespace_of_its_own_is_left_alone_until_its_operator_is_gone(c
     }
 
 
+@pytest.mark.nightly
 async def test_of_two_cluster_wide_ones_the_older_works(crds, client, homes, install):
     """The younger says so and takes over when the older is gone; the older takes its work back."""
     first_home, second_home, home = homes(3)
@@ -191,6 +192,7 @@ async def test_of_two_cluster_wide_ones_the_older_works(crds, client, homes, ins
     assert (await client.get(LEASE, WIDE_LEASE, namespace=second_home))["spec"]["holderIdentity"]
 
 
+@pytest.mark.nightly
 async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, client, homes, install):
     """SIGSTOP in the middle of its work, SIGCONT once another one leads: not one write more."""
     (home,) = homes(1)

@@ -60,12 +60,6 @@ def test_the_image_gets_every_package():
     assert packages <= let_through
 
 
-def test_every_relative_link_of_the_readme_names_a_file():
-    """What the index page links to exists in the repository."""
-    targets = re.findall(r"\]\((?!https?://|#)([^)]+)\)", (_ROOT / "README.md").read_text(encoding="utf-8"))
-    assert [target for target in targets if not (_ROOT / target.split("#")[0]).exists()] == []
-
-
 def test_every_dependency_of_users_has_both_bounds():
     """A release of a dependency that breaks its interface cannot break an installation."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

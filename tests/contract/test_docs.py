@@ -42,6 +42,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert broken == []
 
 
+def test_every_test_that_shows_a_feature_exists() -> None:
+    """A row of docs/features.md is shown by its command."""
+    named = set(re.findall(r"\b(?:tests|e2e)/[\w./-]*\w", (ROOT / "docs/features.md").read_text()))
+
+    assert sorted(each for each in named if not (ROOT / each).exists()) == []
+
+
 def test_a_paragraph_of_the_docs_has_at_most_600_characters() -> None:
     """Longer ones are not read; lists, tables and code are other things, and docs/manifest.md is generated."""
     long = []

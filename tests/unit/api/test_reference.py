@@ -71,12 +71,3 @@ def test_each_sample_is_valid_and_becomes_processes(path):
     assert "router" in roles
     assert ("planner" in roles) is graph.spec.planner.enabled
     assert roles & {"prefill", "decode", "aggregated"}
-
-
-@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_each_sample_names_a_profile_that_exists(path):
-    """Simulated workers find their latency profile."""
-    spec = load_graph(path).spec
-    profiles = {each.stem for each in (ROOT / "src/penstock/engine/profiles").glob("*.yaml")}
-    wanted = {service.profile or spec.engine.profile for service in spec.workers.values()}
-    assert wanted <= profiles

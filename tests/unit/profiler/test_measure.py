@@ -123,7 +123,7 @@ async def test_a_server_that_hangs_is_given_up(fake_engine, measurer):
 
     async def hanging(_, responder):
         responder.start(200)
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     fake_engine.script = hanging
 

@@ -37,9 +37,8 @@ def drain(queues, now_s):
 def assert_idle(queues):
     """Nothing waits, runs or is decoded anywhere."""
     assert (queues.waiting, queues.tokens, queues.oldest_s(1e9)) == (0, 0, 0.0)
-    assert not queues._assigned
-    assert not queues._decoding
-    assert {(each.pending_tokens, each.decoding_tokens) for each in queues._workers.values()} == {(0, 0)}
+    assert queues.waiting_requests() == []
+    assert {queues.pending_tokens(name, 1e9) for name in NAMES} == {0}
 
 
 def test_without_any_instance_requests_wait_and_are_served_by_the_first(queues):

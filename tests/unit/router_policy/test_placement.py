@@ -29,7 +29,7 @@ def placement(placer, names=("a", "b", "c", "d"), **settings):
 
 def where(queues):
     """Return the worker of each queued item."""
-    return {item: name for name, each in queues._workers.items() for item in each.queue}
+    return {each.item: each.worker for each in queues.waiting_requests()}
 
 
 def arrival(*chain, tokens=None):
@@ -68,13 +68,13 @@ def test_min_ttft_weighs_queue_against_hit():
     home = where(queues)["warm"]
     list(queues.dispatch(0.0))
     queues.prefilled("warm", 0.512)
-    queues._workers[home].peer_tokens = 400
+    queues.set_peer_tokens(home, 400)
     queues.submit("near", arrival(1, 7), 1.0)
-    queues._workers[home].peer_tokens = 600
-    queues._workers[home].queued_tokens = 0
-    queues.submit("far", arrival(1, 8), 1.0)
-
     assert home == where(queues)["near"]
+
+    queues.withdraw("near")
+    queues.set_peer_tokens(home, 600)
+    queues.submit("far", arrival(1, 8), 1.0)
     assert home != where(queues)["far"]
 
 
@@ -203,13 +203,12 @@ def test_who_decodes_much_is_given_less():
         homes += [each.worker for each in queues.dispatch(0.0)]
         queues.prefilled(item, 0.0)
     assert sorted(homes) == ["a", "a", "b", "b"]
-    assert {each.decoding_tokens for each in queues._workers.values()} == {4000}
 
-    for item in range(4):
+    for item in (each for each in range(4) if homes[each] == "b"):
         queues.release(item, 1.0)
+    queues.submit("next", arrival(200, tokens=2000), 1.0)
 
-    assert {each.decoding_tokens for each in queues._workers.values()} == {0}
-    assert not queues._decoding
+    assert where(queues)["next"] == "b"
 
 
 def test_silent_answers_give_their_room_back_when_they_should_have_computed():
@@ -227,7 +226,6 @@ def test_silent_answers_give_their_room_back_when_they_should_have_computed():
     for item in range(2):
         queues.release(item, 6.0)
 
-    assert not queues._non_streaming
     assert queues.pending_tokens("a", 6.0) == 0
 
 
@@ -241,7 +239,7 @@ def test_a_backlog_is_shared_with_who_joins():
     queues.set_workers(map(WorkerLoad, ["a", "b"]), 6.0)
 
     assert running.item == 0
-    assert {name: len(each.queue) for name, each in queues._workers.items()} == {"a": 2, "b": 2}
+    assert sorted(where(queues).values()) == ["a", "a", "b", "b"]
     assert [handed.item for handed in list(queues.dispatch(6.0))] == [1]
     assert queues.waiting == 3
 
@@ -519,9 +517,6 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
 
     assert 0 == queues.waiting == queues.tokens == queues.prompt_tokens.waiting
     assert not queues.prompt_tokens.pending
-    assert not queues._assigned
-    assert not queues._decoding
-    assert not queues._non_streaming
+    assert queues.waiting_requests() == []
     queues.set_workers(map(WorkerLoad, "abcd"), now_s)
-    assert not queues._inactive
-    assert all(each.pending_tokens == 0 and not each.running for each in queues._workers.values())
+    assert {queues.pending_tokens(name, now_s) for name in "abcd"} == {0}
