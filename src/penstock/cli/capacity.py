@@ -11,16 +11,13 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli import option
+from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
 from penstock.performance.capacity import CapacityPlan, Load, UnreachableError, figures, plan_capacity
 from penstock.performance.changes import CapacityQuery, Change, changes
 from penstock.performance.quality import Severity, sweep_findings
-from penstock.performance.recommend import Targets
 from penstock.performance.sweep import Sweep
 from penstock.profiler.reading import read_sweep
-
-_POSITIVE = click.FloatRange(0, min_open=True)
 
 
 @click.command()
@@ -33,45 +30,13 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     help="What `penstock profile` or Dynamo's profiler wrote, or the name of a latency profile of `penstock engine "
     "profiles`; several are sizes of one model.",
 )
-@click.option("--isl", type=click.IntRange(1), required=True, help="Prompt tokens.")
-@click.option("--osl", type=click.IntRange(1), required=True, help="Output tokens.")
-@click.option("--rps", type=_POSITIVE, required=True, help="Requests per second.")
-@click.option("--ttft", "ttft_ms", type=_POSITIVE, required=True, help="TTFT to hold, milliseconds.")
-@click.option("--itl", "itl_ms", type=_POSITIVE, required=True, help="ITL to hold, milliseconds.")
-@click.option(
-    "--attainment",
-    "quantile",
-    type=click.FloatRange(0.5, 1, max_open=True),
-    default=0.99,
-    show_default=True,
-    help="Share of the requests to hold them for.",
-)
-@click.option(
-    "--arrival-cv",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="Coefficient of variation of the times between arrivals; 1: Poisson.",
-)
-@click.option(
-    "--isl-cv",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="Coefficient of variation of prompt lengths, a factor of their mean.",
-)
-@click.option(
-    "--kv-transfer-ms",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="Time to hand a prompt's KV from prefill to decode, milliseconds.",
-)
+@option.targets()
+@fields.options(Load)
 @click.option("--aggregated", is_flag=True, help="One pool prefills and decodes.  [default: as profiled]")
 @click.option("--max-gpus", type=click.IntRange(1), help="GPUs that there are.  [default: any number]")
 @click.option(
     "--gpu-hour-price",
-    type=_POSITIVE,
+    type=click.FloatRange(0, min_open=True),
     help="Price of an hour of one of the GPUs, in any currency.  [default: no cost is shown]",
 )
 @option.as_json("Print JSON.")
@@ -81,14 +46,7 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Waiting counts: bursts of arrivals queue for prefill, and more requests than the mean decode at once.
     """
     sweep = _sweep(sources, is_aggregated=options["aggregated"])
-    targets = Targets(options["isl"], options["osl"], options["ttft_ms"] / 1000, options["itl_ms"] / 1000)
-    load = Load(
-        options["rps"],
-        options["arrival_cv"],
-        options["isl_cv"],
-        options["quantile"],
-        options["kv_transfer_ms"] / 1000,
-    )
+    targets, load = option.given_targets(options), fields.take(Load, options)
     question = CapacityQuery(figures(sweep, targets), targets, load, sweep.is_aggregated, options["max_gpus"])
     try:
         plan: CapacityPlan | None = plan_capacity(sweep, targets, load)

@@ -7,55 +7,27 @@ import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
 
 from penstock.api.manifests import load_graph
-from penstock.cli import option
+from penstock.cli import fields, option
 from penstock.cli.demo_run import DemoOptions, run_demo
 from penstock.core.http.loop import run
-from penstock.local.ports import ephemeral_port
 from penstock.report.build import require_plots
 
 
 @click.command()
-@click.option(
-    "--output-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("demo-output"),
-    show_default=True,
-    help="Folder for results, logs, ledger, TensorBoard events and the report; emptied of an earlier demo's.",
-)
 @click.option(
     "--manifest",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Graph to run instead of the demo's own.  [default: eight simulated H200s]",
 )
 @option.policy("How the router chooses a worker.  [default: the manifest's]")
-@click.option(
-    "--trace", default="mooncake", show_default=True, help="Trace to replay, as `penstock load` takes it."
-)
-@click.option(
-    "--rate",
-    "rate_rps",
-    type=click.FloatRange(min=0, min_open=True),
-    default=1.05,
-    show_default=True,
-    help="Mean arrivals per simulated second; the trace is stretched to it.",
-)
-@option.speed(7.0)
-@option.port(0, "The router's TCP port on 127.0.0.1; 0 takes a free one.")
-def demo(
-    *,
-    output_dir: Path,
-    manifest: Path | None,
-    policy: str | None,
-    port: int,
-    trace: str,
-    rate_rps: float,
-    speed: float,
-) -> None:
+@fields.options(DemoOptions)
+def demo(manifest: Path | None, policy: str | None, **options: Any) -> None:
     """Start a graph, replay a slice of a real trace, let the planner scale it, stop it, and report.
 
     Real local processes, simulated engines: no GPU and no cluster. Times are simulated seconds. Ctrl-C stops the
@@ -65,15 +37,10 @@ def demo(
     own_manifest = resources.files("penstock.cli") / "data" / "demo.yaml"
     with resources.as_file(own_manifest) as packaged, tempfile.TemporaryDirectory() as folder:
         chosen = manifest or packaged
-        options = DemoOptions(
-            manifest=chosen if policy is None else with_policy(chosen, policy, Path(folder)),
-            output_dir=output_dir.absolute(),
-            port=port or ephemeral_port(),
-            trace=trace,
-            rate_rps=rate_rps,
-            speed=speed,
-        )
-        is_complete = run(lambda stop: run_demo(options, stop))
+        if policy is not None:
+            chosen = with_policy(chosen, policy, Path(folder))
+        demo_options = fields.take(DemoOptions, options, manifest=chosen)
+        is_complete = run(lambda stop: run_demo(demo_options, stop))
     if not is_complete:
         sys.exit(128 + signal.SIGINT)
 

@@ -22,8 +22,10 @@ from penstock.api.manifests import load_graph
 from penstock.cli.report import with_counterfactual
 from penstock.cli.terminal import tensorboard_hint
 from penstock.core.errors import ConfigError, PenstockError, unwritable
+from penstock.core.flags import flag, time_scale
 from penstock.local.down import down
 from penstock.local.line_follower import LineFollower
+from penstock.local.ports import ephemeral_port
 from penstock.local.render import render
 from penstock.local.status import LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, UpOptions, up
@@ -48,23 +50,31 @@ _COUNTERFACTUAL = Effort(fleets=30, cpu_s=10.0)
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the demo does.
+    """What the demo does; the help of its fields is the command line's.
 
     Attributes:
         manifest: Graph to start.
-        output_dir: Everything that the demo writes lies below it.
-        port: The router's.
-        trace: As `penstock load` takes it.
-        rate_rps: Mean arrivals per simulated second.
-        speed: Time scale: simulated seconds per real second.
     """
 
     manifest: Path
-    output_dir: Path
-    port: int
-    trace: str
-    rate_rps: float
-    speed: float
+    output_dir: Path = flag(
+        "Folder for results, logs, ledger, TensorBoard events and the report; emptied of an earlier demo's.",
+        default=Path("demo-output"),
+        path="folder",
+        convert=Path.absolute,
+    )
+    port: int = flag(
+        "The router's TCP port on 127.0.0.1; 0 takes a free one.",
+        default=0,
+        ge=0,
+        le=65535,
+        convert=lambda port: port or ephemeral_port(),
+    )
+    trace: str = flag("Trace to replay, as `penstock load` takes it.", default="mooncake")
+    rate_rps: float = flag(
+        "Mean arrivals per simulated second; the trace is stretched to it.", name="--rate", default=1.05, gt=0
+    )
+    speed: float = time_scale(7.0)
 
 
 async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:

@@ -12,10 +12,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli import option
+from penstock.cli import fields, option
 from penstock.core.http import loop
 from penstock.engine import profiles
-from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.server import serve as run_worker
 from penstock.engine.serve.settings import ServeFlags, resolve
 
@@ -30,136 +29,10 @@ def engine() -> None:
 
 @engine.command()
 @click.argument("model")
-@option.host()
-@option.port(8000, "TCP port to listen on; 0 takes a free one.")
-@click.option(
-    "--kv-host",
-    envvar="VLLM_NIXL_SIDE_CHANNEL_HOST",
-    show_envvar=True,
-    default=None,
-    help="Address that decode workers reach this one at.  [default: --host]",
-)
-@click.option(
-    "--role",
-    type=click.Choice([role.value for role in EngineRole]),
-    default=EngineRole.AGGREGATED.value,
-    show_default=True,
-    help="prefill keeps KV for decode workers, decode fetches it, aggregated does both phases alone.",
-)
-@click.option(
-    "--profile",
-    default="h200-llama-3.1-8b-tp1",
-    show_default=True,
-    help="Latency profile: a name from `penstock engine profiles`, or a .yaml file.",
-)
-@option.speed()
-@click.option(
-    "--served-model-name",
-    "served_names",
-    multiple=True,
-    help="Name that requests use; may be repeated.  [default: MODEL]",
-)
-@click.option("--block-size", default=16, show_default=True, help="Tokens per KV block.")
-@click.option(
-    "--num-gpu-blocks-override", type=int, default=None, help="KV blocks.  [default: the profile's capacity]"
-)
-@click.option("--max-num-seqs", default=256, show_default=True, help="Requests in one batch.")
-@click.option(
-    "--max-num-batched-tokens",
-    type=int,
-    default=None,
-    help="Tokens computed in one step.  [default: 8192, or --max-num-seqs if that is more]",
-)
-@click.option(
-    "--max-model-len",
-    type=int,
-    default=None,
-    help="Longest prompt plus output, tokens.  [default: what the KV cache holds, at most 131072]",
-)
-@click.option(
-    "--enable-prefix-caching/--no-enable-prefix-caching",
-    default=True,
-    show_default=True,
-    help="Reuse KV blocks of equal prefixes.",
-)
-@click.option("--stream-interval", default=1, show_default=True, help="Tokens per streamed event.")
-@click.option(
-    "--scheduling-policy",
-    type=click.Choice(["fcfs", "priority"]),
-    default="fcfs",
-    show_default=True,
-    help="Order of waiting requests; priority: lower values first, ties by arrival.",
-)
-@click.option(
-    "--preemption-config",
-    default=None,
-    help="JSON: maxPerRequest, premiumReservedFraction, swapGigabytes, dropAboveSeconds, swapLinkGigabytesPerSecond "
-    "(of one GPU), swapLinkLatencyMs. Waiting requests of lower priority values then preempt running ones of higher; "
-    "needs --scheduling-policy priority.  [default: as vLLM]",
-)
-@click.option(
-    "--kv-transfer-config",
-    default=None,
-    help="vLLM's JSON: kv_role, kv_load_failure_policy, kv_connector_extra_config.kv_lease_duration (seconds).",
-)
-@click.option(
-    "--kv-events-config",
-    default=None,
-    help="vLLM's JSON: enable_kv_cache_events, endpoint, topic. Changes of the KV cache are then published over ZMQ; "
-    "needs penstock[kv-events].",
-)
-@click.option(
-    "--kv-link-gigabytes-per-second",
-    "link_gigabytes_per_s",
-    default=25.0,
-    show_default=True,
-    help="Bandwidth of the simulated incoming KV link.",
-)
-@click.option(
-    "--kv-link-latency-ms",
-    "link_latency_ms",
-    default=5.0,
-    show_default=True,
-    help="Fixed time of each simulated KV transfer, milliseconds.",
-)
-@click.option(
-    "--mean-output-tokens",
-    default=256.0,
-    show_default=True,
-    help="Mean length at which the simulated model ends by itself, tokens; ignore_eos overrides it.",
-)
-@click.option(
-    "--startup-seconds",
-    "startup_s",
-    default=0.0,
-    show_default=True,
-    help="Simulated seconds until the worker is ready; /health answers 503 until then.",
-)
-@click.option(
-    "--prefill-speedup",
-    default=1.0,
-    show_default=True,
-    help="Factor by which prompts are computed faster than the latency profile says: for measuring decode alone, whose prompts "
-    "are computed beforehand.",
-)
-@click.option(
-    "--engine-request-limit",
-    type=int,
-    default=None,
-    help="Most requests in the engine at a time; beyond it and the queue requests are rejected with 503.  "
-    "[default: no limit]",
-)
-@click.option(
-    "--engine-request-queue",
-    type=int,
-    default=16,
-    show_default=True,
-    help="Most requests that wait for the engine once --engine-request-limit run; at least 2.",
-)
-@click.option("--seed", default=0, show_default=True, help="Chooses output lengths and words.")
-def serve(role: str, **flags: Any) -> None:
+@fields.options(ServeFlags)
+def serve(model: str, **options: Any) -> None:
     """Serve MODEL until SIGTERM, then drain: streams finish, pinned KV is read or expires."""
-    settings = resolve(ServeFlags(role=EngineRole(role), **flags))
+    settings = resolve(fields.take(ServeFlags, options, model=model))
     try:
         loop.run(lambda stop: run_worker(settings, stop))
     except asyncio.CancelledError:

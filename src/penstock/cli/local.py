@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 
 from penstock.api.manifests import load_graph
-from penstock.cli import interruptible, option
+from penstock.cli import fields, interruptible, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.terminal import printer, tensorboard_hint
 from penstock.core.local_state import EntryState
@@ -69,31 +69,11 @@ _PLANNER_OVERRIDES: option.Option = option.group(
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--namespace", help="Name of the graph on this machine.  [default: metadata.name]")
-@option.speed(more=", for simulated workers")
-@option.port(8000, "The router's TCP port on 127.0.0.1.", least=1)
-@click.option(
-    "--gpus",
-    type=click.IntRange(min=0),
-    help="GPUs of this machine.  [default: planner.maxGpuBudget, else 8]",
-)
-@click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of logs, ledger and dashboard.  [default: ~/.penstock/log/NAMESPACE]",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    help="How long the graph may take until it serves, real seconds.  [default: the longest startupTimeoutSeconds, at "
-    "least 300]",
-)
-@click.option("--no-planner", is_flag=True, help="Do not start the graph's planner.")
+@fields.options(UpOptions)
 @click.option("--foreground", is_flag=True, help="Stay until the graph ends; Ctrl-C drains and stops it.")
 @option.as_json("Print what was started as JSON.")
 @_PLANNER_OVERRIDES
-def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options: Any) -> None:
+def up(file: Path, foreground: bool, as_json: bool, **options: Any) -> None:
     """Start the graph of FILE on this machine, in the background, and wait until it serves.
 
     --Planner.OPTION=VALUE sets an option of the graph's planner, such as --Planner.max-gpu-budget=4;
@@ -113,7 +93,7 @@ def up(file: Path, foreground: bool, as_json: bool, no_planner: bool, **options:
         started = interruptible.run(
             start_graph(
                 file,
-                UpOptions(with_planner=not no_planner, planner=overrides, **options),
+                fields.take(UpOptions, options, planner=overrides),
                 lambda state, words: spinner.update(f"starting: {_states(state) or words.strip()[:120]}"),
             )
         )

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from penstock.core import logs
 from penstock.core.errors import ConfigError, PenstockError
@@ -41,6 +42,7 @@ _SUBCOMMANDS = {
         "penstock.cli.doctor:doctor",
         "Check a cluster or this machine; every finding says what to do.",
     ),
+    "completion": ("penstock.cli.completion:completion", "Print the completion script of a shell."),
 }
 
 
@@ -56,6 +58,14 @@ class _LazyGroup(click.Group):
         module, attribute = _SUBCOMMANDS[cmd_name][0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        found = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in _SUBCOMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

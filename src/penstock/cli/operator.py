@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.cli import option
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag_of
 from penstock.core.http import loop
 from penstock.operator.settings import OperatorSettings, settings_of
 
@@ -27,8 +28,8 @@ def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
     if name in _SWITCHES:
         return _SWITCHES[name], {}
     if get_origin(field.annotation) is Literal:
-        return option.flag_of(name), {"type": click.Choice(list(get_args(field.annotation)))}
-    return option.flag_of(name), {"type": _scalar(field.annotation), "metavar": _METAVARS.get(name)}
+        return flag_of(name), {"type": click.Choice(list(get_args(field.annotation)))}
+    return flag_of(name), {"type": _scalar(field.annotation), "metavar": _METAVARS.get(name)}
 
 
 def _scalar(annotation: Any) -> type:

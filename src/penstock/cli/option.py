@@ -16,8 +16,8 @@ from penstock.api import AdmissionConfig, AdmissionMode, RouterPolicy
 from penstock.api.base import bounds
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
-from penstock.workload.arrivals import Spread
-from penstock.workload.selection import OnLong
+from penstock.core.flags import flag_of
+from penstock.performance.recommend import Targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,34 +130,32 @@ def kubeconfig(where: str = "", *, default: str = "$KUBECONFIG") -> Option:
     )
 
 
-def trace_shape(*, limit: str, on_long: OnLong | None, spread: str) -> Option:
-    """Return the options that choose and reshape a trace's requests.
+def targets(
+    *,
+    isl: int | None = None,
+    osl: int | None = None,
+    ttft_ms: float | None = None,
+    itl_ms: float | None = None,
+) -> Option:
+    """Return the lengths and latencies to plan for, each with its default; None: it is required."""
+    found: list[Option] = []
+    for name, field, default, kind, what in (
+        ("--isl", "isl", isl, click.IntRange(1), "Prompt tokens."),
+        ("--osl", "osl", osl, click.IntRange(1), "Output tokens."),
+        ("--ttft", "ttft_ms", ttft_ms, click.FloatRange(0, min_open=True), "TTFT to hold, milliseconds."),
+        ("--itl", "itl_ms", itl_ms, click.FloatRange(0, min_open=True), "ITL to hold, milliseconds."),
+    ):
+        shown: dict[str, Any] = (
+            {"required": True} if default is None else {"default": default, "show_default": True}
+        )
+        found.append(click.option(name, field, type=kind, help=what, **shown))
+    return group(*found)
 
-    Args:
-        limit: What the limit counts.
-        on_long: What happens to longer prompts; None: it must be said.
-        spread: The defaults of ``--spread``.
-    """
-    return group(
-        click.option("--limit", type=click.IntRange(1), help=f"{limit}  [default: all]"),
-        click.option(
-            "--max-input-tokens",
-            type=click.IntRange(1),
-            help=f"Longest prompt, tokens{'' if on_long else '; needs --on-long'}.  [default: no limit]",
-        ),
-        click.option(
-            "--on-long",
-            type=choice(OnLong),
-            default=on_long.value if on_long else None,
-            show_default=on_long is not None,
-            help="Cut longer prompts, or leave their requests out.",
-        ),
-        click.option(
-            "--spread",
-            type=choice(Spread),
-            help=f"How a batch of equal arrival times is placed in its 3 s.  [default: {spread}]",
-        ),
-    )
+
+def given_targets(options: dict[str, Any]) -> Targets:
+    """Take the flags of `targets` out of a command's options; return them, latencies in seconds."""
+    isl, osl, ttft_ms, itl_ms = map(options.pop, ("isl", "osl", "ttft_ms", "itl_ms"))
+    return Targets(isl, osl, ttft_ms / 1000, itl_ms / 1000)
 
 
 def admission(*, without: Collection[str] = ()) -> Option:
@@ -229,8 +227,3 @@ def of_settings(
         )
 
     return group(*(made(name, field) for name, field in fields.items()))
-
-
-def flag_of(name: str) -> str:
-    """Return ``--max-step`` for ``max_step``."""
-    return f"--{name.replace('_', '-')}"

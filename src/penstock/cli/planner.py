@@ -15,16 +15,15 @@ from pydantic.fields import FieldInfo
 from penstock.api import Environment, PlannerMode, Predictor
 from penstock.api.manifests import load_graph
 from penstock.api.planner import POLICIES
-from penstock.cli import option
+from penstock.cli import fields, option
 from penstock.cli.planner_cluster import (
-    CLUSTER_FLAGS,
-    CLUSTER_OPTIONS,
     ClusterFlags,
     Listen,
     run_on_cluster,
 )
 from penstock.cli.planner_decide import decide
 from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.flags import flag_of
 from penstock.core.http import loop
 from penstock.core.plugins import registered
 from penstock.engine.profiles.performance import planning_profile
@@ -45,7 +44,7 @@ _CHOICES = {
 
 
 def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
-    flag = option.flag_of(name)
+    flag = flag_of(name)
     if isinstance(field.default, bool):
         # Alone, or with a value as the planner's document writes it: --no-operation=false.
         return flag, {"type": bool, "is_flag": False, "flag_value": "true"}
@@ -85,7 +84,7 @@ def planner() -> None:
     "--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port; 0: off."
 )
 @click.option("--dry-run", is_flag=True, help="Print the options that would apply, as JSON, and stop.")
-@CLUSTER_OPTIONS
+@fields.options(ClusterFlags)
 @option.of_settings(PlannerOptions.model_fields, "PENSTOCK_PLANNER", _shape)
 @click.option("--operate", is_flag=True, help="The same as --no-operation=false.")
 def run(
@@ -105,7 +104,7 @@ def run(
     the Lease penstock-planner. Options then come from each graph's spec.planner; those given as flag, in the
     environment or in --config override it in ALL graphs. Ledger and dashboard lie in LOG-DIR/NAMESPACE/GRAPH.
     """
-    cluster = ClusterFlags(**{name: given.pop(name) for name in CLUSTER_FLAGS})
+    cluster = fields.take(ClusterFlags, given)
     if operate:
         given["no_operation"] = False
     named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}

@@ -11,8 +11,8 @@ from typing import Any
 import click
 import orjson
 
-from penstock.cli import option
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag, flag_of
 from penstock.core.http import loop
 
 UNSCHEDULABLE_S = 15.0
@@ -21,21 +21,27 @@ UNSCHEDULABLE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterFlags:
-    """Flags that only mean something on Kubernetes.
+    """Flags that only mean something on Kubernetes."""
 
-    Attributes:
-        all_namespaces: Plan the graphs of every namespace.
-        graph_name: The only graph to plan.
-        kubeconfig: File; None: in the cluster its service account, else KUBECONFIG.
-        context: Of the kubeconfig; None: its current one.
-        unschedulable_after: Seconds after which an unschedulable pod is withdrawn.
-    """
-
-    all_namespaces: bool
-    graph_name: str | None
-    kubeconfig: Path | None
-    context: str | None
-    unschedulable_after: float | None
+    all_namespaces: bool = flag(
+        "On Kubernetes: plan the graphs of every namespace, not of --namespace alone.",
+        short=("-A",),
+        default=False,
+    )
+    graph_name: str | None = flag("On Kubernetes: plan this graph only.", metavar="NAME", default=None)
+    kubeconfig: Path | None = flag(
+        "On Kubernetes: File to connect by.", unset="the pod's service account, else $KUBECONFIG"
+    )
+    context: str | None = flag(
+        "On Kubernetes: Context of the kubeconfig.", metavar="NAME", unset="its current one"
+    )
+    unschedulable_after: float | None = flag(
+        "On Kubernetes: withdraw a replica that the scheduler has found no node for during so many seconds; make it "
+        "longer than nodes take to appear.",
+        gt=0,
+        metavar="SECONDS",
+        unset=f"{UNSCHEDULABLE_S:g}",
+    )
 
     def refuse(self) -> None:
         """Refuse them for another backend.
@@ -45,11 +51,9 @@ class ClusterFlags:
         """
         for field in fields(self):
             if getattr(self, field.name):
-                flag = field.name.replace("_", "-")
-                raise ConfigError(f"--{flag}: only with --environment kubernetes; add that or leave it out")
-
-
-CLUSTER_FLAGS = tuple(field.name for field in fields(ClusterFlags))
+                raise ConfigError(
+                    f"{flag_of(field.name)}: only with --environment kubernetes; add that or leave it out"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +62,6 @@ class Listen:
 
     host: str
     port: int
-
-
-CLUSTER_OPTIONS: option.Option = option.group(
-    click.option(
-        "--all-namespaces",
-        "-A",
-        is_flag=True,
-        help="On Kubernetes: plan the graphs of every namespace, not of --namespace alone.",
-    ),
-    click.option("--graph-name", metavar="NAME", help="On Kubernetes: plan this graph only."),
-    option.kubeconfig("On Kubernetes: ", default="the pod's service account, else $KUBECONFIG"),
-    click.option(
-        "--unschedulable-after",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="SECONDS",
-        help="On Kubernetes: withdraw a replica that the scheduler has found no node for during so many seconds; make "
-        f"it longer than nodes take to appear.  [default: {UNSCHEDULABLE_S:g}]",
-    ),
-)
-"""The flags of `ClusterFlags`."""
 
 
 def run_on_cluster(

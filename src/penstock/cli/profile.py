@@ -17,10 +17,8 @@ from rich.console import Console
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
-from penstock.cli import interruptible, option
+from penstock.cli import fields, interruptible, option
 from penstock.cli.profile_cluster import (
-    CLUSTER_FLAGS,
-    CLUSTER_OPTIONS,
     HERE_ALONE,
     ClusterFlags,
     keep_result,
@@ -29,6 +27,7 @@ from penstock.cli.profile_cluster import (
 )
 from penstock.cli.profile_progress import ProfileProgress
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag_of
 from penstock.performance.quality import Severity, sweep_findings
 from penstock.performance.reading import PROFILE_FILE
 from penstock.performance.recommend import Recommendation, Targets, recommend
@@ -40,20 +39,6 @@ from penstock.profiler.reading import read_sweep
 from penstock.profiler.session import Measured, run_profile
 from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
 
-_POSITIVE = click.FloatRange(0, min_open=True)
-
-
-def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    try:
-        sizes = tuple(int(each) for each in value.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise click.BadParameter(f"{value!r} must be numbers of GPUs above 0, as 1,2,4")
-    return sizes
-
 
 @click.command()
 @click.option(
@@ -63,81 +48,24 @@ def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | No
     help="GraphDeployment whose workers are started, one size after the other.",
 )
 @click.option(
-    "--endpoint",
-    metavar="URL",
-    help="Measure an OpenAI server that runs already, instead; say its size with --tp.",
-)
-@click.option(
     "--from",
     "source",
     metavar="PATH",
     help="Measure nothing: read a folder of this command or of Dynamo's profiler, a table (FILE or FILE#NAME), or the name "
     "of a latency profile of `penstock engine profiles`.",
 )
-@click.option("--isl", type=click.IntRange(1), default=3000, show_default=True, help="Prompt tokens.")
-@click.option("--osl", type=click.IntRange(1), default=500, show_default=True, help="Output tokens.")
-@click.option(
-    "--ttft",
-    "ttft_ms",
-    type=_POSITIVE,
-    default=500.0,
-    show_default=True,
-    help="TTFT to hold, milliseconds.",
-)
-@click.option(
-    "--itl", "itl_ms", type=_POSITIVE, default=50.0, show_default=True, help="ITL to hold, milliseconds."
-)
+@option.targets(isl=3000, osl=500, ttft_ms=500.0, itl_ms=50.0)
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for points, profile, arrays, plots and graph; points that it holds are not measured again. Needed to "
     "measure.  [default: nothing is written with --from]",
 )
-@click.option(
-    "--tp",
-    "sizes",
-    callback=_sizes,
-    metavar="N[,N...]",
-    help="Tensor-parallel sizes to measure.  [default: powers of two, or the latency profiles there are, that fit]",
-)
-@click.option(
-    "--gpus",
-    type=click.IntRange(1),
-    help="GPUs of this machine.  [default: detected; for simulated workers the graph's maxGpuBudget]",
-)
-@click.option("--max-gpus", type=click.IntRange(1), help="Most GPUs of one engine.  [default: all]")
-@click.option(
-    "--max-context",
-    type=click.IntRange(256),
-    help="Longest prompt plus output to measure, tokens.  [default: 16384, or twice --isl plus --osl if that is more]",
-)
-@click.option(
-    "--max-concurrency",
-    type=click.IntRange(1),
-    help="Most requests in flight.  [default: the graph's maxRunningRequests, or 256]",
-)
-@click.option("--kv-tokens", type=click.IntRange(1), help="KV cache, tokens.  [default: the engine says it]")
-@click.option(
-    "--speed",
-    type=_POSITIVE,
-    help="Time scale of simulated workers while they decode, or of the server at --endpoint; prompts are timed at 1.  "
-    "[default: 4; 1 with --endpoint]",
-)
-@click.option("--model", help="Model to ask --endpoint for.  [default: the first that it lists]")
-@option.secret(
-    "api-key", "PENSTOCK_API_KEY", "File with --endpoint's bearer token, which is never written to another."
-)
-@click.option(
-    "--timeout-s",
-    type=_POSITIVE,
-    default=600.0,
-    show_default=True,
-    help="Longest request, simulated seconds.",
-)
+@fields.options(ProfileConfig)
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be measured and how long it takes; start nothing."
 )
-@CLUSTER_OPTIONS
+@fields.options(ClusterFlags)
 @option.as_json("Print the result as JSON, without a progress bar.")
 def profile(graph_file: Path | None, source: str | None, **options: Any) -> None:
     """Measure TTFT and ITL of engine sizes, and recommend the best for prefill and for decode under targets.
@@ -145,11 +73,9 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     Started again with the same folder, it goes on where it stopped. Times are simulated seconds where workers are simulated.
     """
     is_dry, as_json = options.pop("dry_run"), options.pop("as_json")
-    flags = ClusterFlags(**{name: options.pop(name) for name in CLUSTER_FLAGS})
+    flags = fields.take(ClusterFlags, options)
     graph = load_graph(graph_file) if graph_file is not None else None
-    targets = Targets(
-        options.pop("isl"), options.pop("osl"), options.pop("ttft_ms") / 1000, options.pop("itl_ms") / 1000
-    )
+    targets = option.given_targets(options)
     directory: Path | None = options["output_dir"]
     _keep_config(graph_file, directory)
     if flags.kubernetes:
@@ -226,7 +152,7 @@ def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
         "speed",
         "model",
     )
-    given = [option.flag_of(name) for name in measuring if options[name] is not None]
+    given = [flag_of(name) for name in measuring if options[name] is not None]
     given += ["--dry-run"] if is_dry else []
     if given:
         raise ConfigError(f"{given[0]}: decides how to measure, and --from measures nothing; leave one out")

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import click
-
 from penstock.api import GraphDeployment, ObjectMeta, ProfilePhase, ProfileRequest, ProfileRequestSpec
-from penstock.cli import interruptible, option
+from penstock.cli import interruptible
 from penstock.cli.profile_config_map import read_result, result_data, write_files, write_result
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
+from penstock.core.flags import flag, flag_of
 from penstock.kube.objects.names import PROFILER
 from penstock.performance.recommend import Targets
 
@@ -37,25 +36,30 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class ClusterFlags:
-    """Flags of `penstock profile` that have to do with a cluster.
+    """Flags of `penstock profile` that have to do with a cluster."""
 
-    Attributes:
-        kubernetes: Measure there.
-        request_name: The request's name; None: the graph's.
-        image: Of the Job.
-        config_map: Name of the result's ConfigMap; None: the request's name, or none where it is measured here.
-        namespace: None: the context's or the service account's.
-        kubeconfig: File; None: in the cluster its service account, else KUBECONFIG.
-        context: Of the kubeconfig; None: its current one.
-    """
-
-    kubernetes: bool
-    request_name: str | None
-    image: str | None
-    config_map: str | None
-    namespace: str | None
-    kubeconfig: Path | None
-    context: str | None
+    kubernetes: bool = flag(
+        "Measure on a cluster: apply a ProfileRequest for the graph of --config, wait for its Job, and print what it "
+        "recommends; --output-dir gets the result's files, --dry-run prints the manifest.",
+        default=False,
+    )
+    request_name: str | None = flag("With --kubernetes: the request's.", metavar="NAME", unset="the graph's")
+    image: str | None = flag(
+        "With --kubernetes: image with Penstock and the graph's runtime.",
+        metavar="NAME",
+        unset="the release's, for simulated workers",
+    )
+    config_map: str | None = flag(
+        "Keep profile, graph and recommendation in this ConfigMap, for planner.sla.profile; a missed target is then "
+        "part of the result, and no failure.",
+        metavar="NAME",
+        unset="with --kubernetes the request's name",
+    )
+    namespace: str | None = flag(
+        "Of request and ConfigMap.", short=("-n",), metavar="NAME", unset="the context's"
+    )
+    kubeconfig: Path | None = flag("File to connect by.", unset="$KUBECONFIG")
+    context: str | None = flag("Context of the kubeconfig.", metavar="NAME", unset="its current one")
 
     def refuse_unused(self) -> None:
         """Refuse those without effect where it is measured here.
@@ -69,38 +73,8 @@ class ClusterFlags:
                 needs = (
                     "--kubernetes" if name in {"request_name", "image"} else "--kubernetes or --config-map"
                 )
-                raise ConfigError(f"{option.flag_of(name)}: only with {needs}; add that or leave it out")
+                raise ConfigError(f"{flag_of(name)}: only with {needs}; add that or leave it out")
 
-
-CLUSTER_FLAGS: Final = tuple(each.name for each in fields(ClusterFlags))
-
-CLUSTER_OPTIONS: option.Option = option.group(
-    click.option(
-        "--kubernetes",
-        is_flag=True,
-        help="Measure on a cluster: apply a ProfileRequest for the graph of --config, wait for its Job, and print what it "
-        "recommends; --output-dir gets the result's files, --dry-run prints the manifest.",
-    ),
-    click.option(
-        "--request-name", metavar="NAME", help="With --kubernetes: the request's.  [default: the graph's]"
-    ),
-    click.option(
-        "--image",
-        metavar="NAME",
-        help="With --kubernetes: image with Penstock and the graph's runtime.  [default: the release's, for simulated workers]",
-    ),
-    click.option(
-        "--config-map",
-        metavar="NAME",
-        help="Keep profile, graph and recommendation in this ConfigMap, for planner.sla.profile; a missed target is then "
-        "part of the result, and no failure.  [default: with --kubernetes the request's name]",
-    ),
-    click.option(
-        "--namespace", "-n", metavar="NAME", help="Of request and ConfigMap.  [default: the context's]"
-    ),
-    option.kubeconfig(),
-)
-"""The flags of `ClusterFlags`."""
 
 HERE_ALONE: Final = (
     "endpoint", "gpus", "max_context", "max_concurrency", "kv_tokens", "speed", "model", "api_key", "timeout_s",

@@ -9,80 +9,22 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from penstock.api import QueueOrder, Role
-from penstock.cli import option
+from penstock.cli import fields, option
 from penstock.cli.terminal import printer
+<<<<<<< HEAD
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.registry import policy_names
 from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
+=======
+from penstock.simulator.options import SimulateOptions
+>>>>>>> h/cli
 from penstock.simulator.output import open_directory, to_json, write
-from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record, run_plan
-from penstock.simulator.planner_choice import DEFAULT_PLANNER
-from penstock.simulator.scenario import Resize, WorkerFailure
+from penstock.simulator.plan import RunPlan, make_plan, record, run_plan
 from penstock.simulator.text import scoreboard
-from penstock.workload.arrivals import Spread
-from penstock.workload.selection import OnLong
-
-
-def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
-    if not value:
-        return ()
-    try:
-        return tuple(float(part) for part in value.split(","))
-    except ValueError as exc:
-        raise click.BadParameter(f"{value!r}: must be numbers with commas between them") from exc
-
-
-def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    numbers = _numbers(context, parameter, value)
-    if any(each != int(each) for each in numbers):
-        raise click.BadParameter(f"{value!r}: must be whole numbers with commas between them")
-    return tuple(map(int, numbers))
-
-
-def _resize(text: str) -> Resize:
-    try:
-        at_s, _, change = text.partition(":")
-        role, _, replicas = change.partition("=")
-        return Resize(float(at_s), Role(role), int(replicas))
-    except ValueError as exc:
-        raise ConfigError(f"--resize {text}: must be SECONDS:ROLE=REPLICAS, as 74:prefill=8") from exc
-
-
-def _failure(text: str) -> WorkerFailure:
-    try:
-        times, _, worker = text.partition(":")
-        at_s, _, back_s = times.partition("-")
-        return WorkerFailure(float(at_s), worker, float(back_s) if back_s else None)
-    except ValueError as exc:
-        raise ConfigError(f"--fail {text}: must be SECONDS[-BACK]:WORKER, as 60-120:prefill-0") from exc
-
-
-def _period(text: str) -> FaultPeriod:
-    try:
-        kind, _, times = text.partition(":")
-        from_s, _, to_s = times.partition("-")
-        return FaultPeriod(Fault(kind), float(from_s), float(to_s))
-    except ValueError as exc:
-        kinds = ", ".join(kind.value for kind in Fault)
-        raise ConfigError(
-            f"--fault {text}: must be KIND:FROM-TO, as metrics-missing:150-450; kinds are {kinds}"
-        ) from exc
-
-
-def _budget(text: str) -> BudgetChange:
-    try:
-        at_s, _, gpus = text.partition("=")
-        return BudgetChange(float(at_s), int(gpus))
-    except ValueError as exc:
-        raise ConfigError(f"--budget-change {text}: must be SECONDS=GPUS, as 200=4") from exc
-
-
-def _names(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(filter(None, (value or "").split(",")))
 
 
 @click.command()
+<<<<<<< HEAD
 @click.option(
     "--trace",
     default="mooncake",
@@ -252,17 +194,10 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option(
     "--max-wait-s", type=float, help="Longest wait in the router, virtual seconds.  [default: no bound]"
 )
+=======
+@fields.options(SimulateOptions)
+>>>>>>> h/cli
 @option.admission(without=("retry_after_seconds",))
-@click.option(
-    "--warmup",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Requests at the beginning that are served but not measured.",
-)
-@option.trace_shape(
-    limit="Most requests.", on_long=OnLong.TRUNCATE, spread="poisson for Mooncake, none for others"
-)
 @click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one per core]")
 @click.option(
     "--output-dir",
@@ -270,25 +205,13 @@ def _names(_context: click.Context, _parameter: click.Parameter, value: str | No
     help="Folder for JSON, pictures and page.  [default: nothing is written]",
 )
 @option.as_json("Print the result as JSON, without progress.")
-def simulate(**options: Any) -> None:
+def simulate(output_dir: Path | None, jobs: int | None, as_json: bool, **options: Any) -> None:
     """Replay a workload in virtual time and score router policies and the planner.
 
     The engines, policies and planner rules are those that run live. Same options, same output, byte for byte.
     """
-    output_dir, as_json, jobs = options.pop("output_dir"), options.pop("as_json"), options.pop("jobs")
-    options["resizes"] = tuple(map(_resize, options["resizes"]))
-    options["failures"] = tuple(map(_failure, options["failures"]))
-    options["faults"] = Faults(
-        tuple(map(_period, options.pop("periods"))),
-        options.pop("restarts"),
-        tuple(map(_budget, options.pop("budget"))),
-        options.pop("node_gpus"),
-    )
-    options["queue_order"] = None if options["queue_order"] is None else QueueOrder(options["queue_order"])
-    options["admission"] = option.given_admission(options)
-    options["on_long"] = OnLong(options["on_long"])
-    options["spread"] = None if options["spread"] is None else Spread(options["spread"])
-    plan = make_plan(SimulateOptions(**options))
+    admission = option.given_admission(options)
+    plan = make_plan(fields.take(SimulateOptions, options, admission=admission))
     if output_dir is not None:
         open_directory(output_dir)
     result = _run(plan, jobs, is_quiet=as_json)

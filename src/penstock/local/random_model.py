@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import ConfigError, unwritable
+from penstock.core.flags import flag
 
 END: Final = "<|end|>"
 """Ends an answer; token 0."""
@@ -38,22 +39,27 @@ _WEIGHT_DEVIATION: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
-    """Sizes of the model; the defaults make a file of a megabyte.
+    """Sizes of the model; the defaults make a file of a megabyte, the help of its fields is the command line's.
 
-    Attributes:
-        layers: Decoder layers, >= 1.
-        hidden_size: Width, a multiple of 80, >= 80.
-        context_tokens: Most tokens of prompt plus output, >= 1.
-        seed: Of the weights.
-        vocabulary: Entries of the tokenizer, >= `MIN_VOCABULARY`. Those beyond what is trained stand for words of
-            their own, so that an engine that invents tokens, as Dynamo's mocker does, answers with text.
+    Entries of the vocabulary beyond what the tokenizer is trained on stand for words of their own, so that an engine
+    that invents tokens, as Dynamo's mocker does, answers with text.
     """
 
-    layers: int = 2
-    hidden_size: int = 160
-    context_tokens: int = 2048
-    seed: int = 7
-    vocabulary: int = MIN_VOCABULARY
+    layers: int = flag("How many decoder layers, 1 to 128.", default=2, ge=1, le=128)
+    hidden_size: int = flag(
+        "How many values a token has, a multiple of 80 up to 8000; more are slower.",
+        default=160,
+        ge=80,
+        le=8000,
+    )
+    context_tokens: int = flag("Most tokens of prompt plus output.", default=2048, ge=1, le=1 << 20)
+    seed: int = flag("Seed of the random weights.", default=7, ge=0)
+    vocabulary: int = flag(
+        "How many tokens the tokenizer knows; Dynamo's mocker answers with ids up to 2000.",
+        default=MIN_VOCABULARY,
+        ge=MIN_VOCABULARY,
+        le=1 << 18,
+    )
 
     def __post_init__(self) -> None:
         """Refuse a width that makes no whole number of heads.

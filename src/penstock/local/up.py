@@ -18,6 +18,7 @@ from penstock.api import Environment, GraphDeployment, PlannerMode, Role
 from penstock.api.manifests import load_graph
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError, unwritable
+from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.local_state import EMPTY_STATES, EntryState
 from penstock.engine.profiles.performance import planning_profile
 from penstock.local import liveness, private, process_log, recovery
@@ -45,26 +46,26 @@ _WITHDRAW_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """The options of the command line.
+    """The options of the command line, whose help is that of the fields.
 
     Attributes:
-        namespace: Name on this machine; None: the graph's own.
-        speed: Time scale: simulated seconds per real second, > 0.
-        port: The router's port.
-        gpus: GPUs of the host; None: the planner's maxGpuBudget.
-        log_dir: Folder of all logs; None: beside the state folder.
-        with_planner: Start the planner if the graph has one.
-        timeout_s: How long to wait until the graph serves, real seconds; None: see `ready_timeout_s`.
         planner: Options of `penstock planner run` by their names; they win over the graph's.
     """
 
-    namespace: str | None = None
-    speed: float = 1.0
-    port: int = 8000
-    gpus: int | None = None
-    log_dir: Path | None = None
-    with_planner: bool = True
-    timeout_s: float | None = None
+    namespace: str | None = flag("Name of the graph on this machine.", unset="metadata.name")
+    speed: float = time_scale(more=", for simulated workers")
+    port: int = flag("The router's TCP port on 127.0.0.1.", default=8000, ge=1, le=65535)
+    gpus: int | None = flag("GPUs of this machine.", ge=0, unset="planner.maxGpuBudget, else 8")
+    log_dir: Path | None = flag(
+        "Folder of logs, ledger and dashboard.", path="folder", unset="~/.penstock/log/NAMESPACE"
+    )
+    timeout_s: float | None = flag(
+        "How long the graph may take until it serves, real seconds.",
+        name="--timeout",
+        gt=0,
+        unset="the longest startupTimeoutSeconds, at least 300",
+    )
+    with_planner: bool = flag("Do not start the graph's planner.", name="--no-planner", default=True)
     planner: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -176,8 +177,7 @@ def _check_port(port: int) -> None:
 def _local_options(
     graph: GraphDeployment, file: Path, store: StateStore, namespace: str, options: UpOptions
 ) -> LocalOptions:
-    if options.gpus is not None and options.gpus < 0:
-        raise ConfigError(f"--gpus: {options.gpus} must be 0 or more")
+    check_bounds(options)
     SimulatedClock(options.speed)  # refuses a speed that is none
     log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
     planner_dir = graph.spec.planner.log_dir

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag
 from penstock.performance.queueing import most_in_flight, wait_quantile_s
 from penstock.performance.recommend import DecodeChoice, Targets, decode_choices, prefill_choice
 from penstock.performance.sweep import Sweep
@@ -26,21 +27,25 @@ _TINY = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What arrives.
+    """What arrives; the help of its fields is the command line's, where the KV transfer is in milliseconds."""
 
-    Attributes:
-        rps: Requests per second, > 0.
-        arrival_cv: Coefficient of variation of the times between arrivals, >= 0; 1: Poisson.
-        isl_cv: Of prompt lengths, >= 0; service times are taken to vary as they do.
-        quantile: Share of the requests that must be within the targets, 0.5 to below 1.
-        transfer_s: Time to hand a prompt's KV from prefill to decode, seconds, >= 0.
-    """
-
-    rps: float
-    arrival_cv: float = 1.0
-    isl_cv: float = 0.0
-    quantile: float = 0.99
-    transfer_s: float = 0.0
+    rps: float = flag("Requests per second.", gt=0)
+    arrival_cv: float = flag(
+        "Coefficient of variation of the times between arrivals; 1: Poisson.", default=1.0, ge=0
+    )
+    isl_cv: float = flag(
+        "Coefficient of variation of prompt lengths, a factor of their mean.", default=0.0, ge=0
+    )
+    quantile: float = flag(
+        "Share of the requests to hold them for.", name="--attainment", default=0.99, ge=0.5, lt=1
+    )
+    transfer_s: float = flag(
+        "Time to hand a prompt's KV from prefill to decode, milliseconds.",
+        name="--kv-transfer-ms",
+        default=0.0,
+        ge=0,
+        convert=lambda milliseconds: milliseconds / 1000,
+    )
 
     @property
     def variability(self) -> float:

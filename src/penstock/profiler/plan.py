@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag
 from penstock.engine import profiles
 from penstock.performance.recommend import Targets
 from penstock.profiler.candidates import (
@@ -24,39 +25,55 @@ from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Limits
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig:
-    """Everything a user can choose about a profile.
+    """Everything a user can choose about a profile; the help of its fields is the command line's.
 
     Attributes:
         targets: What the engines are chosen for.
         output_dir: Where everything goes.
         graph: Whose workers are started; exactly one of this and ``endpoint``.
-        endpoint: Address of a server that runs, without a path.
-        sizes: Tensor-parallel sizes; None: all that fit. One for an endpoint.
-        gpus: GPUs of this machine; None: detected, and for a simulated graph its budget.
-        max_gpus: Most GPUs of one engine; None: all.
-        speed: Time scale of simulated workers while they decode, or the endpoint's; None: chosen.
-        model: Name to ask an endpoint for; None asks the server.
-        api_key: Bearer token of an endpoint; never written to a file.
-        kv_tokens: KV cache of the engine, tokens; None: the engine says it.
-        max_context: Longest prompt plus output to measure; None: 16,384 or what the target needs.
-        max_concurrency: Most requests in flight; None: the graph's, or 256.
-        timeout_s: Longest request, simulated seconds, > 0.
     """
 
     targets: Targets
     output_dir: Path
     graph: GraphDeployment | None = None
-    endpoint: str | None = None
-    sizes: tuple[int, ...] | None = None
-    gpus: int | None = None
-    max_gpus: int | None = None
-    speed: float | None = None
-    model: str | None = None
-    api_key: str | None = None
-    kv_tokens: int | None = None
-    max_context: int | None = None
-    max_concurrency: int | None = None
-    timeout_s: float = 600.0
+    endpoint: str | None = flag(
+        "Measure an OpenAI server that runs already, instead; say its size with --tp.",
+        metavar="URL",
+        default=None,
+    )
+    sizes: tuple[int, ...] | None = flag(
+        "Tensor-parallel sizes to measure.",
+        name="--tp",
+        metavar="N[,N...]",
+        is_separated=True,
+        ge=1,
+        unset="powers of two, or the latency profiles there are, that fit",
+    )
+    gpus: int | None = flag(
+        "GPUs of this machine.", ge=1, unset="detected; for simulated workers the graph's maxGpuBudget"
+    )
+    max_gpus: int | None = flag("Most GPUs of one engine.", ge=1, unset="all")
+    max_context: int | None = flag(
+        "Longest prompt plus output to measure, tokens.",
+        ge=256,
+        unset="16384, or twice --isl plus --osl if that is more",
+    )
+    max_concurrency: int | None = flag(
+        "Most requests in flight.", ge=1, unset="the graph's maxRunningRequests, or 256"
+    )
+    kv_tokens: int | None = flag("KV cache, tokens.", ge=1, unset="the engine says it")
+    speed: float | None = flag(
+        "Time scale of simulated workers while they decode, or of the server at --endpoint; prompts are timed at 1.",
+        gt=0,
+        unset="4; 1 with --endpoint",
+    )
+    model: str | None = flag("Model to ask --endpoint for.", unset="the first that it lists")
+    api_key: str | None = flag(
+        "File with --endpoint's bearer token, which is never written to another.",
+        default=None,
+        key_variable="PENSTOCK_API_KEY",
+    )
+    timeout_s: float = flag("Longest request, simulated seconds.", default=600.0, gt=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +158,9 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
         return _endpoint_plan(config, config.endpoint)
     assert config.graph is not None  # noqa: S101 - checked above
     graph = config.graph
-    for flag, value in (("--model", config.model), ("--api-key-file, PENSTOCK_API_KEY", config.api_key)):
+    for spelling, value in (("--model", config.model), ("--api-key-file, PENSTOCK_API_KEY", config.api_key)):
         if value is not None:
-            raise ConfigError(f"{flag}: belongs to --endpoint; leave it out with --config")
+            raise ConfigError(f"{spelling}: belongs to --endpoint; leave it out with --config")
     gpus, note = _gpus(config, graph, detect)
     chosen = candidates(graph, python=sys.executable, gpus=gpus, sizes=config.sizes, speed=config.speed)
     engines = tuple(PlannedEngine(each.gpus, each.name, each.conditions(), each) for each in chosen)
@@ -154,9 +171,9 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
 def _endpoint_plan(config: ProfileConfig, url: str) -> ProfilePlan:
     if config.sizes is None or len(config.sizes) != 1:
         raise ConfigError("--tp: say with how many GPUs the engine at --endpoint runs, as one number")
-    for flag, value in (("--gpus", config.gpus), ("--max-gpus", config.max_gpus)):
+    for spelling, value in (("--gpus", config.gpus), ("--max-gpus", config.max_gpus)):
         if value is not None:
-            raise ConfigError(f"{flag}: belongs to --config; the engine at --endpoint runs already")
+            raise ConfigError(f"{spelling}: belongs to --config; the engine at --endpoint runs already")
     conditions = {"endpoint": url, "model": config.model or "", "speed": f"{config.speed or 1:g}"}
     engine = PlannedEngine(config.sizes[0], f"TP{config.sizes[0]} at {url}", conditions)
     return ProfilePlan(config, (engine,), config.model, ())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag
 
 
 class Fault(StrEnum):
@@ -73,21 +74,50 @@ class BudgetChange:
             )
 
 
+def _period(text: str) -> FaultPeriod:
+    kind, _, times = text.partition(":")
+    from_s, _, to_s = times.partition("-")
+    return FaultPeriod(Fault(kind), float(from_s), float(to_s))
+
+
+def _budget(text: str) -> BudgetChange:
+    at_s, _, gpus = text.partition("=")
+    return BudgetChange(float(at_s), int(gpus))
+
+
+_KINDS = ", ".join(kind.value for kind in Fault)
+
+
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Everything that goes wrong in one run.
+    """Everything that goes wrong in one run; the help of its fields is the command line's."""
 
-    Attributes:
-        periods: Faults that last.
-        restarts: When the planner's process is replaced at once, seconds.
-        budget: Changes of the GPU budget, in order of time.
-        node_gpus: GPUs of all nodes; replicas beyond them exist and cannot be placed. None: enough.
-    """
-
-    periods: Sequence[FaultPeriod] = ()
-    restarts: Sequence[float] = ()
-    budget: Sequence[BudgetChange] = ()
-    node_gpus: int | None = None
+    periods: Sequence[FaultPeriod] = flag(
+        f"Let something go wrong for a while: {_KINDS}; repeatable.",
+        name="--fault",
+        default=(),
+        metavar="KIND:FROM-TO",
+        convert=_period,
+        form=f"KIND:FROM-TO, as metrics-missing:150-450; kinds are {_KINDS}",
+    )
+    restarts: Sequence[float] = flag(
+        "Replace the planner's process at this time, seconds; repeatable.",
+        name="--restart",
+        default=(),
+        metavar="S",
+        unset="never",
+    )
+    budget: Sequence[BudgetChange] = flag(
+        "Change the GPU budget at a time; repeatable.",
+        name="--budget-change",
+        default=(),
+        metavar="S=N",
+        convert=_budget,
+        form="SECONDS=GPUS, as 200=4",
+    )
+    node_gpus: int | None = flag(
+        "GPUs of all nodes; replicas beyond them cannot be placed.", ge=1, unset="enough"
+    )
 
     def is_on(self, kind: Fault, now_s: float) -> bool:
         """Tell whether a fault is on at a time."""

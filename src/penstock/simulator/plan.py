@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from penstock.api import AdmissionConfig, GraphDeployment, QueueOrder, Role, RouterConfig
+from penstock.api import AdmissionConfig, GraphDeployment, Role, RouterConfig
 from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.codec import to_plain
 from penstock.router.policy.busy import BusyThresholds, admission_with, busy_thresholds, check_flags
-from penstock.simulator.faults import Faults
 from penstock.simulator.graph_scenario import default_router, graph_pools, graph_router, graph_slo_s
 from penstock.simulator.observer import Recording
+from penstock.simulator.options import SimulateOptions
 from penstock.simulator.output import SCHEMA
 from penstock.simulator.planner_choice import ALL, chosen_planners, planner_config
 from penstock.simulator.routing import policy_names
@@ -24,15 +23,11 @@ from penstock.simulator.scenario import (
     Model,
     PoolSpec,
     ProfiledModel,
-    Resize,
     RouterSpec,
     Scenario,
-    WorkerFailure,
 )
 from penstock.simulator.sweep import RunSpec, add_regrets, goodputs, run_all, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.workload.arrivals import Spread
-from penstock.workload.selection import OnLong
 
 DEFAULT_PROFILE = "a100-llama-8b-bf16-tp1"
 DEFAULT_REPLICAS = 4
@@ -41,46 +36,6 @@ DEFAULT_POLICY = "least-loaded"
 MAX_ROUTERS = 256
 """Chosen: each knows all workers, so that memory grows with both."""
 _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
-
-
-@dataclass(frozen=True, slots=True)
-class SimulateOptions:
-    """The command line's options, by their names; None where not given, ``admission`` without what was not."""
-
-    trace: str
-    policy: str | None
-    qps: tuple[float, ...]
-    seeds: int
-    prefill: int | None
-    decode: int | None
-    aggregated: int | None
-    profile: str | None
-    kv_tokens: int | None
-    block_size: int
-    manifest: Path | None
-    planners: tuple[str, ...]
-    max_gpus: int | None
-    cold_start_s: float
-    resizes: tuple[Resize, ...]
-    failures: tuple[WorkerFailure, ...]
-    faults: Faults
-    slo_s: float | None
-    itl_slo_s: float | None
-    propagation_delay_s: float
-    routers: tuple[int, ...]
-    owners: int | None
-    queue_order: QueueOrder | None
-    no_rebalance: bool
-    slot_tokens: int | None
-    max_waiting: int | None
-    max_wait_s: float | None
-    admission: Mapping[str, Any]
-    limit: int | None
-    warmup: int
-    max_input_tokens: int | None
-    on_long: OnLong
-    spread: Spread | None
-    tiers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +55,19 @@ class RunPlan:
     compares_planners: bool = False
 
 
-def make_plan(options: SimulateOptions) -> RunPlan:
+def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None) -> RunPlan:
     """Return the runs that the options ask for.
+
+    Args:
+        options: What to run.
+        graph: In place of the options' manifest; None: that one, if any.
 
     Raises:
         ConfigError: options contradict each other or the manifest, or name something unknown.
         InvalidSpecError: the manifest is wrong.
     """
-    graph = load_graph(options.manifest) if options.manifest is not None else None
+    if graph is None and options.manifest is not None:
+        graph = load_graph(options.manifest)
     pools = _pools(options, graph)
     slo_s = _slo_s(options, graph)
     config = planner_config(graph, pools, max_gpus=options.max_gpus, slo_s=slo_s)

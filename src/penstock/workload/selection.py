@@ -14,6 +14,7 @@ from enum import StrEnum
 import xxhash
 
 from penstock.core.errors import ConfigError
+from penstock.core.flags import check_bounds, flag
 from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
 
 _HASH_RANGE = 2.0**64
@@ -28,24 +29,24 @@ class OnLong(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to take from a trace.
+    """What to take from a trace; the help of its fields is the command line's.
 
-    Attributes:
-        start_s: Begin of the window in trace seconds, >= 0, closed; it becomes the replay's zero.
-        duration_s: Length of the window, > 0, open at its end; None takes the rest.
-        sample: Share of requests kept, in (0, 1], chosen by a hash of seed and line: a seed keeps
-            the same rows in any window, and a smaller share keeps a subset of a larger one.
-        max_input_tokens: Longest prompt in tokens, >= 1; None for no limit.
-        on_long: Required with ``max_input_tokens``.
-        limit: Most requests, >= 1; None for all.
+    The window is closed at its start, which becomes the replay's zero, and open at its end. A hash of seed and line
+    chooses the sample: a seed keeps the same rows in any window, and a smaller share a subset of a larger one.
     """
 
-    start_s: float = 0.0
-    duration_s: float | None = None
-    sample: float = 1.0
-    max_input_tokens: int | None = None
-    on_long: OnLong | None = None
-    limit: int | None = None
+    start_s: float = flag("Begin of the window, seconds into the trace.", default=0.0, ge=0)
+    duration_s: float | None = flag("Length of the window, seconds of the trace.", gt=0, unset="to its end")
+    sample: float = flag(
+        "Share of the requests that is kept, above 0 and at most 1.",
+        default=1.0,
+        gt=0,
+        le=1,
+        metavar="FRACTION",
+    )
+    limit: int | None = flag("Most requests, after all other choices.", ge=1, unset="all")
+    max_input_tokens: int | None = flag("Longest prompt, tokens; needs --on-long.", ge=1, unset="no limit")
+    on_long: OnLong | None = flag("Cut longer prompts, or leave their requests out.", default=None)
 
     def __post_init__(self) -> None:
         """Check the bounds.
@@ -53,21 +54,7 @@ class Selection:
         Raises:
             ConfigError: a value is out of its range; the message names the flag.
         """
-        checks = (
-            ("--start-s", self.start_s, math.isfinite(self.start_s) and self.start_s >= 0, "at least 0"),
-            ("--duration-s", self.duration_s, self.duration_s is None or self.duration_s > 0, "above 0"),
-            ("--sample", self.sample, 0 < self.sample <= 1, "above 0 and at most 1"),
-            ("--limit", self.limit, self.limit is None or self.limit >= 1, "at least 1"),
-            (
-                "--max-input-tokens",
-                self.max_input_tokens,
-                self.max_input_tokens is None or self.max_input_tokens >= 1,
-                "at least 1",
-            ),
-        )
-        for flag, value, is_fine, bound in checks:
-            if not is_fine:
-                raise ConfigError(f"{flag}: {value!r} must be {bound}")
+        check_bounds(self)
         if (self.max_input_tokens is None) != (self.on_long is None):
             raise ConfigError(
                 "--max-input-tokens and --on-long go together: a limit on the prompt length changes the"

@@ -17,10 +17,11 @@ import numpy as np
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
+from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.http.client import ConnectionPool
 from penstock.workload.arrivals import Spread, mean_rate, rescale, spread
 from penstock.workload.exchange import TIER_HEADER, SendSettings, TargetEndpoint
-from penstock.workload.overload import OVERLOAD_FLAG, Capacity, measure_capacity
+from penstock.workload.overload import OVERLOAD_FLAG, Capacity, measure_capacity, parse_overload
 from penstock.workload.probe import check_speed, find_model
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult
@@ -28,72 +29,94 @@ from penstock.workload.replay import Replayer
 from penstock.workload.results import SCHEMA, ResultWriter
 from penstock.workload.selection import Selected, Selection, select
 from penstock.workload.statistics import summarise
-from penstock.workload.tier_mix import TierMix, with_tiers
+from penstock.workload.tier_mix import TierMix, parse_mix, with_tiers
 from penstock.workload.traces import OnBadRow, Trace, TraceFormat, load_trace
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """Everything a user can choose about a load run.
+    """Everything a user can choose about a load run; the help of its fields is the command line's.
 
-    Attributes:
-        trace: Built-in name or file.
-        url: Server's address without a path.
-        speed: Time scale: simulated seconds per real second, > 0; the servers' own.
-        on_bad_row: See `OnBadRow`.
-        spread: None takes the format's default: even for Mooncake's batches, none for Azure.
-        selection: Window, sample, length limit, count.
-        rate_rps: Mean rate in requests/s after selection; excludes rate_scale.
-        rate_scale: Factor on the rate.
-        seed: Of sampling, Poisson spreading and prompt texts.
-        model: None asks the server.
-        endpoint: See `TargetEndpoint`.
-        timeout_s: Longest request in simulated seconds, > 0.
-        concurrency: Most requests in flight; None leaves the loop open.
-        api_key: Bearer token; never written to a file.
-        admin_key: The router's, to learn where its workers are; never written to a file.
-        output_dir: Where the files go; None writes none.
-        with_gaps: Whether results.jsonl holds the inter-token gaps.
-        tiers: Proportions in which requests ask for tiers; None: they ask for none.
-        tier_header: The router's.
-        overload: Offered load as a multiple of the capacity measured before; excludes rates and concurrency.
-        capacity_concurrency: Requests in flight while capacity is measured, >= 1.
+    The speed is the servers' own, ``overload`` excludes rates and concurrency, and keys are never written to a file.
     """
 
-    trace: str
-    url: str
-    speed: float = 1.0
-    on_bad_row: OnBadRow = OnBadRow.REFUSE
-    spread: Spread | None = None
+    trace: str = flag("A trace file (Mooncake JSONL or Azure CSV), or the built-in `mooncake`.")
+    url: str = flag("Address of the router or server.", default="http://127.0.0.1:8000")
+    speed: float = time_scale(more="; give the servers' own")
+    model: str | None = flag("Model to ask for.", unset="the first that the server lists")
+    endpoint: TargetEndpoint = flag(
+        "OpenAI endpoint; on chat the server's template adds prompt tokens.",
+        default=TargetEndpoint.COMPLETIONS,
+    )
+    output_dir: Path | None = flag(
+        "Folder for results.jsonl and summary.json.", path="folder", unset="nothing is written"
+    )
     selection: Selection = field(default_factory=Selection)
-    rate_rps: float | None = None
-    rate_scale: float | None = None
-    seed: int = 0
-    model: str | None = None
-    endpoint: TargetEndpoint = TargetEndpoint.COMPLETIONS
-    timeout_s: float = 600.0
-    concurrency: int | None = None
-    api_key: str | None = field(default=None, repr=False)
-    admin_key: str | None = field(default=None, repr=False)
-    output_dir: Path | None = None
-    with_gaps: bool = True
-    tiers: TierMix | None = None
-    tier_header: str = TIER_HEADER
-    overload: float | None = None
-    capacity_concurrency: int = 128
+    seed: int = flag("Of sampling, Poisson spreading and prompt texts.", default=0)
+    on_bad_row: OnBadRow = flag(
+        "What to do with rows that cannot be read; skipped ones are listed in the summary.",
+        default=OnBadRow.REFUSE,
+    )
+    spread: Spread | None = flag(
+        "How a batch of equal arrival times is placed in its 3 s.", unset="even for Mooncake, none for Azure"
+    )
+    rate_rps: float | None = flag(
+        "Mean arrivals per simulated second, by stretching time.",
+        name="--rate",
+        metavar="RPS",
+        unset="the trace's",
+    )
+    rate_scale: float | None = flag("Factor on the arrival rate, instead of --rate.", unset="1")
+    overload: float | None = flag(
+        "Offer this multiple of the server's capacity, as 3x: first a closed loop of the same requests measures how "
+        "many it answers per second, then the trace is replayed at the factor times that rate.",
+        metavar="FACTOR",
+        convert=parse_overload,
+        form="a factor, as 3x",
+        unset="the trace's rate",
+    )
+    capacity_concurrency: int = flag(
+        "Requests in flight while --overload measures the capacity; four times as many are sent.",
+        default=128,
+        ge=1,
+        le=10_000,
+    )
+    tiers: TierMix | None = flag(
+        "Let requests ask for priority tiers in these proportions, as premium=20,standard=50,background=30.",
+        metavar="TIER=WEIGHT[,...]",
+        convert=parse_mix,
+        unset="they ask for none",
+    )
+    tier_header: str = flag("Header in which they ask; the router's.", default=TIER_HEADER)
+    concurrency: int | None = flag("Most requests in flight; closes the loop.", unset="open loop")
+    timeout_s: float = flag("Longest request, simulated seconds.", default=600.0, gt=0)
+    api_key: str | None = flag(
+        "File with the bearer token, which is never written to another.",
+        default=None,
+        key_variable="PENSTOCK_API_KEY",
+    )
+    admin_key: str | None = flag(
+        "File with the router's admin key, where it has one: with it the workers' own lag is measured too.",
+        default=None,
+        key_variable="PENSTOCK_ADMIN_KEY",
+    )
+    with_gaps: bool = flag(
+        "Leave the inter-token gaps out of results.jsonl; the summary keeps their percentiles.",
+        name="--no-itl",
+        default=True,
+    )
 
     def __post_init__(self) -> None:
         """Check what no part checks for itself.
 
         Raises:
-            ConfigError: the time-out is not above 0, or the load is said twice.
+            ConfigError: a number is out of bounds, or the load is said twice.
         """
+        check_bounds(self)
         others = {"--rate": self.rate_rps, "--rate-scale": self.rate_scale, "--concurrency": self.concurrency}
         given = [flag for flag, value in others.items() if value is not None]
         if self.overload is not None and given:
             raise ConfigError(f"{OVERLOAD_FLAG}: sets the load, as {given[0]} does; give one")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"--timeout-s: {self.timeout_s!r} must be above 0 simulated seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def test_a_miss_ends_with_one_and_what_it_takes(run, tmp_path):
         (("--from", NAME, "--tp", "1,2"), "--tp: with --from it says the size"),
         (("--endpoint", "http://x", "--tp", 1), "--output-dir: give a folder"),
         (("--output-dir", "x"), "give one of --config GRAPH"),
-        (("--from", NAME, "--tp", "two"), "must be numbers of GPUs above 0"),
+        (("--from", NAME, "--tp", "two"), "must be whole numbers"),
         (("--from", NAME, "--isl", 500_000), "--isl: 500000 prompt tokens lie outside"),
     ],
 )

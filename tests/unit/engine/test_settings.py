@@ -59,7 +59,7 @@ def test_prompts_may_be_sped_up_and_decode_is_not():
     ("changes", "message"),
     [
         ({"profile": "h300"}, "--profile 'h300' is unknown; choose one of a100-"),
-        ({"block_size": 0}, "--block-size: 0 must be 1 or more"),
+        ({"block_size": 0}, "--block-size: 0 must be at least 1"),
         ({"max_num_seqs": -1}, "--max-num-seqs: -1"),
         ({"stream_interval": 0}, "--stream-interval"),
         ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
+from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.logs import get_logger
 from penstock.core.tiers import TierPriority
 from penstock.engine import profiles
@@ -41,56 +41,109 @@ class LoadFailurePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServeFlags:
-    """What the command line takes, before it is checked.
+    """What the command line takes, before it is checked; the help of its fields is the command line's.
 
     Attributes:
         model: Model name, as vLLM's positional argument; only reported.
-        served_names: Names that requests may use; empty means the model's own.
-        host, port: Address to listen on; port 0 takes a free one.
-        kv_host: Address told to decode workers; None means ``host``.
-        profile: Name or path of a latency profile.
-        speed: Simulated seconds per real second.
-        num_gpu_blocks_override: KV blocks; None takes the profile's capacity.
-        max_model_len: Longest prompt plus output, tokens; None is the smaller of capacity and 131,072.
-        max_num_batched_tokens: Tokens per step; None is vLLM's 8,192, or max_num_seqs if that is more.
-        kv_transfer_config, kv_events_config: vLLM's JSON, or None.
-        preemption_config: JSON of `PreemptionConfig`; needs the priority policy. None: tiers do not preempt.
-        link_gigabytes_per_s, link_latency_ms: The incoming KV link, simulated.
-        mean_output_tokens: Mean output of requests without ``ignore_eos``, tokens.
-        startup_s: Simulated seconds until the worker is ready.
-        prefill_speedup: How many times as fast as by the profile prompts are computed, >= 1; for measuring decode alone.
-        engine_request_limit: Most requests in the engine; None: no bound, and nothing is rejected by number.
-        engine_request_queue: Most requests that wait for the engine; further ones are rejected.
-        seed: Chooses output lengths and words.
     """
 
     model: str
-    profile: str
-    role: EngineRole = EngineRole.AGGREGATED
-    served_names: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-    port: int = 8000
-    kv_host: str | None = None
-    speed: float = 1.0
-    block_size: int = 16
-    num_gpu_blocks_override: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    enable_prefix_caching: bool = True
-    stream_interval: int = 1
-    scheduling_policy: str = "fcfs"
-    kv_transfer_config: str | None = None
-    kv_events_config: str | None = None
-    preemption_config: str | None = None
-    link_gigabytes_per_s: float = 25.0
-    link_latency_ms: float = 5.0
-    mean_output_tokens: float = 256.0
-    startup_s: float = 0.0
-    prefill_speedup: float = 1.0
-    engine_request_limit: int | None = None
-    engine_request_queue: int = 16
-    seed: int = 0
+    profile: str = flag(
+        "Latency profile: a name from `penstock engine profiles`, or a .yaml file.",
+        default="h200-llama-3.1-8b-tp1",
+    )
+    role: EngineRole = flag(
+        "prefill keeps KV for decode workers, decode fetches it, aggregated does both phases alone.",
+        default=EngineRole.AGGREGATED,
+    )
+    served_names: tuple[str, ...] = flag(
+        "Name that requests use; may be repeated.", name="--served-model-name", default=(), unset="MODEL"
+    )
+    host: str = flag("Address to listen on.", default="127.0.0.1")
+    port: int = flag("TCP port to listen on; 0 takes a free one.", default=8000, ge=0, le=65535)
+    kv_host: str | None = flag(
+        "Address that decode workers reach this one at.",
+        variable="VLLM_NIXL_SIDE_CHANNEL_HOST",
+        unset="--host",
+    )
+    speed: float = time_scale()
+    block_size: int = flag("Tokens per KV block.", default=16, ge=1)
+    num_gpu_blocks_override: int | None = flag("KV blocks.", ge=1, unset="the profile's capacity")
+    max_num_seqs: int = flag("Requests in one batch.", default=256, ge=1)
+    max_num_batched_tokens: int | None = flag(
+        "Tokens computed in one step.", ge=1, unset="8192, or --max-num-seqs if that is more"
+    )
+    max_model_len: int | None = flag(
+        "Longest prompt plus output, tokens.",
+        ge=1,
+        unset=f"what the KV cache holds, at most {LONGEST_CONTEXT_TOKENS}",
+    )
+    enable_prefix_caching: bool = flag(
+        "Reuse KV blocks of equal prefixes.",
+        name="--enable-prefix-caching/--no-enable-prefix-caching",
+        default=True,
+    )
+    stream_interval: int = flag("Tokens per streamed event.", default=1, ge=1)
+    scheduling_policy: str = flag(
+        "Order of waiting requests; priority: lower values first, ties by arrival.",
+        default="fcfs",
+        choices=("fcfs", "priority"),
+    )
+    preemption_config: str | None = flag(
+        "JSON: maxPerRequest, premiumReservedFraction, swapGigabytes, dropAboveSeconds, swapLinkGigabytesPerSecond "
+        "(of one GPU), swapLinkLatencyMs. Waiting requests of lower priority values then preempt running ones of "
+        "higher; needs --scheduling-policy priority.",
+        unset="as vLLM",
+    )
+    kv_transfer_config: str | None = flag(
+        "vLLM's JSON: kv_role, kv_load_failure_policy, kv_connector_extra_config.kv_lease_duration (seconds).",
+        default=None,
+    )
+    kv_events_config: str | None = flag(
+        "vLLM's JSON: enable_kv_cache_events, endpoint, topic. Changes of the KV cache are then published over ZMQ; "
+        "needs penstock[kv-events].",
+        default=None,
+    )
+    link_gigabytes_per_s: float = flag(
+        "Bandwidth of the simulated incoming KV link.",
+        name="--kv-link-gigabytes-per-second",
+        default=25.0,
+        gt=0,
+    )
+    link_latency_ms: float = flag(
+        "Fixed time of each simulated KV transfer, milliseconds.",
+        name="--kv-link-latency-ms",
+        default=5.0,
+        ge=0,
+    )
+    mean_output_tokens: float = flag(
+        "Mean length at which the simulated model ends by itself, tokens; ignore_eos overrides it.",
+        default=256.0,
+        ge=1,
+    )
+    startup_s: float = flag(
+        "Simulated seconds until the worker is ready; /health answers 503 until then.",
+        name="--startup-seconds",
+        default=0.0,
+        ge=0,
+    )
+    prefill_speedup: float = flag(
+        "Factor by which prompts are computed faster than the latency profile says: for measuring decode alone, whose "
+        "prompts are computed beforehand.",
+        default=1.0,
+        ge=1,
+    )
+    engine_request_limit: int | None = flag(
+        "Most requests in the engine at a time; beyond it and the queue requests are rejected with 503.",
+        ge=1,
+        unset="no limit",
+    )
+    engine_request_queue: int = flag(
+        "Most requests that wait for the engine once --engine-request-limit run; at least 2.",
+        default=16,
+        ge=_LEAST_QUEUE,
+    )
+    seed: int = flag("Chooses output lengths and words.", default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +242,9 @@ def resolve(flags: ServeFlags) -> ServeSettings:
         ConfigError: a value is out of its bounds or contradicts another; flag, value and remedy are named.
     """
     SimulatedClock(flags.speed)  # refuses a bad --speed
-    _check_numbers(flags)
+    check_bounds(flags)
+    if flags.scheduling_policy not in {"fcfs", "priority"}:
+        raise ConfigError(f"--scheduling-policy: {flags.scheduling_policy!r} must be fcfs or priority")
     profile = profiles.load(flags.profile)
     transfer = _parse_transfer_config(flags)
     kv_events = parse_events_config(flags.kv_events_config)
@@ -238,36 +293,6 @@ def resolve(flags: ServeFlags) -> ServeSettings:
         kv_events,
         extra.bidirectional_kv_xfer,
     )
-
-
-def _check_numbers(flags: ServeFlags) -> None:
-    at_least_one = (
-        ("--block-size", flags.block_size),
-        ("--num-gpu-blocks-override", flags.num_gpu_blocks_override),
-        ("--max-num-seqs", flags.max_num_seqs),
-        ("--max-num-batched-tokens", flags.max_num_batched_tokens),
-        ("--max-model-len", flags.max_model_len),
-        ("--stream-interval", flags.stream_interval),
-        ("--mean-output-tokens", flags.mean_output_tokens),
-        ("--engine-request-limit", flags.engine_request_limit),
-    )
-    for flag, value in at_least_one:
-        if value is not None and not value >= 1:
-            raise ConfigError(f"{flag}: {value} must be 1 or more")
-    for flag, number, lowest, bound in (
-        ("--kv-link-gigabytes-per-second", flags.link_gigabytes_per_s, math.ulp(0), "above 0"),
-        ("--kv-link-latency-ms", flags.link_latency_ms, 0.0, "at least 0"),
-        ("--startup-seconds", flags.startup_s, 0.0, "at least 0"),
-        ("--prefill-speedup", flags.prefill_speedup, 1.0, "at least 1"),
-    ):
-        if not (math.isfinite(number) and number >= lowest):
-            raise ConfigError(f"{flag}: {number} must be finite and {bound}")
-    if flags.engine_request_queue < _LEAST_QUEUE:
-        raise ConfigError(
-            f"--engine-request-queue: {flags.engine_request_queue} must be {_LEAST_QUEUE} or more"
-        )
-    if flags.scheduling_policy not in {"fcfs", "priority"}:
-        raise ConfigError(f"--scheduling-policy: {flags.scheduling_policy!r} must be fcfs or priority")
 
 
 def _parse_preemption(flags: ServeFlags, profile: profiles.Profile) -> PreemptionTerms | None:

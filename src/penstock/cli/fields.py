@@ -1,0 +1,157 @@
+"""Generates a command's options from a dataclass whose fields say their flags (`penstock.core.flags`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+
+from penstock.cli.option import Option, choice, group, secret
+from penstock.core.errors import ConfigError
+from penstock.core.flags import Flag, bounds_text, flag_of, flags, is_within
+
+T = TypeVar("T")
+
+_PATHS: dict[str | None, dict[str, bool]] = {
+    None: {},
+    "file": {"dir_okay": False},
+    "existing file": {"dir_okay": False, "exists": True},
+    "folder": {"file_okay": False},
+}
+
+
+def options(model: type[Any]) -> Option:
+    """Return the options of a dataclass, in the order of its fields, with those of dataclasses in it."""
+    said, found = flags(model), []
+    for each, hint in _hints(model):
+        if each.name in said:
+            found.append(_option(each, hint, said[each.name]))
+        elif _is_part(hint):
+            found.append(options(hint))
+    return group(*found)
+
+
+def take(model: type[T], given: dict[str, Any], /, **others: Any) -> T:
+    """Take what `options` added to a command out of its arguments, and return it as the dataclass.
+
+    Args:
+        model: As it was given to `options`.
+        given: The command's arguments by name; those of the model are removed.
+        others: Values of fields that are no flags.
+    """
+    said, values = flags(model), dict(others)
+    for each, hint in _hints(model):
+        if each.name in said:
+            values[each.name] = given.pop(each.name)
+        elif _is_part(hint):
+            values[each.name] = take(hint, given)
+    return model(**values)
+
+
+def _hints(model: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
+    hints = get_type_hints(model)
+    return [(each, hints[each.name]) for each in dataclasses.fields(model)]
+
+
+def _is_part(hint: Any) -> bool:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint) and bool(flags(hint))
+
+
+def _option(each: dataclasses.Field[Any], hint: Any, said: Flag) -> Option:
+    spelling = said.name or flag_of(each.name)
+    if said.key_variable is not None:
+        return secret(spelling.removeprefix("--"), said.key_variable, said.help)
+    arms = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kind = next(arm for arm in arms if arm is not NoneType)
+    is_many = get_origin(kind) in {tuple, Sequence}
+    if is_many:
+        kind = get_args(kind)[0]
+    details: dict[str, Any] = {"metavar": said.metavar, "envvar": said.variable}
+    if each.default is dataclasses.MISSING:
+        details["required"] = not is_many
+    elif each.default is not None and each.default != () and (kind is not bool or "/" in spelling):
+        details |= {"default": _as_text(each.default), "show_default": True}
+    if kind is bool:
+        details |= _switch(spelling, is_on=each.default is True)
+    elif said.is_separated:
+        details["callback"] = _callback(lambda text: _separated(text, kind, said), empty=each.default)
+    else:
+        details |= {"type": _type(kind, said), "multiple": is_many}
+        details["callback"] = _callback(
+            lambda value: _converted(value, kind, said, spelling), is_many=is_many
+        )
+    if said.bare is not None:
+        details |= {"is_flag": False, "flag_value": said.bare}
+    text = said.help if said.unset is None else f"{said.help}  [default: {said.unset}]"
+    return click.option(
+        spelling, each.name, *said.short, help=text, show_envvar=said.variable is not None, **details
+    )
+
+
+def _switch(spelling: str, *, is_on: bool) -> dict[str, Any]:
+    """Return what click must know of a switch; ``--no-itl`` alone turns off what is on."""
+    if "/" in spelling:
+        return {}
+    if not is_on:
+        return {"is_flag": True}
+    return {"is_flag": True, "callback": lambda _context, _parameter, value: not value}
+
+
+def _type(kind: Any, said: Flag) -> Any:
+    if said.choices:
+        return click.Choice(said.choices)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return choice(kind)
+    if kind is Path:
+        return click.Path(path_type=Path, **_PATHS[said.path])
+    if kind not in {int, float} or said.form is not None:
+        return str
+    least, most = said.gt if said.ge is None else said.ge, said.lt if said.le is None else said.le
+    if least is None and most is None:
+        return kind
+    span = click.IntRange if kind is int else click.FloatRange
+    return span(least, most, min_open=said.gt is not None, max_open=said.lt is not None)  # type: ignore[arg-type]
+
+
+def _as_text(default: Any) -> Any:
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    return default.value if isinstance(default, Enum) else default
+
+
+def _callback(
+    convert: Callable[[Any], Any], *, is_many: bool = False, empty: Any = None
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def call(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        if is_many:
+            return tuple(map(convert, value))
+        return empty if not value and value != 0 else convert(value)
+
+    return call
+
+
+def _converted(value: Any, kind: Any, said: Flag, spelling: str) -> Any:
+    if said.convert is None:
+        return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
+    try:
+        return said.convert(value)
+    except ValueError as exc:
+        raise ConfigError(f"{spelling} {value}: must be {said.form}") from exc
+
+
+def _separated(text: str, kind: Any, said: Flag) -> tuple[Any, ...]:
+    parts = [part for part in text.split(",") if part] if kind is str else text.split(",")
+    try:
+        values = tuple(map(kind, parts))
+    except ValueError as exc:
+        what = "whole numbers" if kind is int else "numbers"
+        raise click.BadParameter(f"{text!r}: must be {what} with commas between them") from exc
+    for value in values:
+        if kind is not str and not is_within(said, value):
+            raise click.BadParameter(f"{value!r}: must be {bounds_text(said, value)}")
+    return values

@@ -1,0 +1,119 @@
+"""Settings that explain themselves: fields of a dataclass with help, bounds and spelling.
+
+The command line is generated from them (`penstock.cli.option`), and `check_bounds` holds them for callers in Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Final, Literal
+
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import ConfigError
+
+_KEY: Final = "flag"
+
+_BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """How the command line takes a field.
+
+    Attributes:
+        help: What it is, with its unit.
+        name: Spelling; None: the field's name with hyphens.
+        unset: What applies without a value, for the help.
+        metavar: Stands for the value in the help; None: the type.
+        choices: Texts that are allowed, where the type does not name them.
+        path: What a path must be.
+        convert: Makes the field's value from the flag's.
+        form: How a value is written, with an example, where ``convert`` reads text.
+        is_separated: One argument holds all values of a tuple, with commas between them; else the flag is repeated.
+        bare: Value of the flag without one; None: it needs one.
+        short: Further spellings.
+        variable: Environment variable that gives a value, too.
+        key_variable: Environment variable of a key, which is never an argument: the flag names its file.
+        ge, gt, le, lt: Bounds of a number.
+    """
+
+    help: str
+    name: str | None = None
+    unset: str | None = None
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    path: Literal["file", "existing file", "folder"] | None = None
+    convert: Callable[[Any], Any] | None = None
+    form: str | None = None
+    is_separated: bool = False
+    bare: str | None = None
+    short: tuple[str, ...] = ()
+    variable: str | None = None
+    key_variable: str | None = None
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+
+def flag(text: str, *, default: Any = MISSING, **details: Any) -> Any:
+    """Return a dataclass's field.
+
+    Args:
+        text: Its help.
+        default: Of the field. Without one the flag is required, or None where ``unset`` says what applies then.
+        details: Of `Flag`.
+    """
+    found = Flag(help=text, **details)
+    if default is MISSING and found.unset is not None:
+        default = None
+    return field(default=default, repr=found.key_variable is None, metadata={_KEY: found})
+
+
+def time_scale(default: float = 1.0, *, more: str = "") -> Any:
+    """Return the field of ``--speed``."""
+    text = f"Time scale: simulated seconds per real second{more}."
+    return flag(text, default=default, convert=lambda value: SimulatedClock(value).speed)
+
+
+def flag_of(name: str) -> str:
+    """Return ``--max-step`` for ``max_step``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def flags(model: Any) -> dict[str, Flag]:
+    """Return the flags of a dataclass's fields, by field; those without one are left out."""
+    return {each.name: each.metadata[_KEY] for each in fields(model) if _KEY in each.metadata}
+
+
+def check_bounds(settings: Any) -> None:
+    """Refuse a number that its flag does not allow.
+
+    Raises:
+        ConfigError: it is out of bounds, or not finite.
+    """
+    for name, each in flags(settings).items():
+        value = getattr(settings, name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not is_within(each, value):
+            raise ConfigError(f"{each.name or flag_of(name)}: {value!r} must be {bounds_text(each, value)}")
+
+
+def is_within(each: Flag, value: float) -> bool:
+    """Tell whether a number is finite and within a flag's bounds."""
+    return (
+        math.isfinite(value)
+        and (each.ge is None or value >= each.ge)
+        and (each.gt is None or value > each.gt)
+        and (each.le is None or value <= each.le)
+        and (each.lt is None or value < each.lt)
+    )
+
+
+def bounds_text(each: Flag, value: float) -> str:
+    """Return the bounds of a flag for a message about a value."""
+    bounds = [
+        f"{word} {getattr(each, key):g}" for key, word in _BOUNDS.items() if getattr(each, key) is not None
+    ]
+    return " and ".join(["finite", *bounds] if isinstance(value, float) else bounds)

@@ -1,0 +1,107 @@
+"""Options generated from a dataclass: spelling, type, default, bounds and conversion come from its fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli import fields
+from penstock.core.errors import ConfigError
+from penstock.core.flags import check_bounds, flag, time_scale
+
+
+class Order(StrEnum):
+    """A closed set."""
+
+    FIFO = "fifo"
+    LIFO = "lifo"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Fields within another dataclass."""
+
+    share: float = flag("Share.", default=1.0, gt=0, le=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One field of each kind."""
+
+    name: str = flag("Name.")
+    tokens: int | None = flag("Tokens.", ge=1, unset="all")
+    order: Order = flag("Order.", default=Order.FIFO)
+    rates: tuple[float, ...] = flag("Rates, requests/s.", default=(), is_separated=True)
+    at_s: tuple[float, ...] = flag("Seconds.", name="--at", default=(), convert=lambda at: at / 2)
+    pair: tuple[str, ...] = flag("Pair.", default=(), convert=lambda text: text.index("="), form="KEY=VALUE")
+    with_gaps: bool = flag("No gaps.", name="--no-gaps", default=True)
+    part: Part
+    speed: float = time_scale()
+    key: str | None = flag("File of the key.", default=None, key_variable="SOME_KEY")
+    given: str
+
+
+@click.command()
+@fields.options(Settings)
+def shown(**options):
+    """Print what a command gets."""
+    click.echo(fields.take(Settings, options, given="by the command"))
+    assert not options
+
+
+def run(*arguments):
+    """Return the result of the command."""
+    given = ["--name", "n", *arguments]
+    return CliRunner().invoke(shown, given, env={"SOME_KEY": "secret"}, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "tokens=None, order=<Order.FIFO: 'fifo'>, rates=(), at_s=(), pair=(), with_gaps=True"),
+        (("--order", "lifo", "--tokens", "3"), "tokens=3, order=<Order.LIFO: 'lifo'>"),
+        (("--rates", "1,2.5", "--at", "4", "--at", "6"), "rates=(1.0, 2.5), at_s=(2.0, 3.0)"),
+        (("--no-gaps", "--share", "0.5"), "with_gaps=False, part=Part(share=0.5), speed=1.0"),
+    ],
+)
+def test_values_reach_the_fields(arguments, expected):
+    """A key is filled from its variable and not shown."""
+    output = run(*arguments).output
+    assert expected in output
+    assert "given='by the command'" in output
+    assert "secret" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tokens", "0"), "0 is not in the range x>=1"),
+        (("--share", "2"), "2.0 is not in the range 0<x<=1"),
+        (("--rates", "1,x"), "'1,x': must be numbers with commas between them"),
+        (("--rates", "nan"), "nan: must be finite"),
+        (("--order", "any"), "'any' is not one of 'fifo', 'lifo'"),
+    ],
+)
+def test_values_out_of_bounds_are_usage_errors(arguments, said):
+    """The message names flag, value and bound."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert arguments[0] in result.output
+    assert said in result.output
+
+
+def test_text_that_cannot_be_read_names_its_form():
+    """The remedy is the form."""
+    with pytest.raises(ConfigError, match="--pair x: must be KEY=VALUE"):
+        CliRunner().invoke(shown, ["--name", "n", "--pair", "x"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0, "above 0 and at most 1"), (float("inf"), "finite")])
+def test_bounds_hold_for_callers_in_python(share, said):
+    """Without a command line, too."""
+    with pytest.raises(ConfigError, match=f"--share: {share} must be .*{said}"):
+        check_bounds(Part(share))
