@@ -14,7 +14,6 @@ from penstock.api.enums import (
     ProfilePhase,
     QueueOrder,
     Role,
-    RouterPolicy,
     Runtime,
     Tier,
 )
@@ -117,7 +116,6 @@ __all__ = [
     "RetriesConfig",
     "Role",
     "RouterConfig",
-    "RouterPolicy",
     "Runtime",
     "ScalingAdapter",
     "ScalingAdapterSpec",

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_snake
 from penstock.api.base import DNS_LABEL_PATTERN, KeyPath
 from penstock.api.budget_rules import BUDGET_RULES, exists
 from penstock.api.dynamo_rules import DYNAMO_RULES
-from penstock.api.enums import WORKER_ROLES, Role, RouterPolicy, Runtime
+from penstock.api.enums import WORKER_ROLES, Role, Runtime
 from penstock.api.lease_rules import SPEC_LEASE_RULES
 from penstock.api.rule import Breach, Rule, quoted, unless
 from penstock.api.rules import immutable
@@ -27,10 +27,10 @@ PLANNER_SERVICE = "planner"
 """Name of the planner's process among a graph's services."""
 
 DYNAMO_POLICIES = {
-    RouterPolicy.ROUND_ROBIN: "round-robin",
-    RouterPolicy.LEAST_LOADED: "least-loaded",
-    RouterPolicy.PREFIX_COST: "kv",
-    RouterPolicy.KV_COST: "kv",
+    "round-robin": "round-robin",
+    "least-loaded": "least-loaded",
+    "prefix-cost": "kv",
+    "kv-cost": "kv",
 }
 """Policies that Dynamo's frontend can follow, or come close to, with its ``--router-mode``. Of two with one mode the
 last is what an import makes of it; prefix-cost stands here because it is the default."""

@@ -12,10 +12,11 @@ from typing import Any, Protocol, TypeVar, get_args
 import click
 from pydantic.fields import FieldInfo
 
-from penstock.api import AdmissionConfig, AdmissionMode, RouterPolicy
+from penstock.api import AdmissionConfig, AdmissionMode
 from penstock.api.base import bounds
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
+from penstock.router.policy.registry import policy_names
 from penstock.workload.arrivals import Spread
 from penstock.workload.selection import OnLong
 
@@ -106,7 +107,7 @@ def port(default: int, what: str, *, least: int = 0) -> Option:
 
 def policy(what: str) -> Option:
     """Return ``--policy``, one of the router's."""
-    return click.option("--policy", type=choice(RouterPolicy), help=what)
+    return click.option("--policy", type=click.Choice(policy_names()), help=what)
 
 
 def kubeconfig(where: str = "", *, default: str = "$KUBECONFIG") -> Option:
