@@ -6,7 +6,7 @@ must bound. Seconds are simulated seconds unless the name says real.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, JsonValue, StringConstraints
 from pydantic_core import PydanticCustomError
@@ -15,15 +15,18 @@ from penstock.api.base import Flag, Fraction, Integer, Number, SpecModel, Text
 from penstock.api.enums import AdmissionMode, QueueOrder
 from penstock.api.rules import ROUTER_RULES
 from penstock.api.tiers import TiersConfig
-from penstock.core import plugins
 from penstock.core.engine_progress import STALL_REAL_S
+from penstock.core.plugins import registered
+
+ROUTING_POLICIES: Final = "penstock.routing_policies"
+"""Group of entry points, each a class or a function; see `penstock.router.policy.registry`."""
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", max_length=253)]
 
 
 def _installed(name: str) -> str:
-    names = plugins.registered(plugins.ROUTING_POLICIES)
+    names = registered(ROUTING_POLICIES)
     if name in names:
         return name
     raise PydanticCustomError(

@@ -1,24 +1,21 @@
-"""Parts that installed distributions register by entry point, by group and name. Reads what is installed, no clock or socket."""
+"""Parts that installed distributions register by entry point, by group and name; none is imported before it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import Any
 
 from penstock.core.errors import ConfigError
-
-ROUTING_POLICIES: Final = "penstock.routing_policies"
-"""Group of the router's policies; each entry names a class or a function, see `penstock.router.policy.registry`."""
 
 
 @cache
 def registered(group: str) -> Mapping[str, EntryPoint]:
-    """Return a group's entry points by name, sorted; read once in a process.
+    """Return a group's entry points by name, sorted, as installed when the process first asks.
 
     Raises:
-        ConfigError: two distributions register one name.
+        ConfigError: two distributions register different objects under one name.
     """
     found: dict[str, EntryPoint] = {}
     for each in sorted(entry_points(group=group), key=lambda each: each.name):
@@ -30,23 +27,43 @@ def registered(group: str) -> Mapping[str, EntryPoint]:
     return found
 
 
-def load(group: str, name: str, *, kind: str) -> Any:
-    """Import and return what a group has under a name.
+def plugin(group: str, name: str) -> Any | None:
+    """Return the object that a distribution registered under ``name``; None: no distribution did.
 
     Args:
-        group: Of entry points.
-        name: One of the group's.
+        group: Such as ``penstock.runtimes``.
+        name: As a manifest spells it.
+
+    Raises:
+        ConfigError: it is registered and cannot be imported.
+    """
+    point = registered(group).get(name)
+    if point is None:
+        return None
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(
+            f"{group}: {name} is registered as {point.value}, which cannot be imported: {exc}; "
+            "install its distribution again"
+        ) from exc
+
+
+def load(group: str, name: str, *, kind: str) -> Any:
+    """Return the object that a distribution registered under ``name``.
+
+    Args:
+        group: Such as ``penstock.routing_policies``.
+        name: As a manifest spells it.
         kind: What the group holds, for the message.
 
     Raises:
-        ConfigError: nothing is registered under the name, or it cannot be imported; the message lists the names.
+        ConfigError: no distribution registers the name, or it cannot be imported; the message lists the names.
     """
-    known = registered(group)
-    if name not in known:
+    found = plugin(group, name)
+    if found is None:
         raise ConfigError(
-            f"{kind} {name!r}: choose from {', '.join(known)}, or install the package that registers it"
+            f"{kind} {name!r}: choose from {', '.join(registered(group)) or 'none'}, or install the package that "
+            "registers it"
         )
-    try:
-        return known[name].load()
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"{kind} {name!r}: {known[name].value} cannot be imported: {exc}") from exc
+    return found

@@ -7,15 +7,16 @@ section, which holds ``policyParameters`` for it.
 from __future__ import annotations
 
 from penstock.api import RouterConfig
-from penstock.core import plugins
+from penstock.api.router import ROUTING_POLICIES
 from penstock.core.errors import ConfigError
+from penstock.core.plugins import load, registered
 from penstock.router.policy.baselines import LeastLoaded
 from penstock.router.policy.routing_policy import AssignTime, RoutingPolicy
 
 
 def policy_names() -> tuple[str, ...]:
     """Return the names of all installed policies, sorted."""
-    return tuple(plugins.registered(plugins.ROUTING_POLICIES))
+    return tuple(registered(ROUTING_POLICIES))
 
 
 def make_policy(config: RouterConfig) -> RoutingPolicy:
@@ -24,7 +25,7 @@ def make_policy(config: RouterConfig) -> RoutingPolicy:
     Raises:
         ConfigError: no such policy is installed, or it does not take its parameters.
     """
-    kind = plugins.load(plugins.ROUTING_POLICIES, config.policy, kind="policy")
+    kind = load(ROUTING_POLICIES, config.policy, kind="policy")
     policy: RoutingPolicy
     if hasattr(kind, "from_config"):
         policy = kind.from_config(config)
