@@ -17,7 +17,7 @@ from penstock.performance.queueing import wait_quantile_s
 from penstock.performance.recommend import Targets
 from penstock.profiler.reading import engine_sweep
 from penstock.report.drawing import BLUE, DPI, VERMILION, blank_figure, legend_above
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
@@ -46,7 +46,11 @@ def simulated_s(rps: float) -> np.ndarray:
     ]
     model = ProfiledModel(PROFILE)
     pools = (PoolSpec(Role.PREFILL, PREFILL, model), PoolSpec(Role.DECODE, DECODE, model))
-    return Simulation(Scenario(pools=pools, router=RouterSpec()), requests).run().requests.ttft_s
+    return (
+        Simulation(Scenario(pools=pools, router=unbounded_router("least-loaded")), requests)
+        .run()
+        .requests.ttft_s
+    )
 
 
 def draw() -> Figure:

@@ -23,11 +23,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from penstock.api import BreakerConfig, RouterConfig
+from penstock.api import RouterConfig
 from penstock.router.admission import Admission
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.kv_listener import KvListener
-from penstock.router.make_core import make_core
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefix_index import PrefixIndex
 
@@ -88,7 +87,7 @@ def steps(worker: int, cache_tokens: int = CACHE_TOKENS[0]) -> Iterator[tuple[by
 
 def listener() -> KvListener:
     """Return one without workers; it applies what it is given."""
-    core = make_core(RouterConfig(), WorkerPool(BreakerConfig()), is_disaggregated=False)
+    core = build_router(RouterConfig(), TOGETHER)
     return KvListener(Admission(core, lambda: 0.0), lambda _: None, port=1)
 
 

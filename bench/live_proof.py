@@ -46,9 +46,9 @@ from penstock.local.ports import ephemeral_port
 from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
 from penstock.runtimes.process import RuntimeContext
 from penstock.runtimes.simulated import Simulated
-from penstock.simulator.graph_scenario import graph_pools, graph_router
+from penstock.simulator.graph_scenario import graph_pools
 from penstock.simulator.jobs import Job, PrefixChains
-from penstock.simulator.scenario import Scenario
+from penstock.simulator.scenario import RouterGroup, Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import Spread
@@ -118,8 +118,13 @@ def simulate(
     """Run the slice in virtual time; several routers get requests in turn, and one decides if they pass them on."""
     config = graph.spec.router
     owners = 1 if routers > 1 and config.peers.forward else None
-    router = replace(graph_router(graph), routers=routers, owners=owners)
-    scenario = Scenario(pools=graph_pools(graph), router=router, slo_s=config.ttft_slo_seconds, seed=seed)
+    scenario = Scenario(
+        pools=graph_pools(graph),
+        router=config,
+        routers=RouterGroup(routers, owners),
+        slo_s=config.ttft_slo_seconds,
+        seed=seed,
+    )
     world = Simulation(scenario, requests, chains=TextChains(PromptMaker(seed)))
     recording = world.run()
     return Side([_job(job) for job in world.jobs], recording.itl_s["p50"] or 0.0)

@@ -17,18 +17,17 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
-from penstock.api import AdmissionConfig, AdmissionMode, BreakerConfig, Role, RouterConfig
+from penstock.api import AdmissionConfig, AdmissionMode, Role, RouterConfig
+from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.queue_settings import QueueSettings
 from penstock.router.core.router import RouterCore
-from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.make_core import make_core
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock.router.policy.keys import Prefix, prompt_keys
 from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_index import PrefixIndex
-from penstock.router.policy.registry import POLICIES, make_policy
+from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival
 
 FLEETS = (8, 64, 256, 1024)
@@ -55,7 +54,7 @@ def prompts(count: int) -> list[bytes]:
 def decide(policy: str, workers: int, texts: list[bytes]) -> list[float]:
     """Return the CPU microseconds of each decision: hashing and placing."""
     queues: DispatchQueue[int] = DispatchQueue(
-        make_policy(policy), QueueSettings(tokens_per_s=6250.0, slot_requests=1)
+        make_policy(RouterConfig(policy=policy)), QueueSettings(tokens_per_s=6250.0, slot_requests=1)
     )
     queues.set_workers((WorkerLoad(f"worker-{i}") for i in range(workers)), 0.0)
     took = []
@@ -92,15 +91,14 @@ def admission_us() -> dict[str, dict[str, float]]:
     """
     took: dict[str, dict[str, float]] = {}
     for name, busy in (("none", 0), ("half", ADMISSION_WORKERS // 2), ("all", ADMISSION_WORKERS)):
-        pool = WorkerPool(BreakerConfig())
         admission = AdmissionConfig(mode=AdmissionMode.TOKEN_CAPACITY)
-        core: RouterCore[int] = make_core(RouterConfig(admission=admission), pool, is_disaggregated=False)
+        core: RouterCore[int] = build_router(RouterConfig(admission=admission), TOGETHER)
         core.set_workers((_spec(i) for i in range(ADMISSION_WORKERS)), 0.0)
-        for number, worker in enumerate(pool):
+        for number, worker in enumerate(core.pool):
             worker.kv_usage_fraction, worker.metrics_at_s = 0.9 if number < busy else 0.5, 0.0
             worker.kv_capacity_tokens = 100_000
             core.load_read(worker, 0.0)
-        last = next(iter(pool))
+        last = next(iter(core.pool))
         took[name] = {
             "decision": _microseconds(lambda core=core: core.full_stage(Role.AGGREGATED, 0.0)),  # type: ignore[misc]
             "load event": _microseconds(lambda core=core, last=last: core.load_read(last, 0.0)),  # type: ignore[misc]
@@ -148,7 +146,7 @@ def main() -> None:
     texts = prompts(REQUESTS)
     hashing = statistics.median(_timed(text) for text in texts)
     rows = []
-    for policy in POLICIES:
+    for policy in policy_names():
         for fleet in FLEETS:
             took = sorted(decide(policy, fleet, texts))
             p50, p99 = statistics.median(took), took[int(0.99 * len(took))]

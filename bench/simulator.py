@@ -11,9 +11,9 @@ import argparse
 import time
 
 from penstock.api import Role
+from penstock.router.policy.registry import policy_names
 from penstock.simulator.plan import DEFAULT_PROFILE
-from penstock.simulator.routing import policy_names
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 
@@ -41,7 +41,9 @@ def main() -> None:
             model = ProfiledModel(DEFAULT_PROFILE, block_size=block_size)
             pools = (PoolSpec(Role.PREFILL, WORKERS, model), PoolSpec(Role.DECODE, WORKERS, model))
             wall, cpu = time.perf_counter(), time.process_time()
-            recording = Simulation(Scenario(pools=pools, router=RouterSpec(policy)), workload.requests).run()
+            recording = Simulation(
+                Scenario(pools=pools, router=unbounded_router(policy)), workload.requests
+            ).run()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             requests = recording.requests
             hit = requests.cached_tokens.sum() / requests.prompt_tokens.sum()

@@ -8,13 +8,15 @@ from dataclasses import replace
 from setups import INSTANCES, Case, world
 
 from penstock.api import Role, RouterConfig
-from penstock.simulator.scenario import Resize, RouterSpec
+from penstock.simulator.scenario import Resize, RouterGroup, Scenario
 from penstock.simulator.sweep import RunSpec
 
 WAYS = ("alone", "events", "shared")
+SIMULATED_TOKENIZER, EVENTS_PORT = "simulated", 5557
+"""What a manifest says for routers to follow the workers' events."""
 
 
-def elasticity(case: Case, seeds: int, routers: Mapping[str, RouterSpec]) -> list[RunSpec]:
+def elasticity(case: Case, seeds: int, routers: Mapping[str, RouterConfig]) -> list[RunSpec]:
     """4 to 8 instances at 74 s under QPS 4, and 8 to 4, one each 60 s from 1,809 s, under QPS 2."""
     up = (Resize(74.0, Role.AGGREGATED, 8),)
     down = tuple(Resize(1809.0 + 60.0 * step, Role.AGGREGATED, 7 - step) for step in range(4))
@@ -27,7 +29,9 @@ def elasticity(case: Case, seeds: int, routers: Mapping[str, RouterSpec]) -> lis
     return runs
 
 
-def scaling(case: Case, seeds: int, sizes: Sequence[int], routers: Mapping[str, RouterSpec]) -> list[RunSpec]:
+def scaling(
+    case: Case, seeds: int, sizes: Sequence[int], routers: Mapping[str, RouterConfig]
+) -> list[RunSpec]:
     """More instances under proportionally more requests: copies of the population side by side."""
     runs = []
     for size in sizes:
@@ -43,11 +47,11 @@ def scaling(case: Case, seeds: int, sizes: Sequence[int], routers: Mapping[str, 
     return runs
 
 
-def together(spec: RouterSpec, count: int, way: str) -> RouterSpec:
-    """Return ``count`` routers side by side.
+def together(scenario: Scenario, count: int, way: str) -> Scenario:
+    """Return a scenario with ``count`` routers side by side.
 
     Args:
-        spec: Each of them.
+        scenario: With one.
         count: >= 1.
         way: How they work together. ``alone``: each keeps queues of its own and asks the others what they have in
             flight. ``events``: likewise, and each hears of the workers' caches. ``shared``: each keeps the queues of some
@@ -55,18 +59,15 @@ def together(spec: RouterSpec, count: int, way: str) -> RouterSpec:
             its processor is full, virtual time gives what a single router gives.
     """
     if count == 1:
-        return spec
-    return replace(
-        spec,
-        routers=count,
-        owners=count if way == "shared" else None,
-        kv_events=way == "events",
-        peer_interval_s=RouterConfig().peers.interval_real_seconds,
-    )
+        return scenario
+    router = scenario.router
+    if way == "events":
+        router = router.model_copy(update={"tokenizer": SIMULATED_TOKENIZER, "kv_events_port": EVENTS_PORT})
+    return replace(scenario, router=router, routers=RouterGroup(count, count if way == "shared" else None))
 
 
 def routers(
-    case: Case, seeds: int, rate: float, *, counts: Sequence[int], chosen: Mapping[str, RouterSpec]
+    case: Case, seeds: int, rate: float, *, counts: Sequence[int], chosen: Mapping[str, RouterConfig]
 ) -> list[RunSpec]:
     """Routers side by side, in every way in which they can work together; labels are policy|count|way.
 
@@ -80,7 +81,7 @@ def routers(
     return [
         RunSpec(
             f"{policy}|{count}|{way}",
-            world(case.model, together(spec, count, way)),
+            together(world(case.model, spec), count, way),
             case.workload,
             rate,
             seed,

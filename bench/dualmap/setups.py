@@ -14,16 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.api import QueueOrder, Role, RouterConfig
-from penstock.simulator.routing import policy_names
+from penstock.router.policy.registry import policy_names
 from penstock.simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
     Model,
     PoolSpec,
     ProfiledModel,
-    RouterSpec,
     Scenario,
-    SimpleModel,
+    unbounded_router,
 )
 from penstock.simulator.sweep import RunSpec
 from penstock.simulator.workload import WorkloadSpec
@@ -142,17 +141,27 @@ def engine_cases(traces: Traces) -> list[Case]:
     ]
 
 
-def world(model: Model, router: RouterSpec, *, instances: int = INSTANCES) -> Scenario:
+def world(model: Model, router: RouterConfig, *, instances: int = INSTANCES) -> Scenario:
     """Return instances of a model behind a router, which hands them as much at a time as they take."""
-    if isinstance(model, SimpleModel):
-        router = replace(router, slot_requests=model.slot_requests, slot_tokens=None)
     pools = (PoolSpec(Role.AGGREGATED, instances, model),)
     return Scenario(pools=pools, router=router, slo_s=SLO_S, cold_start_s=0.0)
 
 
-def router(policy: str, **settings: bool | float | str) -> RouterSpec:
-    """Return a router as the artefact has it: queues in the router, longest cached prefix first."""
-    return RouterSpec(policy=policy, settings=settings, queue_order=QueueOrder.HIT_FIRST)
+def router(
+    policy: str,
+    order: QueueOrder = QueueOrder.HIT_FIRST,
+    *,
+    rebalance: bool = True,
+    **parameters: bool | float | str,
+) -> RouterConfig:
+    """Return a router section as the artefact has it: queues in the router, longest cached prefix first."""
+    return unbounded_router(
+        policy,
+        prefillQueue={"order": order},
+        policyParameters=parameters,
+        dualmap={"rebalance": rebalance},
+        ttftSloSeconds=SLO_S,
+    )
 
 
 PAIR_COST = router("pair-cost")
@@ -163,9 +172,9 @@ OUTCLASSED = frozenset({"round-robin", "least-loaded", "least-pending", "kv-cost
 """Below the others on every workload of the comparison, and left out of what asks for more runs."""
 
 
-def contestants(order: QueueOrder) -> dict[str, RouterSpec]:
+def contestants(order: QueueOrder) -> dict[str, RouterConfig]:
     """Return every policy, all with one queue order."""
-    return {policy: replace(router(policy), queue_order=order) for policy in policy_names()}
+    return {policy: router(policy, order) for policy in policy_names()}
 
 
 def comparison(case: Case, seeds: int, *, order: QueueOrder) -> list[RunSpec]:
@@ -201,13 +210,13 @@ def ours(case: Case, seeds: int) -> list[RunSpec]:
 
 ABLATION_RATES = (11.5, 12.0, 12.5, 13.0)
 """Below the knee of the 14B servers under DualMap, there, and beyond."""
-ABLATION: Sequence[tuple[str, RouterSpec]] = (
+ABLATION: Sequence[tuple[str, RouterConfig]] = (
     ("dualmap", router("dualmap")),
     ("- rebalancing", router("dualmap", rebalance=False)),
     ("- tree", router("dualmap", adaptive_prefix=False)),
     ("tree by the artefact's shares", router("dualmap", **HOT_SHARES)),
-    ("- hit-first queue: arrival", replace(router("dualmap"), queue_order=QueueOrder.ARRIVAL)),
-    ("- hit-first queue: in-time-first", replace(router("dualmap"), queue_order=QueueOrder.IN_TIME_FIRST)),
+    ("- hit-first queue: arrival", router("dualmap", QueueOrder.ARRIVAL)),
+    ("- hit-first queue: in-time-first", router("dualmap", QueueOrder.IN_TIME_FIRST)),
     ("- SLO-aware: pair affinity", router("dualmap", choice="cache-affinity", rebalance=False)),
     ("- SLO-aware: pair least-loaded", router("dualmap", choice="least-loaded", rebalance=False)),
     ("- SLO-aware: pair min-TTFT", router("dualmap", choice="min-ttft", rebalance=False)),
@@ -217,11 +226,11 @@ ABLATION: Sequence[tuple[str, RouterSpec]] = (
         "pair prefix-cost, no rebalancing",
         router("dualmap", choice="prefix-cost", start_depth=2, rebalance=False),
     ),
-    ("pair prefix-cost, in-time-first", replace(PAIR_COST, queue_order=QueueOrder.IN_TIME_FIRST)),
+    ("pair prefix-cost, in-time-first", router("pair-cost", QueueOrder.IN_TIME_FIRST)),
     ("all instances, prefix-cost", router("prefix-cost")),
     (
         "all instances, prefix-cost, in-time-first",
-        replace(router("prefix-cost"), queue_order=QueueOrder.IN_TIME_FIRST),
+        router("prefix-cost", QueueOrder.IN_TIME_FIRST),
     ),
 )
 """The paper's five configurations and more; ``choice`` replaces the SLO-aware rule within the pair."""

@@ -10,10 +10,8 @@ from workload import TIERS, traffic
 
 from penstock.api import Role, Tier
 from penstock.core.tiers import TierPriority
-from penstock.router.policy.slo_monitor import SheddingSettings
-from penstock.router.policy.tiers import SloTarget, TierSettings
 from penstock.simulator.jobs import Job, JobOutcome
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
@@ -54,10 +52,13 @@ def run_fleet(rate: float, seconds: float) -> dict[TierPriority, TierFigures]:
         max_num_batched_tokens=BATCH_TOKENS,
         max_num_seqs=MAX_SEQS,
         preemption=PREEMPTION,
+        request_limit=SLOT_REQUESTS,
     )
-    targets = {Tier[tier.name]: SloTarget(ttft_s=target_s) for tier, target_s in TARGETS_S.items()}
-    tiers = RouterTiers(TierSettings(targets=targets), SheddingSettings(), Tier.STANDARD)
-    router = RouterSpec(slot_tokens=None, slot_requests=SLOT_REQUESTS, max_wait_s=60.0, tiers=tiers)
+    none = {"ttftSeconds": None, "tpotSeconds": None, "endToEndSeconds": None}
+    slo = {tier.name.lower(): {**none, "ttftSeconds": TARGETS_S.get(tier)} for tier in TIERS}
+    queue = {"maxWaitSeconds": 60.0, "workerTokens": 1_000_000}
+    tiers = {"enabled": True, "slo": slo}
+    router = unbounded_router("least-loaded", prefillQueue=queue, tiers=tiers)
     world = Simulation(Scenario([PoolSpec(Role.AGGREGATED, 1, model)], router), requests)
     world.run()
     return {

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.api import AdmissionConfig, AdmissionMode, QueueOrder, Role, RouterConfig, RouterPolicy
-from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds, busy_thresholds
-from penstock.simulator.graph_scenario import default_router
+from penstock.api import AdmissionConfig, AdmissionMode, QueueOrder, Role, RouterConfig
+from penstock.api.router import PrefillQueueConfig
 from penstock.simulator.observer import Requests
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
@@ -28,25 +27,22 @@ FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 UNLOADED_FACTOR, UNLOADED_S = 0.02, 3000.0
 """One request each 3.6 s for four workers: hardly any meets another."""
 
-THRESHOLDS = BusyThresholds(active_decode_blocks=0.9, active_prefill_tokens=0)
+THRESHOLDS = AdmissionConfig(
+    mode=AdmissionMode.TOKEN_CAPACITY,
+    active_decode_blocks_threshold=0.9,
+    active_prefill_tokens_threshold=0,
+)
 """A worker is busy while it computes any prompt: an accepted request never waits for another's."""
 
-DEFAULTS = AdmissionConfig(mode=AdmissionMode.TOKEN_CAPACITY)
-QUEUE = RouterConfig().prefill_queue
 TARGET_S = RouterConfig().ttft_slo_seconds
-PRODUCT = replace(
-    default_router(RouterPolicy.PREFIX_COST.value),
-    thresholds=busy_thresholds(DEFAULTS),
-    max_waiting=QUEUE.max_requests,
-    max_wait_s=QUEUE.max_wait_seconds,
-)
+PRODUCT = RouterConfig(admission=AdmissionConfig(mode=AdmissionMode.TOKEN_CAPACITY))
 """What a graph has that sets ``router.admission.mode: token-capacity`` and nothing else."""
 
 ROUTERS = (
-    RouterSpec(slot_tokens=None, thresholds=NO_THRESHOLDS),
-    RouterSpec(slot_tokens=None, thresholds=THRESHOLDS),
+    unbounded_router("least-loaded"),
+    unbounded_router("least-loaded", admission=THRESHOLDS),
     PRODUCT,
-    replace(PRODUCT, queue_order=QueueOrder.ARRIVAL),
+    RouterConfig(admission=PRODUCT.admission, prefill_queue=PrefillQueueConfig(order=QueueOrder.ARRIVAL)),
 )
 
 MOST_TTFT = 1.2
@@ -118,7 +114,7 @@ def _point(factor: float, requests: Requests, unloaded_s: float, seconds: float)
     return Point(factor, p99, in_time / seconds, loose / seconds, target / seconds, rejected)
 
 
-def _run(factor: float, router: RouterSpec, seconds: float) -> Requests:
+def _run(factor: float, router: RouterConfig, seconds: float) -> Requests:
     pool = PoolSpec(Role.AGGREGATED, WORKERS, ProfiledModel(PROFILE, block_size=16))
     return Simulation(Scenario([pool], router), _traffic(RATE * factor, seconds)).run().requests
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.api import Role
+from penstock.api import Role, RouterConfig
 from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, WorkerFailure
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, WorkerFailure, unbounded_router
 from penstock.simulator.workload import WorkloadSpec
 
 A100 = "a100-llama-8b-bf16-tp1"
@@ -69,9 +69,9 @@ class Case:
         return tuple(PoolSpec(role, n, model, self.gpus) for role, n in zip(roles, counts, strict=True))
 
     @property
-    def router(self) -> RouterSpec:
-        """The router of every run: least loaded, as shipped."""
-        return RouterSpec(slot_tokens=8192 if len(self.fleet) == 2 else None)
+    def router(self) -> RouterConfig:
+        """The router of every run: least loaded, with a queue that refuses nobody."""
+        return unbounded_router("least-loaded")
 
 
 PUBLISHED = "sine:rate=25,amplitude=0.8,period_s=600,input_tokens=3000,output_tokens=300,length_cv=0.2"

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from penstock.api import Role, RouterConfig
 from penstock.cli.main import cli
-from penstock.router.policy.registry import POLICIES
+from penstock.core import plugins
+from penstock.core.errors import ConfigError
+from penstock.router.core.effects import Dispatch
+from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.policy.registry import make_policy
+from penstock.router.policy.routing_policy import Arrival
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -79,15 +88,50 @@ def test_the_example_of_a_decision_is_what_the_command_prints() -> None:
     assert printed == shown.group(1)
 
 
-def test_the_policy_in_30_lines_runs_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/routing.md's class, registered under its name there, serves a simulated trace."""
-    found = re.search(r"```python\n(.*?)```", (ROOT / "docs/routing.md").read_text(), re.DOTALL)
-    assert found is not None
-    names: dict[str, Any] = {}
-    exec(found.group(1), names)
-    monkeypatch.setitem(POLICIES, "shortest-of-three", lambda _: names["ShortestOfThree"]())
+@pytest.fixture
+def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the package of docs/routing.md's guide for a test: its module and its entry point, as a distribution."""
+    text = (ROOT / "docs/routing.md").read_text(encoding="utf-8")
+    module = re.search(r"```python\n(# (\w+\.py)\n.*?)```", text, re.DOTALL)
+    project = re.search(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert module is not None
+    assert project is not None
+    (tmp_path / module[2]).write_text(module[1], encoding="utf-8")
+    groups = tomllib.loads(project[1])["project"]["entry-points"]
+    info = tmp_path / "guide-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guide\nVersion: 1.0\n", encoding="utf-8")
+    entries = "".join(
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in names.items())
+        for group, names in groups.items()
+    )
+    (info / "entry_points.txt").write_text(entries, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.registered.cache_clear()
+    yield
+    plugins.registered.cache_clear()
+
+
+@pytest.mark.usefixtures("guide")
+def test_the_policy_in_30_lines_is_found_by_the_simulator() -> None:
+    """docs/routing.md's package serves a simulated trace, and shows its name."""
     options = ["--policy", "shortest-of-three", "--trace", "mooncake", "--limit", "40", "--qps", "2"]
-    result = CliRunner().invoke(cli, ["simulate", *options, "--json"])
+    result = CliRunner().invoke(cli, ["simulate", *options, "--json", "--jobs", "1"])
 
     assert result.exit_code == 0, result.output
-    assert "shortest-of-three" in json.dumps(json.loads(result.stdout))
+    assert [row["policy"] for row in json.loads(result.stdout)["summary"]] == ["shortest-of-three"]
+
+
+@pytest.mark.usefixtures("guide")
+def test_the_policy_in_30_lines_is_found_by_the_live_router() -> None:
+    """A manifest names it, and the live router's core asks it; it has no parameters."""
+    config = RouterConfig.model_validate({"policy": "shortest-of-three"})
+    workers = tuple(WorkerSpec(name, Role.AGGREGATED, f"http://{name}", supervised=True) for name in "ab")
+    server = RouterServer(RouterSettings("m", disaggregated=False, config=config, workers=workers))
+    server.core.set_workers(workers, 0.0)
+    (effect,) = server.core.acquire(object(), Role.AGGREGATED, Arrival((1,), 512), 0.0)  # type: ignore[arg-type]
+
+    assert isinstance(effect, Dispatch)
+    assert effect.assignment.reason.startswith("shortest queue of three")
+    with pytest.raises(ConfigError, match=r"router\.policyParameters: depth: .* has none"):
+        make_policy(config.model_copy(update={"policy_parameters": {"depth": 2}}))

@@ -2,12 +2,11 @@
 
 import pytest
 
-from penstock.api import BreakerConfig, Role, RouterConfig
+from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.kv_listener import KvListener
-from penstock.router.make_core import make_core
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefix_index import PrefixIndex
 
@@ -40,7 +39,7 @@ TOKENS = [
 @pytest.fixture
 def listener():
     """A listener of a worker that is never connected to."""
-    core = make_core(RouterConfig(), WorkerPool(BreakerConfig()), is_disaggregated=True)
+    core = build_router(RouterConfig(), SPLIT)
     admission = Admission(core, lambda: 0.0)
     admission.set_workers([WorkerSpec("a", Role.PREFILL, "http://127.0.0.1:1", supervised=True)])
     return KvListener(admission, lambda name: None, port=1)

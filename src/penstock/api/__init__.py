@@ -14,7 +14,6 @@ from penstock.api.enums import (
     ProfilePhase,
     QueueOrder,
     Role,
-    RouterPolicy,
     Tier,
 )
 from penstock.api.graph import (
@@ -114,7 +113,6 @@ __all__ = [
     "RetriesConfig",
     "Role",
     "RouterConfig",
-    "RouterPolicy",
     "ScalingAdapter",
     "ScalingAdapterSpec",
     "ScalingConfig",

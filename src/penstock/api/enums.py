@@ -22,20 +22,6 @@ class Role(StrEnum):
 WORKER_ROLES = (Role.PREFILL, Role.DECODE, Role.AGGREGATED)
 
 
-class RouterPolicy(StrEnum):
-    """How the router chooses a worker."""
-
-    PREFIX_COST = "prefix-cost"
-    DUALMAP = "dualmap"
-    PAIR_COST = "pair-cost"
-    CACHE_AFFINITY = "cache-affinity"
-    LEAST_LOADED = "least-loaded"
-    MIN_TTFT = "min-ttft"
-    PREBLE = "preble"
-    KV_COST = "kv-cost"
-    ROUND_ROBIN = "round-robin"
-
-
 class QueueOrder(StrEnum):
     """Who is next in a worker's queue in the router."""
 

@@ -16,6 +16,7 @@ from penstock.api.tiers import TiersConfig
 _WITHOUT_EFFECT = (
     "session_header",
     "tokenizer",
+    "policy_parameters",
     "dualmap",
     "auth",
     "cors_allowed_origins",

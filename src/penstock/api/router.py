@@ -6,18 +6,37 @@ must bound. Seconds are simulated seconds unless the name says real.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, JsonValue, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from penstock.api.base import Flag, Fraction, Integer, Number, SpecModel, Text
-from penstock.api.enums import AdmissionMode, QueueOrder, RouterPolicy
+from penstock.api.enums import AdmissionMode, QueueOrder
 from penstock.api.rules import ROUTER_RULES
 from penstock.api.tiers import TiersConfig
 from penstock.core.engine_progress import STALL_REAL_S
+from penstock.core.plugins import registered
+
+ROUTING_POLICIES: Final = "penstock.routing_policies"
+"""Group of entry points, each a class or a function; see `penstock.router.policy.registry`."""
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)$", max_length=253)]
+
+
+def _installed(name: str) -> str:
+    names = registered(ROUTING_POLICIES)
+    if name in names:
+        return name
+    raise PydanticCustomError(
+        "enum", "must be {expected}", {"expected": ", ".join(f"'{each}'" for each in names)}
+    )
+
+
+PolicyName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=63), AfterValidator(_installed)
+]
 
 
 class DualmapConfig(SpecModel):
@@ -204,7 +223,15 @@ class RouterConfig(SpecModel):
 
     rules = ROUTER_RULES
 
-    policy: RouterPolicy = Field(default=RouterPolicy.PREFIX_COST, description="How a worker is chosen.")
+    policy: PolicyName = Field(
+        default="prefix-cost",
+        description="How a worker is chosen: prefix-cost, dualmap, pair-cost, cache-affinity, least-loaded, min-ttft, preble, "
+        "kv-cost, round-robin, or the name under which an installed package registers its own.",
+    )
+    policy_parameters: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="What the policy itself reads, by the names of its parameters. null: its defaults.",
+    )
     ttft_slo_seconds: Seconds = Field(default=5, description="TTFT that SLO-aware policies aim for; seconds.")
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$", max_length=64)] | None = Field(
         default=None,

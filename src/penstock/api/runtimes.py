@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.api.enums import RouterPolicy
 from penstock.core.plugins import plugin, registered
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class OwnFrontend:
     """
 
     name: str
-    policies: Mapping[RouterPolicy, str]
+    policies: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +65,10 @@ class RuntimeTraits:
 DYNAMO_FRONTEND: Final = OwnFrontend(
     "Dynamo",
     {
-        RouterPolicy.ROUND_ROBIN: "round-robin",
-        RouterPolicy.LEAST_LOADED: "least-loaded",
-        RouterPolicy.PREFIX_COST: "kv",
-        RouterPolicy.KV_COST: "kv",
+        "round-robin": "round-robin",
+        "least-loaded": "least-loaded",
+        "prefix-cost": "kv",
+        "kv-cost": "kv",
     },
 )
 """Of two policies with one ``--router-mode`` the last is what an import makes of it; prefix-cost is the default."""

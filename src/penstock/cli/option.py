@@ -12,12 +12,13 @@ from typing import Any, Protocol, TypeVar, get_args
 import click
 from pydantic.fields import FieldInfo
 
-from penstock.api import AdmissionConfig, AdmissionMode, RouterPolicy
+from penstock.api import AdmissionConfig, AdmissionMode
 from penstock.api.base import bounds
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
 from penstock.performance.recommend import Targets
+from penstock.router.policy.registry import policy_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +107,7 @@ def port(default: int, what: str, *, least: int = 0) -> Option:
 
 def policy(what: str) -> Option:
     """Return ``--policy``, one of the router's."""
-    return click.option("--policy", type=choice(RouterPolicy), help=what)
+    return click.option("--policy", type=click.Choice(policy_names()), help=what)
 
 
 def kubeconfig(where: str = "", *, default: str = "$KUBECONFIG") -> Option:

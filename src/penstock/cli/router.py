@@ -14,7 +14,6 @@ from penstock.api import (
     LeaseConfig,
     Role,
     RouterConfig,
-    RouterPolicy,
     TiersConfig,
 )
 from penstock.api.manifests import load_graph
@@ -204,4 +203,4 @@ def _lease_s(flag: float | None, spec: GraphSpec | None) -> float:
 
 
 def _with_policy(config: RouterConfig, policy: str | None) -> RouterConfig:
-    return config if policy is None else config.model_copy(update={"policy": RouterPolicy(policy)})
+    return config if policy is None else config.model_copy(update={"policy": policy})

@@ -218,7 +218,7 @@ class Admission:
         shed = None if tiers is None else tiers.arrived(tier)
         if shed is not None and tiers is not None:
             self.core.turned_away[self.core.entry].add(self._now_s())
-            raise Shed(shed, tiers.monitor.settings.recover_s)
+            raise Shed(shed, tiers.monitor.settings.recover_seconds)
 
     def all_busy(self, role: Role) -> AllBusy:
         """Return the refusal of a request that no worker of a role has room for."""

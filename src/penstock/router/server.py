@@ -16,14 +16,13 @@ from penstock.core.logs import get_logger
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
 from penstock.router.config_watch import POLL_REAL_S, ConfigWatch
-from penstock.router.core.retries import RetryBudget, RetryRules
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.build import build_retries, build_router
+from penstock.router.core.worker_size import WorkerSize
 from penstock.router.discovery.base import Discovery
 from penstock.router.discovery.statefile import StatefileDiscovery
 from penstock.router.discovery.watch import WorkerWatch
 from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
-from penstock.router.make_core import make_core
 from penstock.router.metrics import MetricsPage, RouterCollector, RouterMetrics
 from penstock.router.peers import Peers
 from penstock.router.periodic import PeriodicTask
@@ -219,17 +218,14 @@ class RouterServer:
 
     def _make_core(self) -> LiveCore:
         settings = self._settings
-        pool = WorkerPool(
-            settings.config.breaker, is_supervised=settings.kubernetes is not None, record=log_worker_event
-        )
         admission = settings.admission(settings.config.admission)
-        core: LiveCore = make_core(
+        size = WorkerSize(batch_tokens=settings.batch_tokens, requests=settings.worker_requests)
+        core: LiveCore = build_router(
             settings.config.model_copy(update={"admission": admission}),
-            pool,
-            is_disaggregated=settings.disaggregated,
-            batch_tokens=settings.batch_tokens,
-            worker_requests=settings.worker_requests,
+            dict.fromkeys(settings.roles, size),
             lease_s=settings.lease_s,
+            is_supervised=settings.kubernetes is not None,
+            record=log_worker_event,
         )
         core.speed = settings.speed
         return core
@@ -314,18 +310,13 @@ class RouterServer:
             lease_s=settings.lease_s,
             timeout_real_s=config.health.timeout_real_seconds,
         )
-        budget = RetryBudget(
-            fraction=config.retries.budget_fraction,
-            min_per_s=config.retries.min_per_second,
-            now_s=clock.now_s(),
-        )
         return CompletionHandler(
             upstream=UpstreamClient(self._pool, settings, clock),
             admission=self.admission,
             leases=leases,
             releases=self._releases,
             metrics=self.metrics,
-            retries=RetryRules(self.core.pool, budget, max_per_request=config.retries.max_per_request),
+            retries=build_retries(config, self.core.pool, clock.now_s()),
             estimator=self._estimator,
             clock=clock,
             retry_after_s=settings.admission(config.admission).retry_after_seconds,
@@ -341,7 +332,7 @@ class RouterServer:
             decode_waiting=lambda: len(self.core.queues[Role.DECODE]) if settings.disaggregated else None,
             discovery_problem=self._discovery_problem,
             model=settings.model,
-            roles=(Role.PREFILL, Role.DECODE) if settings.disaggregated else (Role.AGGREGATED,),
+            roles=settings.roles,
             now_s=clock.now_s,
             kv_events=self._kv_events,
             tiers=None if self.tiers is None else self.tiers.families,

@@ -107,15 +107,19 @@ class RouterSettings:
             raise ConfigError(
                 "workers: give one of --discovery kubernetes, --discovery STATEFILE or --worker role=url, not both"
             )
-        needed = {Role.PREFILL, Role.DECODE} if self.disaggregated else {Role.AGGREGATED}
-        if self.workers and {each.role for each in self.workers} != needed:
+        if self.workers and {each.role for each in self.workers} != set(self.roles):
             have = ", ".join(sorted({each.role for each in self.workers}))
-            want = " and ".join(sorted(needed))
+            want = " and ".join(sorted(self.roles))
             raise ConfigError(f"--worker: roles {have} given; the graph needs {want}")
 
     def admission(self, section: AdmissionConfig) -> AdmissionConfig:
         """Return what holds of an admission section of the graph, beside the flags."""
         return admission_with(section, self.admission_flags)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles of the workers that a request passes, in this order."""
+        return (Role.PREFILL, Role.DECODE) if self.disaggregated else (Role.AGGREGATED,)
 
     @property
     def is_local(self) -> bool:
@@ -127,7 +131,7 @@ class RouterSettings:
         return {
             "model": self.model,
             "disaggregated": self.disaggregated,
-            "policy": self.config.policy.value,
+            "policy": self.config.policy,
             "speed": self.speed,
             "discovery": self._source(),
             "api_keys": len(self.api_keys),

@@ -94,7 +94,7 @@ class Control:
             is_adjusting=any(fleet.of(role, State.STARTING, State.DRAINING) for role in roles),
             kv={each.name: each.server.kv_usage_fraction(now_s) for each in holders},
             waiting=float(world.waiting) if scenario.is_disaggregated else None,
-            age_s=scenario.router.propagation_delay_s,
+            age_s=scenario.routers.propagation_delay_s,
             demand=world.door.take(now_s, in_flight, world.turned_away()),
             worker_waiting={each.name: float(each.server.waiting) for each in holders},
             never_ready=self._never_ready(roles, now_s),

@@ -14,7 +14,7 @@ from penstock.planner.options import join
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
 from penstock.simulator.baselines import performance_profile
-from penstock.simulator.graph_scenario import graph_pools, graph_router, graph_slo_s
+from penstock.simulator.graph_scenario import graph_pools, graph_slo_s
 from penstock.simulator.oracle_needs import Utilisation, needs
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.workload.traces import TraceRequest
@@ -104,7 +104,7 @@ def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
     start_up_s, note = _start_up(run, graph)
     slo_s = graph_slo_s(graph)
     return Setting(
-        base=Scenario(pools, graph_router(graph), cold_start_s=start_up_s, max_gpus=budget, slo_s=slo_s),
+        base=Scenario(pools, graph.spec.router, cold_start_s=start_up_s, max_gpus=budget, slo_s=slo_s),
         planner=replace(
             config,
             max_gpu_budget=budget,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from penstock.api import Role
 from penstock.core.tiers import TierPriority
 from penstock.engine import profiles
-from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
 from penstock.engine.core.fan_out import Read
 from penstock.engine.core.latency import LatencyModel
@@ -60,6 +60,7 @@ class EngineModel:
             spec.max_num_seqs,
             spec.block_size,
             by_priority=spec.preemption is not None,
+            least_load_tokens=RECOMPUTE_TOKENS,
         )
         settings = EngineSettings(
             self._role,

@@ -1,19 +1,43 @@
-"""What a manifest says about a scenario: its pools, and its router as the live one would be set up."""
+"""What a manifest says about a scenario: its pools and its SLO; its router section stands for itself."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Final
 
-from penstock.api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig, TiersConfig
+from penstock.api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig
 from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
 from penstock.engine.serve.preemption_config import PreemptionConfig
-from penstock.router.make_core import longest_decode_wait_s, slot_tokens
-from penstock.router.policy.busy import busy_thresholds
-from penstock.router.policy.registry import PAIRED
-from penstock.router.tier_config import shedding_settings, tier_settings
 from penstock.runtimes.engine_flags import preemption_config
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers
+from penstock.simulator.scenario import PoolSpec, ProfiledModel
+
+NOT_SIMULATED: Final = (
+    "sessionHeader",
+    "tokenizer",
+    "auth",
+    "corsAllowedOrigins",
+    "limits",
+    "health",
+    "admission.retryAfterSeconds",
+    "tiers.header",
+    "tiers.models",
+    "tiers.keysSecret",
+    "tiers.keysFile",
+    "tiers.maxTenantShare",
+)
+"""Keys of a router section that change nothing in a simulation: requests of a trace have no session, tenant, text, key or
+connection, rejected ones do not come back, and workers' metrics are read each second."""
+
+
+def unsimulated(config: RouterConfig) -> list[str]:
+    """Return the keys that a router section sets and a simulation does not honour."""
+    given = config.to_manifest()
+    found = []
+    for key in NOT_SIMULATED:
+        section, _, name = key.partition(".")
+        if section in given and (not name or name in given[section]):
+            found.append(f"router.{key}")
+    return found
 
 
 def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
@@ -52,46 +76,3 @@ def graph_slo_s(graph: GraphDeployment) -> float:
 
 def _lease_terms(lease: LeaseConfig) -> LeaseTerms:
     return LeaseTerms(lease.duration_seconds, lease.decoder_blocks_ttl_seconds)
-
-
-def graph_router(graph: GraphDeployment, policy: str | None = None) -> RouterSpec:
-    """Return the router of a graph, under another policy if one is named."""
-    config = graph.spec.router
-    name = policy or config.policy.value
-    slots = slot_tokens(config, name, is_disaggregated=graph.spec.is_disaggregated)
-    decode_wait_s = longest_decode_wait_s(config, graph.spec.lease_seconds)
-    return replace(_configured(config, name), slot_tokens=slots, max_decode_wait_s=decode_wait_s)
-
-
-def default_router(policy: str) -> RouterSpec:
-    """Return a router as a graph without settings has it, which holds requests back from every worker alike."""
-    config = RouterConfig()
-    return replace(_configured(config, policy), max_waiting=None, max_wait_s=None)
-
-
-def _configured(config: RouterConfig, name: str) -> RouterSpec:
-    dualmap = config.dualmap
-    settings = {
-        "rebalance": dualmap.rebalance,
-        "hot_window": dualmap.hot_window,
-        "bottleneck_s": dualmap.decode_bottleneck_seconds,
-    }
-    return RouterSpec(
-        policy=name,
-        settings=settings if name in PAIRED else {},
-        queue_order=config.prefill_queue.order,
-        slot_tokens=config.prefill_queue.worker_tokens,
-        peer_interval_s=config.peers.interval_real_seconds,
-        max_waiting=config.prefill_queue.max_requests,
-        max_wait_s=config.prefill_queue.max_wait_seconds,
-        max_wake_s=config.prefill_queue.max_wake_seconds,
-        max_retries=config.retries.max_per_request,
-        retry_budget_fraction=config.retries.budget_fraction,
-        min_retries_per_s=config.retries.min_per_second,
-        thresholds=busy_thresholds(config.admission),
-        tiers=_tiers(config.tiers),
-    )
-
-
-def _tiers(config: TiersConfig) -> RouterTiers:
-    return RouterTiers(tier_settings(config), shedding_settings(config), config.default, config.enabled)

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.api import QueueOrder, Role
 from penstock.core.flags import check_bounds, flag
-from penstock.planner.decide.registry import POLICIES
+from penstock.planner.decide.registry import policy_names
 from penstock.simulator.faults import Faults
 from penstock.simulator.planner_choice import DEFAULT_PLANNER
 from penstock.simulator.scenario import Resize, WorkerFailure
@@ -66,7 +66,7 @@ class SimulateOptions:
     )
     planners: tuple[str, ...] = flag(
         "Let the planner scale, with the manifest's rules or the defaults; with names, compare planners: "
-        f"{', '.join(mode.value for mode in POLICIES)}.",
+        f"{', '.join(policy_names())}.",
         name="--planner",
         default=(),
         is_separated=True,

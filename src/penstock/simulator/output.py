@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from pydantic import BaseModel
 
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.report.build import require_plots
@@ -29,7 +30,15 @@ PAGE_FILE: Final = "simulate.html"
 
 def to_json(value: Mapping[str, Any]) -> bytes:
     """Return JSON with keys in the order of the mapping; the same value gives the same bytes."""
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(value, default=_manifest_keys, option=option)
+
+
+def _manifest_keys(value: object) -> dict[str, Any]:
+    """Return a section of a manifest with all its keys, as it stands in a scenario."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(type(value).__name__)
 
 
 def open_directory(directory: Path) -> None:

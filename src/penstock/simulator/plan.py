@@ -6,25 +6,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.api import AdmissionConfig, GraphDeployment, Role, RouterConfig
+from penstock.api import GraphDeployment, Role, RouterConfig
 from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.codec import to_plain
-from penstock.router.policy.busy import BusyThresholds, admission_with, busy_thresholds, check_flags
-from penstock.simulator.graph_scenario import default_router, graph_pools, graph_router, graph_slo_s
+from penstock.router.policy.busy import admission_with, check_flags
+from penstock.router.policy.registry import policy_names
+from penstock.simulator.graph_scenario import graph_pools, graph_slo_s, unsimulated
 from penstock.simulator.observer import Recording
 from penstock.simulator.options import SimulateOptions
 from penstock.simulator.output import SCHEMA
 from penstock.simulator.planner_choice import ALL, chosen_planners, planner_config
-from penstock.simulator.routing import policy_names
 from penstock.simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
     Model,
     PoolSpec,
     ProfiledModel,
-    RouterSpec,
+    RouterGroup,
     Scenario,
+    unbounded_router,
 )
 from penstock.simulator.sweep import RunSpec, add_regrets, goodputs, run_all, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare
@@ -84,16 +85,20 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
     )
     rates: tuple[float | None, ...] = options.qps or (None,)
     counts = _router_counts(options)
-    routers = {
-        label: replace(_router(options, name, graph), routers=count, owners=_owners(options, graph, count))
-        for name in names
+    groups = {
+        count: RouterGroup(count, _owners(options, graph, count), options.propagation_delay_s)
         for count in counts
-        for label in (name if len(counts) == 1 else routers_label(name, count),)
+    }
+    routers = {
+        name if len(counts) == 1 else routers_label(name, count): (_router(options, name, graph), group)
+        for name in names
+        for count, group in groups.items()
     }
     worlds = {
         _label(label, planner, routers, planners): Scenario(
             pools=pools,
             router=router,
+            routers=group,
             planner=config,
             resizes=options.resizes,
             failures=options.failures,
@@ -103,7 +108,7 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
             slo_s=slo_s,
             itl_slo_s=options.itl_slo_s,
         )
-        for label, router in routers.items()
+        for label, (router, group) in routers.items()
         for planner, config in planners.items()
     }
     runs = tuple(
@@ -113,7 +118,7 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
         for seed in range(options.seeds)
     )
     shown = tuple(RunSpec(name, scenario, workload, rates[-1], 0) for name, scenario in worlds.items())
-    return RunPlan(runs, shown, _notes(workload, pools), compares_planners=len(planners) > 1)
+    return RunPlan(runs, shown, _notes(workload, pools, graph), compares_planners=len(planners) > 1)
 
 
 def run_plan(
@@ -123,7 +128,8 @@ def run_plan(
     first = plan.runs[0]
     workload = prepare(first.workload, seed=first.seed, qps=first.qps)
     runs = run_all(plan.runs, processes=processes, on_done=on_done)
-    scenario = replace(first.scenario, router=replace(first.scenario.router, policy="(each)"))
+    router = first.scenario.router.model_copy(update={"policy": "(each)"})
+    scenario = replace(first.scenario, router=router)
     if plan.compares_planners:
         scenario = replace(first.scenario, planner=None, max_gpus=None)
     summary = summarise(runs)
@@ -161,15 +167,14 @@ def shares_by_routers(runs: Sequence[RunSpec], summary: Sequence[dict[str, Any]]
 
     ``behind_best`` is the largest gap to the best policy of the same rate and number, a fraction.
     """
-    routers = {spec.label: spec.scenario.router for spec in runs}
-    if len({each.routers for each in routers.values()}) < 2:
+    counts = {spec.label: spec.scenario.routers.count for spec in runs}
+    if len(set(counts.values())) < 2:
         return []
     rows: dict[tuple[str, float | None], dict[str, float]] = {}
     best: dict[tuple[float | None, str], float] = {}
     for row in summary:
-        router, share = routers[row["policy"]], row["capacity"]
-        policy = row["policy"].replace(routers_label("", router.routers), "")
-        count = str(router.routers)
+        count, share = str(counts[row["policy"]]), row["capacity"]
+        policy = row["policy"].replace(routers_label("", counts[row["policy"]]), "")
         rows.setdefault((policy, row["qps"]), {})[count] = share
         best[row["qps"], count] = max(best.get((row["qps"], count), 0.0), share)
     return [
@@ -188,7 +193,9 @@ def record(plan: RunPlan) -> dict[str, Recording]:
     return {spec.label: simulate(spec)[0] for spec in plan.shown}
 
 
-def _notes(workload: WorkloadSpec, pools: tuple[PoolSpec, ...]) -> tuple[str, ...]:
+def _notes(
+    workload: WorkloadSpec, pools: tuple[PoolSpec, ...], graph: GraphDeployment | None
+) -> tuple[str, ...]:
     prepared = prepare(workload, seed=0)
     notes = [f"{prepared.name}: {len(prepared.requests)} requests"]
     if prepared.truncated or prepared.dropped:
@@ -200,6 +207,9 @@ def _notes(workload: WorkloadSpec, pools: tuple[PoolSpec, ...]) -> tuple[str, ..
         notes.append(
             f"{pools[0].model.name}: prefill only, decode is not modelled; TTFT is the prefill's end"
         )
+    ignored = [] if graph is None else unsimulated(graph.spec.router)
+    if ignored:
+        notes.append(f"{', '.join(ignored)}: set in the manifest, without effect in a simulation")
     return tuple(notes)
 
 
@@ -209,21 +219,32 @@ def _slo_s(options: SimulateOptions, graph: GraphDeployment | None) -> float:
     return DEFAULT_SLO_S if graph is None else graph_slo_s(graph)
 
 
-def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterSpec:
-    base = default_router(policy) if graph is None else graph_router(graph, policy)
-    simple = _SIMPLE.get(options.profile or "")
-    settings = {**base.settings, "rebalance": False} if options.no_rebalance else base.settings
-    return replace(
-        base,
-        settings=settings,
-        queue_order=options.queue_order or base.queue_order,
-        slot_requests=None if simple is None else simple.slot_requests,
-        slot_tokens=None if simple is not None else options.slot_tokens or base.slot_tokens,
-        propagation_delay_s=options.propagation_delay_s,
-        max_waiting=options.max_waiting or base.max_waiting,
-        max_wait_s=options.max_wait_s or base.max_wait_s,
-        thresholds=_thresholds(options, graph),
-    )
+def _router(options: SimulateOptions, policy: str, graph: GraphDeployment | None) -> RouterConfig:
+    """Return the manifest's router section, or one whose queue has no bounds, with what the options say in its place."""
+    base = unbounded_router(policy) if graph is None else graph.spec.router
+    queue: dict[str, Any] = {
+        "order": options.queue_order,
+        "worker_tokens": options.slot_tokens,
+        "max_requests": options.max_waiting,
+        "max_wait_seconds": options.max_wait_s,
+    }
+    admission = admission_with(base.admission, options.admission)
+    check_flags(admission, options.admission)
+    section: dict[str, Any] = {
+        "policy": policy,
+        "admission": admission,
+        "prefill_queue": base.prefill_queue.model_copy(update=_given(queue)),
+        "ttft_slo_seconds": options.slo_s,
+    }
+    if options.no_rebalance:
+        section["dualmap"] = base.dualmap.model_copy(update={"rebalance": False})
+    # Another policy has other parameters.
+    parameters = base.policy_parameters if policy == base.policy else None
+    return base.model_copy(update={**_given(section), "policy_parameters": parameters})
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _router_counts(options: SimulateOptions) -> tuple[int, ...]:
@@ -248,14 +269,6 @@ def _owners(options: SimulateOptions, graph: GraphDeployment | None, count: int)
     forwards = (RouterConfig() if graph is None else graph.spec.router).peers.forward
     given = options.owners if options.owners is not None else int(forwards)
     return min(given, count) or None
-
-
-def _thresholds(options: SimulateOptions, graph: GraphDeployment | None) -> BusyThresholds:
-    """Return the manifest's thresholds with those of the options in their place."""
-    base = AdmissionConfig() if graph is None else graph.spec.router.admission
-    config = admission_with(base, options.admission)
-    check_flags(config, options.admission)
-    return busy_thresholds(config)
 
 
 def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[PoolSpec, ...]:
@@ -296,7 +309,7 @@ def _policy_names(options: SimulateOptions, graph: GraphDeployment | None) -> tu
     text = options.policy
     if text is None:
         # Planners are compared under one router, routers under one planner.
-        single = DEFAULT_POLICY if graph is None else graph.spec.router.policy.value
+        single = DEFAULT_POLICY if graph is None else graph.spec.router.policy
         text = single if len(options.planners) > 1 or ALL in options.planners else ALL
     names = policy_names() if text == ALL else tuple(filter(None, text.split(",")))
     if not names or not set(names) <= set(policy_names()):

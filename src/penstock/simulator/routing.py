@@ -6,34 +6,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from penstock.api import BreakerConfig, Role
-from penstock.core.errors import ConfigError
+from penstock.api import Role, RouterConfig
 from penstock.router.core.assignment import Assignment
-from penstock.router.core.busy_workers import BusyWorkers
-from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.build import build_retries, build_router
 from penstock.router.core.effects import Effects, RefusalReason
-from penstock.router.core.queue_settings import QueueSettings
 from penstock.router.core.queue_sharing import QueuedPrompt
-from penstock.router.core.retries import FailedTry, RetryBudget, RetryRules, RetryScope
+from penstock.router.core.retries import FailedTry, RetryScope
 from penstock.router.core.router import RouterCore
-from penstock.router.core.tier_control import TierControl
 from penstock.router.core.transfers import KvTransfer
 from penstock.router.core.worker import Worker
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_size import WorkerSize
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.baselines import LeastLoaded
-from penstock.router.policy.dualmap import DualMapSettings, PairChoice
+from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.keys import Prefix
 from penstock.router.policy.queue_owner import QueueOwners
-from penstock.router.policy.registry import PAIRED, POLICIES, make_policy
-from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingPolicy
+from penstock.router.policy.routing_policy import Arrival, AssignTime, reads_usage
 from penstock.router.policy.slo_monitor import EndedRequest
-from penstock.router.policy.tiers import TierSettings
 from penstock.simulator.faults import Fault, Faults
 from penstock.simulator.fleet import SimulatedWorker
 from penstock.simulator.jobs import Job, JobOutcome
-from penstock.simulator.scenario import RouterSpec
-from penstock.simulator.worker_size import WorkerSize
+from penstock.simulator.scenario import RouterGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,62 +57,44 @@ class VirtualRouter:
 
     def __init__(
         self,
-        spec: RouterSpec,
-        role: Role,
-        *,
-        slo_s: float,
-        decode_policy: RoutingPolicy,
-        faults: Faults,
+        config: RouterConfig,
         sizes: Mapping[Role, WorkerSize],
+        *,
+        group: RouterGroup = RouterGroup(),  # noqa: B008 - frozen
+        faults: Faults = Faults(),  # noqa: B008 - frozen
+        lease_s: float = inf,
     ) -> None:
         """Build one router.
 
         Args:
-            spec: Its settings.
-            role: Of the first stage's workers.
-            slo_s: TTFT that the policy aims for.
-            decode_policy: Of the second stage; routers side by side share it, as they compare the same loads.
+            config: The graph's router section.
+            sizes: Of the workers by role, the first stage's first.
+            group: The routers side by side, of which this is one.
             faults: Tell when the router's process is away.
-            sizes: Of the workers of each role.
+            lease_s: First lease of a prefilled prompt, seconds; inf: it bounds no wait.
 
         Raises:
-            ConfigError: there is no such policy, or it has no such setting.
+            ConfigError: no such policy is installed, or it does not take its parameters.
         """
-        policy = _make_policy(spec, slo_s)
-        frees_slots = spec.tiers.is_enabled or spec.slot_tokens is None
-        has_slots = spec.slot_requests is not None or not frees_slots
-        self._reads_prompts = policy.assigns is AssignTime.ON_ARRIVAL
+        self.core: RouterCore[Job] = build_router(config, sizes, lease_s=lease_s, is_supervised=True)
+        self._retries = build_retries(config, self.core.pool, 0.0)
+        queue = self.core.entry_queue
+        frees_slots = queue.settings.tiers is not None or queue.settings.slot_tokens is None
+        has_slots = queue.settings.slot_requests is not None or not frees_slots
+        self._reads_prompts = queue.policy.assigns is AssignTime.ON_ARRIVAL
         # As live, a request of an aggregated worker without slots weighs until its answer ends; with tiers its prompt's
         # slot is free once it is computed.
-        self._holds_answers = self._reads_prompts or (role is Role.AGGREGATED and not has_slots)
-        self.reads_usage = isinstance(policy, LeastLoaded) or spec.thresholds.is_set
+        self._holds_answers = self._reads_prompts or (self.core.entry is Role.AGGREGATED and not has_slots)
+        self.reads_usage = reads_usage(queue.policy) or busy_thresholds(config.admission).is_set
         self._sizes = sizes
         self._faults = faults
-        queues: dict[Role, DispatchQueue[Job]] = {
-            role: DispatchQueue(policy, _settings(spec, slo_s, sizes[role]))
-        }
-        if role is Role.PREFILL:
-            bounds = QueueSettings(
-                worker_requests=sizes[Role.DECODE].requests if spec.tiers.is_enabled else None,
-                max_requests=spec.max_waiting,
-                max_wait_s=spec.max_decode_wait_s,
-                tiers=_tier_settings(spec),
-            )
-            queues[Role.DECODE] = DispatchQueue(decode_policy, bounds)
-        pool = WorkerPool(BreakerConfig(), is_supervised=True)
-        busy = {each: BusyWorkers(spec.thresholds, batch_tokens=sizes[each].batch_tokens) for each in queues}
-        self.core = RouterCore(pool, queues, busy)
-        if spec.tiers.is_enabled:
-            self.core.tiers = TierControl(spec.tiers.settings, spec.tiers.shedding)
-        budget = RetryBudget(fraction=spec.retry_budget_fraction, min_per_s=spec.min_retries_per_s, now_s=0.0)
-        self._retries = RetryRules(pool, budget, max_per_request=spec.max_retries)
         self._owners = QueueOwners()
-        self._owners.set_owners([str(number) for number in range(spec.owners or 0)])
+        self._owners.set_owners([str(number) for number in range(group.owners or 0)])
         # Under a policy that assigns when a worker is free there is no queue of one worker to be kept.
-        has_keepers = spec.owners is not None and (self._reads_prompts or spec.owners == 1)
-        self.core.sharing.is_on = has_keepers and spec.owners != 1
-        queues[role].set_deciders(
-            1 if has_keepers else spec.routers, is_scattered=spec.routers > 1 and spec.owners is None
+        has_keepers = group.owners is not None and (self._reads_prompts or group.owners == 1)
+        self.core.sharing.is_on = has_keepers and group.owners != 1
+        queue.set_deciders(
+            1 if has_keepers else group.count, is_scattered=group.count > 1 and group.owners is None
         )
 
     # ------------------------------------------------------------------ requests
@@ -370,41 +344,6 @@ class VirtualRouter:
         return self._retries.retry(job.tries, failure, now_s, left_s=inf) is not None
 
 
-def policy_names() -> tuple[str, ...]:
-    """Return every policy that a simulated router knows."""
-    return tuple(POLICIES)
-
-
 def _assigned(assignment: Assignment[Job] | None) -> Assignment[Job]:
     assert assignment is not None  # noqa: S101 - only asked for once the job was dispatched
     return assignment
-
-
-def _settings(spec: RouterSpec, slo_s: float, size: WorkerSize) -> QueueSettings:
-    return QueueSettings(
-        worker_requests=size.requests if spec.tiers.is_enabled else None,
-        slot_tokens=spec.slot_tokens,
-        slot_requests=spec.slot_requests,
-        max_requests=spec.max_waiting,
-        max_wait_s=spec.max_wait_s,
-        max_wake_s=spec.max_wake_s,
-        order=spec.queue_order,
-        slo_s=slo_s,
-        rebalances=spec.policy in PAIRED and bool(spec.settings.get("rebalance", True)),
-        tiers=_tier_settings(spec),
-    )
-
-
-def _tier_settings(spec: RouterSpec) -> TierSettings | None:
-    return spec.tiers.settings if spec.tiers.is_enabled else None
-
-
-def _make_policy(spec: RouterSpec, slo_s: float) -> RoutingPolicy:
-    values = dict(spec.settings)
-    if "choice" in values:
-        values["choice"] = PairChoice(str(values["choice"]))
-    try:
-        settings = DualMapSettings(slo_s=slo_s, **values)  # type: ignore[arg-type]  # unknown keys raise
-    except TypeError as exc:
-        raise ConfigError(f"settings of {spec.policy}: {exc}") from exc
-    return make_policy(spec.policy, settings)

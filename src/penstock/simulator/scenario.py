@@ -7,20 +7,24 @@ and its requests are the whole input of a run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from penstock.api import QueueOrder, Role, Tier
+from penstock.api import Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.serve.preemption_config import PreemptionConfig
 from penstock.planner.decide.config import DecideConfig
-from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
-from penstock.router.policy.slo_monitor import SheddingSettings
-from penstock.router.policy.tiers import TierSettings
+from penstock.router.core.worker_size import WorkerSize
 from penstock.simulator.faults import Faults
 from penstock.workload.traces import BLOCK_TOKENS
+
+MAX_WAITING: Final = 1_000_000
+"""Most that a router section allows."""
+MAX_WAIT_S: Final = 86_400.0
+"""Likewise; longer than a simulation goes on after its last arrival."""
 
 
 def _require(key: str, value: object, *, is_fine: bool, bound: str) -> None:
@@ -141,6 +145,13 @@ class PoolSpec:
         is_alone = isinstance(self.model, ProfiledModel) or self.role is Role.AGGREGATED
         _require("model", self.model, is_fine=is_alone, bound="a profile: the simple server only prefills")
 
+    def worker_size(self, kv_tokens: int) -> WorkerSize:
+        """Return what a router knows of each of the workers, which caches ``kv_tokens``."""
+        model = self.model
+        if isinstance(model, SimpleModel):
+            return WorkerSize(kv_tokens, slot_requests=model.slot_requests)
+        return WorkerSize(kv_tokens, model.max_num_batched_tokens, model.request_limit)
+
 
 @dataclass(frozen=True, slots=True)
 class Resize:
@@ -184,89 +195,41 @@ class WorkerFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterTiers:
-    """Priority tiers of a router.
+class RouterGroup:
+    """Routers side by side, which share one router section.
 
     Attributes:
-        settings: Shares and targets.
-        shedding: When lower tiers are refused.
-        default: Tier of a request that asks for none.
-        is_enabled: Whether the router orders and sheds by them; else their targets alone are read, by the scores.
+        count: Requests come to them in turn; each knows of its peers' by propagation only, >= 1.
+        owners: Of those, the ones that keep the workers' queues, each some of them, in [1, ``count``]; others pass requests
+            on to them. None: each keeps queues of its own.
+        propagation_delay_s: Age of what a router knows of caches and loads beyond what it sent itself, >= 0.
     """
 
-    settings: TierSettings = field(default_factory=TierSettings)
-    shedding: SheddingSettings = field(default_factory=SheddingSettings)
-    default: Tier = Tier.STANDARD
-    is_enabled: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class RouterSpec:
-    """The router.
-
-    Attributes:
-        policy: Name, as in a manifest.
-        settings: What the policy is told beyond its defaults, such as ``{"rebalance": False}``.
-        queue_order: Of each worker's queue in the router.
-        slot_requests: Most requests handed to one worker at a time; None: no such bound.
-        slot_tokens: Most prompt tokens handed to one worker at a time, a longer prompt alone; None: no bound.
-        propagation_delay_s: Age of what the router knows of caches and loads beyond what it sent itself, >= 0.
-        routers: Routers side by side, requests in turn; each knows of its peers' by propagation only, >= 1.
-        owners: Of those, the ones that keep the workers' queues, each some of them, in [1, ``routers``]; others pass
-            requests on to them. None: each keeps queues of its own.
-        peer_interval_s: Between two times that routers ask each other what is in flight, > 0.
-        kv_events: Routers hear what workers have computed for other routers.
-        max_waiting: Requests that wait in the router; more are rejected. None: no bound.
-        max_wait_s: Longest wait in the router, then rejected. None: no bound.
-        max_decode_wait_s: Longest wait of a prefilled request for a decode worker, then it starts over. None: no bound.
-        max_wake_s: Longest wait while a stage has no ready worker; `max_wait_s` counts from when all have one. None:
-            `max_wait_s` alone.
-        max_retries: Of a request whose worker died before its first token.
-        retry_budget_fraction: Most retries as a fraction of recent requests, 0-1.
-        min_retries_per_s: Retries a second allowed whatever the fraction says, >= 0.
-        thresholds: Above which a worker is busy; a new request is rejected while all are.
-        tiers: How tiers share, are promised and are shed.
-    """
-
-    policy: str = "least-loaded"
-    settings: Mapping[str, bool | float | int | str] = field(default_factory=dict)
-    queue_order: QueueOrder = QueueOrder.ARRIVAL
-    slot_requests: int | None = None
-    slot_tokens: int | None = 8192
-    propagation_delay_s: float = 0.0
-    routers: int = 1
+    count: int = 1
     owners: int | None = None
-    peer_interval_s: float = 1.0
-    kv_events: bool = False
-    max_waiting: int | None = None
-    max_wait_s: float | None = None
-    max_decode_wait_s: float | None = None
-    max_wake_s: float | None = None
-    max_retries: int = 2
-    retry_budget_fraction: float = 0.1
-    min_retries_per_s: float = 1.0
-    thresholds: BusyThresholds = NO_THRESHOLDS
-    tiers: RouterTiers = RouterTiers(is_enabled=False)
+    propagation_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the bounds."""
+        _require("routers", self.count, is_fine=self.count >= 1, bound="at least 1")
+        is_some = self.owners is None or 1 <= self.owners <= self.count
+        _require("owners", self.owners, is_fine=is_some, bound=f"1 to {self.count}, or none")
         is_time = 0 <= self.propagation_delay_s < math.inf
         _require("propagation_delay_s", self.propagation_delay_s, is_fine=is_time, bound="finite, at least 0")
-        _require("routers", self.routers, is_fine=self.routers >= 1, bound="at least 1")
-        owners = self.owners
-        is_some = owners is None or 1 <= owners <= self.routers
-        _require("owners", owners, is_fine=is_some, bound=f"1 to {self.routers}, or none")
-        _require("peer_interval_s", self.peer_interval_s, is_fine=self.peer_interval_s > 0, bound="above 0")
-        for name in (
-            "slot_requests",
-            "slot_tokens",
-            "max_waiting",
-            "max_wait_s",
-            "max_decode_wait_s",
-            "max_wake_s",
-        ):
-            value = getattr(self, name)
-            _require(name, value, is_fine=value is None or value > 0, bound="above 0, or none")
+
+
+def unbounded_router(policy: str, **section: Any) -> RouterConfig:
+    """Return a router section with a queue that refuses nothing within a simulation's time.
+
+    Args:
+        policy: An installed policy's name.
+        section: Further keys, as in a manifest.
+
+    Raises:
+        ValidationError: a value is wrong.
+    """
+    queue = {"maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S, **section.pop("prefillQueue", {})}
+    return RouterConfig.model_validate({"policy": policy, **section, "prefillQueue": queue})
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +238,8 @@ class Scenario:
 
     Attributes:
         pools: Either prefill and decode, or aggregated.
-        router: Of the first stage; decode workers are chosen by free KV and load.
+        router: The graph's router section.
+        routers: How many there are, and what they know of each other.
         planner: Its rules; None: no planner.
         resizes: Joins and leaves at given times.
         failures: Deaths and returns.
@@ -289,7 +253,8 @@ class Scenario:
     """
 
     pools: Sequence[PoolSpec]
-    router: RouterSpec = field(default_factory=RouterSpec)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    routers: RouterGroup = field(default_factory=RouterGroup)
     planner: DecideConfig | None = None
     resizes: Sequence[Resize] = ()
     failures: Sequence[WorkerFailure] = ()
@@ -342,9 +307,22 @@ class Scenario:
         return len(self.pools) == 2
 
     @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles of the workers that a request passes, in this order."""
+        return (Role.PREFILL, Role.DECODE) if self.is_disaggregated else (Role.AGGREGATED,)
+
+    @property
     def entry_role(self) -> Role:
         """Role of the workers that the router's policy chooses among."""
-        return Role.PREFILL if self.is_disaggregated else Role.AGGREGATED
+        return self.roles[0]
+
+    @property
+    def lease_s(self) -> float:
+        """First lease of a prefilled prompt, seconds; inf: there is none."""
+        model = self.pool(self.entry_role).model
+        return (
+            model.lease.duration_s if isinstance(model, ProfiledModel) and self.is_disaggregated else math.inf
+        )
 
     def pool(self, role: Role) -> PoolSpec:
         """Return the pool of ``role``."""

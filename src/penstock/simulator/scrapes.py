@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.api import Role
 from penstock.router.core.queue_sharing import QueuedPrompt
+from penstock.router.policy.busy import busy_thresholds
 from penstock.simulator.engine_server import SimulatedEngine
 from penstock.simulator.fleet import SimulatedWorker, State
 from penstock.simulator.kernel import Order
@@ -51,7 +52,7 @@ class Scrapes:
 
     def _scrape(self) -> None:
         """Read the workers' gauges; the routers know them ``propagation_delay_s`` later."""
-        now_s, delay_s = self._world.kernel.now_s, self._world.scenario.router.propagation_delay_s
+        now_s, delay_s = self._world.kernel.now_s, self._world.scenario.routers.propagation_delay_s
         usage = {}
         for worker in self._world.fleet.of(Role.DECODE, State.READY, State.DRAINING):
             usage[worker.name] = (
@@ -90,20 +91,21 @@ class Scrapes:
 
     def _ask_peers(self) -> None:
         """Let each router learn what the others have pending and have queued."""
-        kernel, spec = self._world.kernel, self._world.scenario.router
+        kernel, scenario = self._world.kernel, self._world.scenario
         told = []
         for number, router in enumerate(self._routers):
             self._next_prompt[number], prompts = router.prompts_since(self._next_prompt[number])
             told.append(prompts)
         kernel.at(
-            kernel.now_s + spec.propagation_delay_s,
+            kernel.now_s + scenario.routers.propagation_delay_s,
             Order.MESSAGE,
             self._tell_peers,
             self._peer_tokens(),
             told,
             kernel.now_s,
         )
-        kernel.at(kernel.now_s + spec.peer_interval_s, Order.MESSAGE, self._ask_peers)
+        interval_s = scenario.router.peers.interval_real_seconds
+        kernel.at(kernel.now_s + interval_s, Order.MESSAGE, self._ask_peers)
 
     def _tell_peers(
         self, others: Sequence[Mapping[str, int]], told: Sequence[Sequence[QueuedPrompt]], asked_s: float
@@ -119,7 +121,8 @@ class Scrapes:
             worker = self._world.fleet.get(name)
             if worker is not None and worker.incarnation == incarnation:
                 worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
-        if self._world.scenario.is_disaggregated and self._world.scenario.router.thresholds.is_set:
+        thresholds = busy_thresholds(self._world.scenario.router.admission)
+        if self._world.scenario.is_disaggregated and thresholds.is_set:
             loads = self.decode_loads()
             for router in self._routers:
                 self._world.apply(router.read_decode_loads(loads, self._world.kernel.now_s))

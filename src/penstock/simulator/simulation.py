@@ -7,13 +7,11 @@ aggregated worker. The bodies are the live ones: engine core, routing policies, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
 
 from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
 from penstock.router.core.assignment import Assignment
 from penstock.router.core.effects import Dispatch, Effects, RefusalReason
-from penstock.router.policy.baselines import LeastLoaded
 from penstock.simulator.control import Control
 from penstock.simulator.door import DoorCounters
 from penstock.simulator.engine_server import EngineModel
@@ -28,7 +26,6 @@ from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
 from penstock.simulator.scrapes import Scrapes
 from penstock.simulator.servers import Server, ServiceStage, SimpleServer
-from penstock.simulator.worker_size import worker_size
 from penstock.workload.traces import TraceRequest
 
 PATIENCE_S = 3600.0
@@ -71,22 +68,17 @@ class Simulation:
         }
         self.fleet = SimulatedFleet(scenario, self._make_server)
         tiers = scenario.router.tiers
-        self.jobs = make_jobs(
-            requests, self._chains, default_tier=tiers.default if tiers.is_enabled else None
-        )
-        decode_policy = LeastLoaded()
+        self.jobs = make_jobs(requests, self._chains, default_tier=tiers.default if tiers.enabled else None)
+        sizes = {role: scenario.pool(role).worker_size(self._cache_tokens(role)) for role in scenario.roles}
         self._routers = [
             VirtualRouter(
                 scenario.router,
-                scenario.entry_role,
-                slo_s=scenario.slo_s,
-                decode_policy=decode_policy,
+                sizes,
+                group=scenario.routers,
                 faults=scenario.faults,
-                sizes={
-                    each.role: worker_size(each, self._cache_tokens(each.role)) for each in scenario.pools
-                },
+                lease_s=scenario.lease_s,
             )
-            for _ in range(scenario.router.routers)
+            for _ in range(scenario.routers.count)
         ]
         self.control = None if scenario.planner is None else Control(self, scenario.planner)
         self.door = DoorCounters(self.gaps)
@@ -202,8 +194,9 @@ class Simulation:
 
     def _expire_later(self, router: VirtualRouter, job: Job, role: Role) -> None:
         for wait_s in router.longest_waits_s(job, role):
-            if wait_s < inf:
-                self.kernel.at(self.kernel.now_s + wait_s, Order.MESSAGE, self._expire, router)
+            due_s = self.kernel.now_s + wait_s
+            if due_s <= self._last_s + PATIENCE_S:
+                self.kernel.at(due_s, Order.MESSAGE, self._expire, router)
 
     def _expire(self, router: VirtualRouter) -> None:
         self.apply(router.expire(self.kernel.now_s))
@@ -334,7 +327,7 @@ class Simulation:
         job.pending_tokens = 0
         self.door.prefilled(job)
         router = self._routers[job.router]
-        if self.scenario.router.kv_events:
+        if self.scenario.router.kv_events_port is not None:
             for each in self._routers:
                 if each is not router:
                     each.stored(job, worker.name)

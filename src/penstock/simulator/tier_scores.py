@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.api import Tier
-from penstock.router.policy.tiers import SloTarget
+from penstock.router.policy.tiers import SloTarget, tier_settings
 from penstock.simulator.observer import Floats, Recording
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.workload import Workload
@@ -24,7 +24,7 @@ def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) ->
     that asked: a rejected or shed request has attained nothing.
     """
     asked = np.array([request.tier for request in workload.requests], dtype=object)
-    targets = scenario.router.tiers.settings.targets
+    targets = tier_settings(scenario.router.tiers).targets
     judged = np.arange(asked.size) >= workload.warmup
     return {
         tier.value: _figures(recording, judged & (asked == tier), targets.get(tier, SloTarget()))

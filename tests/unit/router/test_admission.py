@@ -6,13 +6,12 @@ import os
 import orjson
 import pytest
 
-from penstock.api import BreakerConfig, Role, RouterConfig
+from penstock.api import Role, RouterConfig
 from penstock.core.errors import NoEndpointsError, SaturatedError
 from penstock.router.admission import Admission, NoWorker, QueueTimeout
 from penstock.router.core.assignment import Assignment
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.make_core import make_core
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import read_prompt
@@ -26,11 +25,11 @@ class World:
 
     def __init__(self, *, policy="dualmap", then=None, workers=("a", "b"), **queue):
         self.now_s = 0.0
-        self.fleet = WorkerPool(BreakerConfig())
         config = RouterConfig.model_validate(
             {"policy": policy, "prefillQueue": {"workerTokens": 100, **queue}}
         )
-        core = make_core(config, self.fleet, is_disaggregated=True)
+        core = build_router(config, SPLIT)
+        self.fleet = core.pool
         if then is None:
             del core.queues[Role.DECODE]
         self.admission = Admission(core, lambda: self.now_s)

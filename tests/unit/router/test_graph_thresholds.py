@@ -3,19 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import BreakerConfig, RouterConfig
+from penstock.api import RouterConfig
 from penstock.router.admission import Admission
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.build import SPLIT, build_router
 from penstock.router.graph_thresholds import GraphThresholds
-from penstock.router.make_core import make_core
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 
 
 def routers(count):
     """Routers of one graph that have just started."""
-    cores = [
-        make_core(RouterConfig(), WorkerPool(BreakerConfig()), is_disaggregated=True) for _ in range(count)
-    ]
+    cores = [build_router(RouterConfig(), SPLIT) for _ in range(count)]
     return [GraphThresholds(Admission(core, lambda: 0.0)) for core in cores]
 
 

@@ -5,13 +5,12 @@ import sys
 
 import pytest
 
-from penstock.api import BreakerConfig, Role, RouterConfig
+from penstock.api import Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.router.admission import Admission
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.kv_listener import KvListener
-from penstock.router.make_core import make_core
 from penstock.router.policy.keys import Prefix, exact_keys, token_keys
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefix_index import PrefixIndex
@@ -63,7 +62,7 @@ class Publisher:
 
 def listener(index, *, port=1, workers=("a",)):
     """Return a listener whose worker "a" has this index."""
-    core = make_core(RouterConfig(), WorkerPool(BreakerConfig()), is_disaggregated=True)
+    core = build_router(RouterConfig(), SPLIT)
     admission = Admission(core, lambda: 0.0)
     admission.set_workers(
         [WorkerSpec(name, Role.PREFILL, "http://127.0.0.1:1", supervised=True) for name in workers]

@@ -1,16 +1,19 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from penstock.api import RouterPolicy
+from penstock.api import RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.router.policy.load import KV_MAX_AGE_S, WorkerLoad
-from penstock.router.policy.registry import POLICIES, decode_policy, make_policy
+from penstock.router.policy.registry import decode_policy, make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival, AssignTime, Estimates
 from penstock.router.policy.worker_queue import WorkerQueue
 
 REQUEST = Arrival((), 100)
-WHEN_FREE = sorted(name for name in POLICIES if make_policy(name).assigns is AssignTime.WHEN_FREE)
+WHEN_FREE = sorted(
+    name for name in policy_names() if make_policy(RouterConfig(policy=name)).assigns is AssignTime.WHEN_FREE
+)
 
 
 def _candidate(name, tokens=0, *, kv=None, scraped=0, requests=0):
@@ -30,7 +33,7 @@ def _chosen(policy, candidates, times):
 
 def test_round_robin_takes_turns():
     """Each candidate in the order given, then from the start."""
-    policy = make_policy(RouterPolicy.ROUND_ROBIN)
+    policy = make_policy(RouterConfig(policy="round-robin"))
 
     assert _chosen(policy, [_candidate("a"), _candidate("b"), _candidate("c")], 5) == [
         "a",
@@ -43,7 +46,7 @@ def test_round_robin_takes_turns():
 
 def test_round_robin_survives_a_shrinking_pool():
     """A turn beyond the pool's new size still gives a candidate."""
-    policy = make_policy(RouterPolicy.ROUND_ROBIN)
+    policy = make_policy(RouterConfig(policy="round-robin"))
     for _ in range(4):
         _route(policy, [_candidate("a"), _candidate("b"), _candidate("c")])
 
@@ -68,12 +71,12 @@ def test_round_robin_survives_a_shrinking_pool():
 )
 def test_least_loaded_takes_the_emptiest(candidates, expected):
     """Free KV where all tell it, then tokens in flight, then requests."""
-    assert _chosen(make_policy(RouterPolicy.LEAST_LOADED), candidates, 1) == [expected]
+    assert _chosen(make_policy(RouterConfig(policy="least-loaded")), candidates, 1) == [expected]
 
 
 def test_least_loaded_rotates_among_equals():
     """An idle pool does not send everything to its first worker."""
-    policy = make_policy(RouterPolicy.LEAST_LOADED)
+    policy = make_policy(RouterConfig(policy="least-loaded"))
 
     assert _chosen(policy, [_candidate("a"), _candidate("b"), _candidate("c")], 4) == ["a", "b", "c", "a"]
 
@@ -119,7 +122,7 @@ def test_old_kv_readings_are_unknown():
 )
 def test_every_policy_chooses_one_of_the_candidates(name, candidates, times):
     """Whatever the pool, the choice is in it and has a reason."""
-    policy = make_policy(name)
+    policy = make_policy(RouterConfig(policy=name))
     for _ in range(times):
         decision = _route(policy, candidates)
         assert decision.worker in {each.name for each in candidates}
@@ -131,16 +134,17 @@ def test_least_loaded_without_kv_never_takes_a_fuller_worker(tokens):
     """No other candidate has fewer tokens in flight than the chosen one."""
     candidates = [_candidate(str(index), count) for index, count in enumerate(tokens)]
 
-    decision = _route(make_policy(RouterPolicy.LEAST_LOADED), candidates)
+    decision = _route(make_policy(RouterConfig(policy="least-loaded")), candidates)
 
     assert tokens[int(decision.worker)] == min(tokens)
 
 
 def test_every_policy_of_a_manifest_is_known_and_an_unknown_one_is_refused():
     """The message names the value and what can be chosen."""
-    assert {each.value for each in RouterPolicy} <= set(POLICIES)
-    with pytest.raises(ConfigError, match=r"policy 'fastest': choose from .*least-loaded, round-robin"):
-        make_policy("fastest")
+    with pytest.raises(ValidationError, match=r"must be .*'least-loaded'"):
+        RouterConfig(policy="fastest")
+    with pytest.raises(ConfigError, match=r"policy 'fastest': choose from .*least-loaded, .*round-robin"):
+        make_policy(RouterConfig().model_copy(update={"policy": "fastest"}))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +153,7 @@ def test_every_policy_of_a_manifest_is_known_and_an_unknown_one_is_refused():
 )
 def test_decode_workers_are_chosen_by_load(name, expected):
     """A policy that reads prompts knows nothing of decode: the least loaded worker is taken."""
-    assert type(decode_policy(name)).__name__ == expected
+    assert type(decode_policy(RouterConfig(policy=name))).__name__ == expected
 
 
 async def test_a_workers_own_metrics_say_how_much_it_caches(harness):

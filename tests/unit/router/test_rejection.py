@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.api import BreakerConfig, RouterConfig
+from penstock.api import RouterConfig
 from penstock.router.admission import Admission
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.graph_thresholds import GraphThresholds
-from penstock.router.make_core import make_core
 from penstock.router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
 from penstock.router.proxy.retry_after import retry_after
 
@@ -272,9 +271,7 @@ KEYS = st.sampled_from(
 @given(fields=st.dictionaries(KEYS, JSON_VALUES, max_size=4), model=st.just("llama") | JSON_VALUES)
 def test_whatever_is_asked_of_the_thresholds_they_stay_within_bounds(fields, model):
     """Either everything that a body names holds and is in range, or nothing has changed and a status says why."""
-    admission = Admission(
-        make_core(RouterConfig(), WorkerPool(BreakerConfig()), is_disaggregated=False), lambda: 0.0
-    )
+    admission = Admission(build_router(RouterConfig(), TOGETHER), lambda: 0.0)
     api = BusyThresholdApi(GraphThresholds(admission), model="llama", batch_tokens=8192)
     before = api.listed()
     body = orjson.dumps({"model": model, **fields})

@@ -5,7 +5,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from penstock.api import AdmissionConfig, RouterPolicy
+from penstock.api import AdmissionConfig
 from penstock.cli import router as command
 from penstock.cli.simulate import simulate
 from penstock.core.errors import ConfigError, InvalidSpecError
@@ -64,7 +64,7 @@ def test_a_manifest_gives_model_roles_and_policy(settings_of, tmp_path):
     )
 
     assert (settings.model, settings.context_tokens, settings.disaggregated) == ("llama", 16384, True)
-    assert (settings.config.policy, settings.port, settings.speed) == (RouterPolicy.ROUND_ROBIN, 1234, 20)
+    assert (settings.config.policy, settings.port, settings.speed) == ("round-robin", 1234, 20)
     assert settings.statefile == tmp_path / "s.json"
     assert settings.api_keys == {b"alpha"}
 
@@ -81,7 +81,7 @@ def test_flags_go_before_the_manifest(settings_of, tmp_path):
         environment={API_KEYS.variable: "gamma"},
     )
 
-    assert (settings.model, settings.config.policy) == ("other", RouterPolicy.LEAST_LOADED)
+    assert (settings.model, settings.config.policy) == ("other", "least-loaded")
     assert settings.api_keys == {b"beta", b"gamma"}
 
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.api import AdmissionConfig, BreakerConfig, Role, RouterConfig, Tier
+from penstock.api import AdmissionConfig, Role, RouterConfig, Tier
+from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.busy_workers import ALL_BUSY
 from penstock.router.core.effects import Dispatch, RefusalReason, Refuse
 from penstock.router.core.queue_settings import QueueSettings
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_size import WorkerSize
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.make_core import make_core
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import (
     NO_THRESHOLDS,
@@ -112,7 +112,6 @@ class Stage:
         self, *names, policy="least-loaded", batch_tokens=None, slot_tokens=8192, tiers=False, **admission
     ):
         self.now_s = 0.0
-        pool = WorkerPool(BreakerConfig())
         config = RouterConfig.model_validate(
             {
                 "policy": policy,
@@ -121,7 +120,7 @@ class Stage:
                 "tiers": {"enabled": tiers},
             }
         )
-        self.core = make_core(config, pool, is_disaggregated=False, batch_tokens=batch_tokens)
+        self.core = build_router(config, {Role.AGGREGATED: WorkerSize(batch_tokens=batch_tokens)})
         specs = [WorkerSpec(name, Role.AGGREGATED, "http://x", supervised=True) for name in names]
         self.core.set_workers(specs, 0.0)
         self.held = {}
@@ -261,7 +260,7 @@ def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_door():
     config = RouterConfig.model_validate(
         {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}}
     )
-    core = make_core(config, WorkerPool(BreakerConfig()), is_disaggregated=True)
+    core = build_router(config, SPLIT)
     roles = {"p": Role.PREFILL, "d": Role.DECODE}
     core.set_workers([WorkerSpec(name, role, "", supervised=True) for name, role in roles.items()], 0.0)
     decode = core.pool.get("d")
@@ -355,9 +354,8 @@ def test_retry_after_of_kv_blocks_is_how_long_answers_stay():
 
 def test_a_full_decode_stage_rejects_at_the_door():
     """Nothing is prefilled that no decode worker takes."""
-    pool = WorkerPool(BreakerConfig())
     config = RouterConfig.model_validate({"admission": {"mode": "token-capacity"}})
-    core = make_core(config, pool, is_disaggregated=True)
+    core = build_router(config, SPLIT)
     core.set_workers(
         [
             WorkerSpec("p", Role.PREFILL, "", supervised=True),
@@ -365,7 +363,7 @@ def test_a_full_decode_stage_rejects_at_the_door():
         ],
         0.0,
     )
-    decode = pool.get("d")
+    decode = core.pool.get("d")
     decode.kv_usage_fraction, decode.metrics_at_s = 0.95, 0.0
     core.load_read(decode, 0.0)
     (refused,) = core.acquire(1, Role.PREFILL, Arrival((), 10), 0.0)

@@ -2,23 +2,22 @@
 
 import pytest
 
-from penstock.api import QueueOrder
+from penstock.api import QueueOrder, RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.queue_settings import QueueSettings
-from penstock.router.policy.dualmap import DualMapSettings
 from penstock.router.policy.keys import prompt_keys
 from penstock.router.policy.load import WorkerLoad
-from penstock.router.policy.registry import POLICIES
+from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision
 from penstock.router.policy.sticky import StickySessions
 
 NAMES = ["a", "b", "c"]
 
 
-@pytest.fixture(params=sorted(POLICIES))
+@pytest.fixture(params=policy_names())
 def queues(request):
     """Return queues under each policy, with sessions, no worker yet."""
-    placer = StickySessions(POLICIES[request.param](DualMapSettings(slo_s=1.0)))
+    placer = StickySessions(make_policy(RouterConfig(policy=request.param, ttft_slo_seconds=1.0)))
     return DispatchQueue(placer, QueueSettings(slot_tokens=1000, slo_s=1.0, order=QueueOrder.IN_TIME_FIRST))
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import QueueOrder
+from penstock.api import QueueOrder, RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.queue_settings import QueueSettings
 from penstock.router.policy.baselines import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
@@ -12,7 +12,7 @@ from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_cost import PrefixCost
 from penstock.router.policy.rebalance import RebalanceParams, plan_moves
-from penstock.router.policy.registry import POLICIES
+from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival
 from penstock.router.policy.sticky import StickySessions
 from penstock.router.policy.worker_queue import PrefillThroughput, QueuedRequest
@@ -37,10 +37,10 @@ def arrival(*chain, tokens=None):
     return Arrival(tuple(chain), len(chain) * 512 if tokens is None else tokens)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", policy_names())
 def test_equal_prompts_meet_their_cache_while_nothing_is_busy(name):
     """A second equal prompt, once the first is done, goes where its prefix is (load-only policies aside)."""
-    queues = placement(POLICIES[name](DualMapSettings()))
+    queues = placement(make_policy(RouterConfig(policy=name)))
     homes = []
     for item in range(4):
         queues.submit(item, arrival(1, 2, 3), float(item))
@@ -466,11 +466,11 @@ EVENTS = st.lists(
 )
 
 
-@given(st.sampled_from(sorted(POLICIES)), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
+@given(st.sampled_from(policy_names()), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
 def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # noqa: C901, PLR0912 - one case per event
     """Whatever joins, leaves, flaps, expires or steps back in time: nothing is lost or handed out twice."""
     queues = DispatchQueue(
-        POLICIES[policy](DualMapSettings(slo_s=1.0)),
+        make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)),
         QueueSettings(slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=2.0, tokens_per_s=500.0),
     )
     waiting, running, decoding, now_s, count = set(), [], [], 0.0, 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.api import RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.queue_settings import QueueSettings
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
@@ -105,7 +106,9 @@ def test_cold_prompts_fill_idle_caches_evenly():
 
 def test_beside_routers_that_decide_too_it_keeps_to_the_pair():
     """What others have sent is unknown, so the same prompts go to the same two workers in every router."""
-    queues = [DispatchQueue(make_policy("prefix-cost"), QueueSettings()) for _ in range(2)]
+    queues = [
+        DispatchQueue(make_policy(RouterConfig(policy="prefix-cost")), QueueSettings()) for _ in range(2)
+    ]
     reached = {}
     for number, queue in enumerate(queues):
         queue.set_workers(map(WorkerLoad, "abcdefgh"), 0.0)

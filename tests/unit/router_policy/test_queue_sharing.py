@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api import RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.queue_settings import QueueSettings
 from penstock.router.core.queue_sharing import (
@@ -15,7 +16,7 @@ from penstock.router.core.queue_sharing import (
 )
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.load import WorkerLoad
-from penstock.router.policy.registry import POLICIES, make_policy
+from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.routing_policy import AssignTime
 from penstock.router.policy.shortlist import ALL_UP_TO
 from penstock.router.policy.sticky import StickySessions
@@ -104,17 +105,22 @@ def test_a_lone_router_keeps_nothing_to_tell():
 
 def test_choosing_queues_nothing():
     """Policies that assign on arrival name a worker, the others none."""
-    for name in POLICIES:
-        queue = queue_of(make_policy(name), 3)
+    for name in policy_names():
+        queue = queue_of(make_policy(RouterConfig(policy=name)), 3)
         chosen = queue.choose(Arrival((1, 2), 1024), 0.0)
         assert (chosen != "") is (queue.policy.assigns is AssignTime.ON_ARRIVAL)
         assert (len(queue), queue.pending_tokens("w0", 0.0)) == (0, 0)
-    assert DispatchQueue(make_policy("prefix-cost"), QueueSettings()).choose(Arrival((1,), 512), 0.0) == ""
+    assert (
+        DispatchQueue(make_policy(RouterConfig(policy="prefix-cost")), QueueSettings()).choose(
+            Arrival((1,), 512), 0.0
+        )
+        == ""
+    )
 
 
 def test_a_chosen_worker_is_kept_to_unless_it_failed_the_request_or_is_gone():
     """Else the policy chooses, which prefers idle workers to the busy one."""
-    queue = queue_of(make_policy("prefix-cost"), 2)
+    queue = queue_of(make_policy(RouterConfig(policy="prefix-cost")), 2)
     queue.set_peer_tokens("w1", 50_000)
     cases = [("w1", frozenset(), "w1"), ("w1", frozenset({"w1"}), "w0"), ("w9", frozenset(), "w0")]
     for item, (worker, avoid, expected) in enumerate(cases):
@@ -124,7 +130,7 @@ def test_a_chosen_worker_is_kept_to_unless_it_failed_the_request_or_is_gone():
 
 def test_a_worker_that_joins_relieves_those_chosen_before_it():
     """What waits is assigned again, by what is true now."""
-    queue = queue_of(make_policy("prefix-cost"), 1)
+    queue = queue_of(make_policy(RouterConfig(policy="prefix-cost")), 1)
     for item in range(4):
         queue.submit(item, Arrival((item,), 4000, worker="w0"), 0.0)
     queue.set_workers(map(WorkerLoad, ["w0", "w1"]), 1.0)
@@ -134,7 +140,7 @@ def test_a_worker_that_joins_relieves_those_chosen_before_it():
 def test_a_prompt_told_is_known_in_small_and_large_fleets():
     """The next prompt with its beginning goes there; beyond the bound by the shortlist, which does not ask all."""
     for workers in (4, 4 * ALL_UP_TO):
-        queue = queue_of(make_policy("prefix-cost"), workers)
+        queue = queue_of(make_policy(RouterConfig(policy="prefix-cost")), workers)
         holder = f"w{workers - 1}"
         chain = tuple(range(100, 120))
         assert queue.learn(holder, Arrival(chain, 0)) == 0
@@ -144,7 +150,7 @@ def test_a_prompt_told_is_known_in_small_and_large_fleets():
 
 def test_a_session_told_is_kept_to():
     """By a policy that follows sessions, also where its request was queued here and chosen elsewhere."""
-    queue = queue_of(StickySessions(make_policy("prefix-cost")), 4)
+    queue = queue_of(StickySessions(make_policy(RouterConfig(policy="prefix-cost"))), 4)
     queue.learn("w2", Arrival((1,), 0, session="s"))
     queue.submit("chosen elsewhere", Arrival((2,), 512, session="t", worker="w3"), 0.0)
     assert queue.choose(Arrival((9,), 512, session="s"), 0.0) == "w2"
@@ -154,7 +160,9 @@ def test_a_session_told_is_kept_to():
 def test_a_central_queue_shares_slots_by_what_others_have():
     """Half of 1,000 tokens each; less where the other router has more than its half."""
     for peers, expected in ((0, 1), (300, 1), (700, 0)):
-        queue = DispatchQueue(make_policy("least-loaded"), QueueSettings(slot_tokens=1000))
+        queue = DispatchQueue(
+            make_policy(RouterConfig(policy="least-loaded")), QueueSettings(slot_tokens=1000)
+        )
         queue.set_workers([WorkerLoad("w")], 0.0)
         queue.set_deciders(2, is_scattered=False)
         queue.submit("first", Arrival((), 300), 0.0)

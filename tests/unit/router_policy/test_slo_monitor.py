@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import Tier
+from penstock.api import SheddingConfig, Tier
 from penstock.router.policy.sliding_window import SlidingWindow, percentile
-from penstock.router.policy.slo_monitor import EndedRequest, SheddingSettings, SloMonitor
+from penstock.router.policy.slo_monitor import EndedRequest, SloMonitor
 from penstock.router.policy.tiers import TierSettings
 
-SETTINGS = SheddingSettings()
+SETTINGS = SheddingConfig()
 
 
 def monitor(**values: object) -> SloMonitor:
     """Return a monitor of the usual targets."""
-    return SloMonitor(TierSettings(), SheddingSettings(**values))
+    return SloMonitor(TierSettings(), SheddingConfig(**values))
 
 
 def run(slo: SloMonitor, seconds: range, ttft_s: dict[Tier, float], *, rps: int = 10) -> list[int]:
@@ -148,7 +148,7 @@ def test_a_tier_that_stops_asking_stops_shedding() -> None:
 
 def test_switched_off_it_measures_and_sheds_nothing() -> None:
     """Compliance is wanted all the same."""
-    slo = monitor(is_enabled=False)
+    slo = monitor(enabled=False)
     run(slo, range(30), {Tier.PREMIUM: 0.3})
     assert not slo.sheds(Tier.BACKGROUND)
     assert slo.ttft_s(Tier.PREMIUM, 29.0) == 0.3
@@ -190,5 +190,5 @@ def test_the_step_moves_by_one_and_not_too_often(values: list[tuple[float, float
         change = steps[-1] - steps[-2]
         assert change in {-1, 0, 1}
         if change:
-            assert second - changed_s >= (SETTINGS.step_s if change > 0 else SETTINGS.recover_s)
+            assert second - changed_s >= (SETTINGS.step_seconds if change > 0 else SETTINGS.recover_seconds)
             changed_s = second

@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import BreakerConfig, QueueOrder, Role, RouterConfig, Tier
+from penstock.api import QueueOrder, Role, RouterConfig, Tier
+from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.effects import Dispatch, RefusalReason
 from penstock.router.core.queue_room import QueueRoom
 from penstock.router.core.queue_settings import QueueSettings
-from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.make_core import make_core
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.dualmap import DualMapSettings
 from penstock.router.policy.load import WorkerLoad
-from penstock.router.policy.registry import POLICIES
+from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.tier_queue import longest_wait_tokens
 from penstock.router.policy.tiers import SHARED, SloTarget, TierSettings
 
@@ -60,7 +58,7 @@ class Script:
 
     def __init__(self, policy, order, tiers):
         self.queue = DispatchQueue(
-            POLICIES[policy](DualMapSettings(slo_s=1.0)),
+            make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)),
             QueueSettings(
                 slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=SLO_S, tokens_per_s=500.0, tiers=tiers
             ),
@@ -105,7 +103,7 @@ class Script:
                 queue.set_tiers(TierSettings(shares={tier: 0.2 + 0.1 * at for at, tier in enumerate(SHARED)}))
 
 
-@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(QueueOrder), EVENTS)
+@given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
 def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events):
     """Under every policy and order, whatever joins, leaves, fails or expires."""
     plain, tiered = Script(policy, order, None), Script(policy, order, ALIKE)
@@ -116,7 +114,7 @@ def test_requests_of_one_tier_are_ordered_as_without_tiers(policy, order, events
         assert tiered.waiting == plain.waiting
 
 
-@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(QueueOrder), EVENTS)
+@given(st.sampled_from(policy_names()), st.sampled_from(QueueOrder), EVENTS)
 def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
     """Requests and tokens are conserved in all counts, by tier too."""
     script = Script(policy, order, TierSettings())
@@ -146,7 +144,7 @@ def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
 def test_a_request_goes_where_less_is_ahead_of_it(policy, tier, worker):
     """Ten background requests wait for a and two premium ones for b: to premium the queue of a is empty."""
     settings = QueueSettings(slot_requests=0, tiers=TierSettings(), order=QueueOrder.ARRIVAL)
-    queue = DispatchQueue(POLICIES[policy](DualMapSettings()), settings)
+    queue = DispatchQueue(make_policy(RouterConfig(policy=policy)), settings)
     queue.set_workers([WorkerLoad("a"), WorkerLoad("b")], 0.0)
     for at in range(10):
         queue.submit(at, Arrival((), 500, frozenset("b"), tier=Tier.BACKGROUND), 0.0)
@@ -164,7 +162,8 @@ def queue_totals(queue):
 def single_server(policy="round-robin", **settings):
     """Return a queue before one worker that takes one request at a time."""
     queue = DispatchQueue(
-        POLICIES[policy](DualMapSettings(slo_s=1.0)), QueueSettings(slot_requests=1, **settings)
+        make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)),
+        QueueSettings(slot_requests=1, **settings),
     )
     queue.set_workers([WorkerLoad("a")], 0.0)
     return queue
@@ -246,7 +245,7 @@ def test_a_request_waits_no_longer_than_its_tier_promises(tier, max_wait_s, boun
     """After the end-to-end target an answer is of no use to the SLO; `maxWaitSeconds` bounds all tiers."""
     settings = QueueSettings(max_wait_s=max_wait_s, tiers=TierSettings())
     assert settings.longest_wait_s(tier) == bound_s
-    queue = DispatchQueue(POLICIES["round-robin"](DualMapSettings()), settings)
+    queue = DispatchQueue(make_policy(RouterConfig(policy="round-robin")), settings)
     queue.submit("one", Arrival((), 10, tier=tier), 0.0)
     at_s = min(bound_s, 1e6)
     assert not queue.take_expired(at_s - 0.001)
@@ -315,7 +314,7 @@ def core_of(**tiers):
     config = RouterConfig.model_validate(
         {"tiers": {"enabled": True, **tiers}, "prefillQueue": {"workerTokens": 1, "maxRequests": 100}}
     )
-    core = make_core(config, WorkerPool(BreakerConfig()), is_disaggregated=False)
+    core = build_router(config, TOGETHER)
     core.set_workers([WorkerSpec("a", Role.AGGREGATED, "", supervised=True)], 0.0)
     return core
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.api import Role
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario, SimpleModel
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, SimpleModel, unbounded_router
 from penstock.workload.traces import TraceRequest
 
 SIMPLE = SimpleModel("test", 0.001, 100_000)
@@ -30,7 +30,7 @@ def simple_world():
     """Make a scenario of simple servers, one request at a time each."""
 
     def make(servers=1, *, policy="least-loaded", model=SIMPLE, router=None, **options):
-        chosen = router or RouterSpec(policy=policy, slot_requests=1, slot_tokens=None)
+        chosen = router or unbounded_router(policy)
         return Scenario(pools=(PoolSpec(Role.AGGREGATED, servers, model),), router=chosen, **options)
 
     return make
@@ -42,6 +42,6 @@ def split_world():
 
     def make(prefill=2, decode=2, *, router=None, model=PROFILE, **options):
         pools = (PoolSpec(Role.PREFILL, prefill, model), PoolSpec(Role.DECODE, decode, model))
-        return Scenario(pools=pools, router=router or RouterSpec(), **options)
+        return Scenario(pools=pools, router=router or unbounded_router("least-loaded"), **options)
 
     return make

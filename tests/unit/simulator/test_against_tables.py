@@ -5,7 +5,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.engine import profiles
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, SimpleModel, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 
@@ -18,7 +18,7 @@ def whole():
 
     def make(profile, *, router=None, **options):
         pools = (PoolSpec(Role.AGGREGATED, 1, ProfiledModel(profile)),)
-        return Scenario(pools=pools, router=router or RouterSpec(), **options)
+        return Scenario(pools=pools, router=router or unbounded_router("least-loaded"), **options)
 
     return make
 
@@ -67,10 +67,13 @@ def test_two_workers_in_turn_are_two_worlds(simple_world):
     """Round robin without a queue: every second request waits as if there were nothing else."""
     spec = WorkloadSpec("poisson:rate=1,duration_s=500,input_tokens=1500,output_tokens=1")
     requests = prepare(spec, seed=2).requests
-    router = RouterSpec("round-robin", slot_tokens=None)
+    given = {
+        "policy": "round-robin",
+        "model": SimpleModel("test", 0.001, 100_000, slot_requests=len(requests)),
+    }
 
-    both = Simulation(simple_world(2, router=router), requests).run().requests.ttft_s
-    alone = Simulation(simple_world(1, router=router), requests[::2]).run().requests.ttft_s
+    both = Simulation(simple_world(2, **given), requests).run().requests.ttft_s
+    alone = Simulation(simple_world(1, **given), requests[::2]).run().requests.ttft_s
 
     assert both[::2] == pytest.approx(alone)
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.api import Role
 from penstock.engine import profiles
 from penstock.planner.decide.sla import queueing
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 
@@ -24,7 +24,8 @@ def test_prompts_wait_in_each_aggregated_worker_as_in_a_queue_of_its_own():
     model = ProfiledModel(PROFILE, block_size=512)
     pools = (PoolSpec(Role.AGGREGATED, workers, model),)
     requests = prepare(WorkloadSpec(LOAD), seed=0, qps=None).requests
-    found = Simulation(Scenario(pools=pools, router=RouterSpec(slot_tokens=None)), requests).run().requests
+    router = unbounded_router("least-loaded")
+    found = Simulation(Scenario(pools=pools, router=router), requests).run().requests
     late = float(np.mean(found.ttft_s > TTFT_S))
 
     prefill = profiles.load(PROFILE).latency().prefill

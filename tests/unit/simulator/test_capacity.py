@@ -9,7 +9,7 @@ from penstock.api import Role
 from penstock.performance.capacity import Load, plan_capacity
 from penstock.performance.recommend import Targets
 from penstock.profiler.reading import engine_sweep
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
@@ -33,7 +33,9 @@ def simulated(prefill, decode, requests):
     """TTFT and mean ITL of each request in a graph of so many replicas."""
     model = ProfiledModel(PROFILE)
     pools = (PoolSpec(Role.PREFILL, prefill, model), PoolSpec(Role.DECODE, decode, model))
-    found = Simulation(Scenario(pools=pools, router=RouterSpec()), requests).run().requests
+    found = (
+        Simulation(Scenario(pools=pools, router=unbounded_router("least-loaded")), requests).run().requests
+    )
     return found.ttft_s, (found.e2e_s - found.ttft_s) / (found.output_tokens - 1)
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from penstock.cli.main import cli
 from penstock.core.errors import ConfigError
 from penstock.planner.decide import registry
-from penstock.simulator.routing import policy_names
+from penstock.router.policy.registry import policy_names
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "disaggregated.yaml"
 FAST = ("--limit", "60", "--jobs", "1")
@@ -253,9 +253,9 @@ def test_routers_of_a_fraction_are_no_number():
 
 
 def test_without_a_manifest_the_router_is_the_products_default():
-    """Its order, and in the paper's server the one request at a time that bench/dualmap gives it."""
+    """Its order, behind a queue that refuses nobody."""
     settings = orjson.loads(
         run(*FAST, "--profile", "dualmap-7b", "--policy", "prefix-cost", "--json").stdout
     )["settings"]
-    assert settings["router"]["queue_order"] == "in-time-first"
-    assert settings["router"]["slot_requests"] == 1
+    queue = settings["router"]["prefillQueue"]
+    assert (queue["order"], queue["maxRequests"]) == ("in-time-first", 1_000_000)

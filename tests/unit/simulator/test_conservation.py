@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.simulator.faults import Fault, FaultPeriod, Faults
-from penstock.simulator.scenario import ProfiledModel, Resize, RouterSpec, WorkerFailure
+from penstock.simulator.scenario import ProfiledModel, Resize, WorkerFailure, unbounded_router
 from penstock.simulator.scoreboard import score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import RunSpec, simulate
@@ -58,10 +58,12 @@ def test_served_refused_and_failed_are_all_requests(
 ):
     """With a bounded queue, a bounded wait, deaths and a router that is away, each request counts in one place."""
     periods = () if away is None else (FaultPeriod(Fault.ROUTER_DOWN, away[0], away[0] + away[1]),)
+    given = {"maxRequests": bound, "maxWaitSeconds": wait_s}
+    queue = {key: value for key, value in given.items() if value is not None}
     scenario = split_world(
         1,
         1,
-        router=RouterSpec(max_waiting=bound, max_wait_s=wait_s),
+        router=unbounded_router("least-loaded", prefillQueue=queue),
         failures=tuple(WorkerFailure(at_s, name, at_s + 1.0) for at_s, name in deaths),
         faults=Faults(periods),
     )
@@ -78,7 +80,7 @@ def test_served_refused_and_failed_are_all_requests(
 @given(rows=ROWS, split=st.booleans(), model=st.sampled_from([SMALL, ProfiledModel("h200-llama-3.1-8b-tp1")]))
 def test_no_token_is_lost_or_made_up(split_world, simple_world, arrivals, *, rows, split, model):
     """Prompt tokens are computed or cached, and a request's gaps between tokens fill its time after the first."""
-    scenario = split_world(2, 2, model=model) if split else simple_world(2, model=model, router=RouterSpec())
+    scenario = split_world(2, 2, model=model) if split else simple_world(2, model=model)
     world = Simulation(scenario, arrivals(rows))
 
     recording = world.run()
@@ -166,7 +168,7 @@ def test_scaling_loses_nothing_and_repeats_nothing(split_world, arrivals, *, row
     scenario = split_world(
         3,
         3,
-        router=RouterSpec(policy),
+        router=unbounded_router(policy),
         cold_start_s=0.5,
         resizes=tuple(Resize(*each) for each in ordered),
     )
@@ -199,7 +201,7 @@ def test_the_queue_s_length_follows_from_its_waits(simple_world):
 
 def test_the_figures_count_every_request(simple_world):
     """The scoreboard's ok, rejected and failed add up, warm-up included; what is lost is not in time."""
-    router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=3)
+    router = unbounded_router("least-loaded", prefillQueue={"maxRequests": 3})
     scenario = simple_world(router=router, failures=(WorkerFailure(20.0, "aggregated-0", 40.0),))
     spec = WorkloadSpec("poisson:rate=1.5,duration_s=200,input_tokens=1000,output_tokens=1,length_cv=0")
 

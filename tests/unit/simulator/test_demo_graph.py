@@ -10,7 +10,7 @@ from penstock.api.manifests import load_graph
 from penstock.cli.demo import demo
 from penstock.planner.options import join
 from penstock.simulator.baselines import configured
-from penstock.simulator.graph_scenario import graph_pools, graph_router
+from penstock.simulator.graph_scenario import graph_pools
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.scoreboard import score
 from penstock.simulator.simulation import Simulation
@@ -28,7 +28,7 @@ def base():
         graph = load_graph(path)
     pools = tuple(replace(pool, model=replace(pool.model, block_size=128)) for pool in graph_pools(graph))
     config = join(given={}, graph=graph).decide_config(graph)
-    scenario = Scenario(pools, graph_router(graph), cold_start_s=START_UP_S, max_gpus=config.max_gpu_budget)
+    scenario = Scenario(pools, graph.spec.router, cold_start_s=START_UP_S, max_gpus=config.max_gpu_budget)
     return scenario, configured(config, config.mode, pools)
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api import RouterConfig
-from penstock.simulator.scenario import DUALMAP_7B
+from penstock.simulator.scenario import DUALMAP_7B, RouterGroup
 
 BENCH = Path(__file__).parents[3] / "bench"
 
@@ -106,23 +105,15 @@ def test_one_router_stands_at_the_beginning_of_every_way(bench):
 
 def test_routers_work_together_as_the_label_says(bench):
     """Those that share keep queues, those with events hear of caches; all ask each other as often as by default."""
-    together, router = bench["fleets"].together, bench["setups"].router("prefix-cost")
-
-    assert together(router, 1, "alone") == router
-    assert (together(router, 4, "shared").owners, together(router, 4, "events").owners) == (4, None)
-    assert (together(router, 4, "shared").kv_events, together(router, 4, "events").kv_events) == (False, True)
-    assert together(router, 4, "alone").peer_interval_s == RouterConfig().peers.interval_real_seconds
-
-
-def test_servers_are_handed_as_much_as_they_take(bench):
-    """The prefill-only server one prompt at a time, as under `penstock simulate`; engines by tokens, as live."""
     setups = bench["setups"]
-    spec = setups.router("dualmap")
+    one = setups.world(DUALMAP_7B, setups.router("prefix-cost"))
+    together = bench["fleets"].together
 
-    server, engine = (setups.world(model, spec).router for model in (DUALMAP_7B, setups.A100_7B))
-
-    assert (server.slot_requests, server.slot_tokens) == (DUALMAP_7B.slot_requests, None)
-    assert (engine.slot_requests, engine.slot_tokens) == (None, RouterConfig().prefill_queue.worker_tokens)
+    assert together(one, 1, "alone") == one
+    assert together(one, 4, "shared").routers == RouterGroup(4, 4)
+    assert together(one, 4, "events").routers == RouterGroup(4)
+    ports = [together(one, 4, way).router.kv_events_port is None for way in ("shared", "events")]
+    assert ports == [True, False]
 
 
 def test_rare_key_lengths_are_left_out_of_the_words(bench):

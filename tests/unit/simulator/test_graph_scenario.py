@@ -3,11 +3,9 @@
 import pytest
 from click.testing import CliRunner
 
-from penstock.api import QueueOrder
 from penstock.api.manifests import load_graph
 from penstock.cli.simulate import simulate
-from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
-from penstock.simulator.graph_scenario import graph_pools, graph_router
+from penstock.simulator.graph_scenario import graph_pools
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1
@@ -49,20 +47,6 @@ def test_pools_are_the_engines_that_the_live_workers_run(manifest):
     assert decode.model.lease.duration_s == 12
 
 
-def test_the_router_waits_and_hands_out_as_the_manifest_says(manifest):
-    """Order, slots and bounds of the queue, and the policy's settings; another policy gets none of them."""
-    graph = load_graph(manifest)
-    router = graph_router(graph)
-    assert (router.policy, router.settings["rebalance"], router.settings["hot_window"]) == (
-        "dualmap",
-        False,
-        50,
-    )
-    assert router.queue_order is QueueOrder.HIT_FIRST
-    assert (router.slot_tokens, router.max_waiting, router.max_wait_s) == (20000, 7, 9)
-    assert graph_router(graph, "prefix-cost").settings == {}
-
-
 def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
     """Without options of its own, `simulate --manifest` runs the graph as it would be served."""
     common = [
@@ -75,28 +59,15 @@ def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
         "--json",
     ]
     told = CliRunner().invoke(simulate, common, catch_exceptions=False).output
-    for setting in ('"slo_s": 3', '"slot_tokens": 20000', '"kv_tokens": 144000', '"rebalance": false'):
+    for setting in ('"slo_s": 3', '"workerTokens": 20000', '"kv_tokens": 144000', '"rebalance": false'):
         assert setting in told
     asked = CliRunner().invoke(simulate, [*common, "--slo-s", "4", "--slot-tokens", "100"]).output
     assert '"slo_s": 4' in asked
-    assert '"slot_tokens": 100' in asked
-
-
-def test_aggregated_workers_have_slots_only_where_requests_are_placed(tmp_path):
-    """The live router keeps no queue before them under a policy that chooses at its head."""
-    path = tmp_path / "graph.yaml"
-    path.write_text(
-        MANIFEST.replace(MANIFEST[MANIFEST.index("    prefill:") : MANIFEST.index("  engine:")], "").replace(
-            "frontend: {role: router}\n", "frontend: {role: router}\n    worker: {role: aggregated}\n"
-        )
-    )
-    graph = load_graph(path)
-    assert graph_router(graph, "least-loaded").slot_tokens is None
-    assert graph_router(graph, "prefix-cost").slot_tokens == 20000
+    assert '"workerTokens": 100' in asked
 
 
 def test_rejection_is_simulated_as_the_manifest_asks(tmp_path):
-    """Thresholds of the router, limit and queue of the workers; mode none clears the thresholds."""
+    """Limit and queue of the workers."""
     path = tmp_path / "graph.yaml"
     admission = "router:\n    admission: {mode: token-capacity, activeDecodeBlocksThreshold: 0.7}"
     limited = MANIFEST.replace(
@@ -104,8 +75,5 @@ def test_rejection_is_simulated_as_the_manifest_asks(tmp_path):
     )
     path.write_text(limited.replace("router:\n    policy", f"{admission}\n    policy"))
     graph = load_graph(path)
-    assert graph_router(graph).thresholds == BusyThresholds(0.7, 100_000)
     for pool in graph_pools(graph):
         assert (pool.model.request_limit, pool.model.request_queue) == (9, 3)
-    path.write_text(MANIFEST)
-    assert graph_router(load_graph(path)).thresholds == NO_THRESHOLDS

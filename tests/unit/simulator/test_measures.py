@@ -6,7 +6,7 @@ import pytest
 from penstock.api import Role
 from penstock.simulator.measures import measures, reversals, violation_s
 from penstock.simulator.observer import PlannerChange
-from penstock.simulator.scenario import RouterSpec
+from penstock.simulator.scenario import unbounded_router
 from penstock.simulator.simulation import Simulation
 
 
@@ -40,7 +40,7 @@ def test_ten_seconds_with_fewer_than_nine_in_ten_in_time_are_violated():
 
 def test_rejected_requests_miss_every_target(simple_world, request_at):
     """Four at once, two are served: half is in time, two are lost."""
-    router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=1)
+    router = unbounded_router("least-loaded", prefillQueue={"maxRequests": 1})
     scenario = simple_world(router=router)
 
     found = measures(Simulation(scenario, [request_at(0.0, line=i) for i in range(1, 5)]).run(), scenario)

@@ -9,7 +9,7 @@ from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.simulator.jobs import JobOutcome
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterGroup, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 
 PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1")
@@ -33,7 +33,13 @@ def world_of(
 ):
     """Make a world to which a request comes each ``gap_s``."""
     roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
-    router = RouterSpec(policy, thresholds=thresholds, routers=routers, propagation_delay_s=delay_s)
+    admission = {
+        "mode": "none" if thresholds is NO_THRESHOLDS else "token-capacity",
+        "activeDecodeBlocksThreshold": thresholds.active_decode_blocks,
+        "activePrefillTokensThreshold": thresholds.active_prefill_tokens,
+    }
+    router = unbounded_router(policy, admission=admission, prefillQueue={"order": "arrival"})
+    more["routers"] = RouterGroup(routers, propagation_delay_s=delay_s)
     model = replace(PROFILE, request_limit=limit, request_queue=2)
     scenario = Scenario(pools=[PoolSpec(role, workers, model) for role in roles], router=router, **more)
     count = int(last_s / gap_s)

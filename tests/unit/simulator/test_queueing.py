@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from penstock.simulator.scenario import RouterSpec, SimpleModel
+from penstock.simulator.scenario import SimpleModel
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
@@ -84,8 +84,8 @@ def test_the_engine_s_pending_slot_changes_no_order(simple_world):
 
     ends = []
     for slots in (1, 2):
-        router = RouterSpec(slot_requests=slots, slot_tokens=None)
-        recording = Simulation(simple_world(router=router, sample_s=1000.0), requests).run()
+        model = SimpleModel("test", 0.001, 100_000, slot_requests=slots)
+        recording = Simulation(simple_world(model=model, sample_s=1000.0), requests).run()
         ends.append(recording.requests.ttft_s)
 
     assert np.allclose(*ends)

@@ -1,42 +1,26 @@
 """Routers in the world: the live bodies behind one port, side by side, and with old news."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 
 from penstock.api import QueueOrder, Role
-from penstock.core.errors import ConfigError
-from penstock.router.policy.baselines import LeastLoaded
-from penstock.simulator.faults import Faults
+from penstock.router.core.worker_size import WorkerSize
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
-from penstock.simulator.routing import VirtualRouter, policy_names
-from penstock.simulator.scenario import RouterSpec, WorkerFailure
+from penstock.simulator.routing import VirtualRouter
+from penstock.simulator.scenario import RouterGroup, WorkerFailure, unbounded_router
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.worker_size import WorkerSize
 from penstock.workload.traces import TraceRequest
 
 
-def placed(policy="dualmap", **options):
-    """Make a spec of one request at a time."""
-    return RouterSpec(policy, slot_requests=1, slot_tokens=None, **options)
+def placed(policy="dualmap", order="arrival", **section):
+    """Make a router section whose queues order by arrival."""
+    return unbounded_router(policy, prefillQueue={"order": order}, **section)
 
 
-def routing(spec):
-    """Make a router over servers of 100,000 cached tokens."""
-    return router_of(spec, Role.AGGREGATED)
-
-
-def router_of(spec, role):
-    """Make a router of a role's workers."""
-    return VirtualRouter(
-        spec,
-        role,
-        slo_s=5.0,
-        decode_policy=LeastLoaded(),
-        faults=Faults(),
-        sizes=dict.fromkeys(Role, WorkerSize(100_000, None)),
-    )
+def routing(config, slot_requests=1):
+    """Make a router over servers of 100,000 cached tokens, by default of one request at a time."""
+    return VirtualRouter(config, {Role.AGGREGATED: WorkerSize(100_000, slot_requests=slot_requests)})
 
 
 class Server:
@@ -56,30 +40,10 @@ def dispatched(router, job, now_s):
     return effect.assignment.worker.name
 
 
-def test_every_policy_of_the_manifest_is_known():
-    """And those that exist for comparison."""
-    from penstock.api import RouterPolicy
-
-    assert {policy.value for policy in RouterPolicy} <= set(policy_names())
-
-
-@pytest.mark.parametrize(
-    ("spec", "told"),
-    [
-        (placed("fastest"), "policy 'fastest': choose from"),
-        (placed(settings={"speed": 3}), "settings of dualmap"),
-    ],
-)
-def test_unknown_policies_and_settings_are_refused(spec, told):
-    """With what is known."""
-    with pytest.raises(ConfigError, match=told):
-        routing(spec)
-
-
 def test_equal_prefixes_meet_again_across_routers(simple_world, request_at):
     """Two routers that never hear of each other send one prefix to one pair: rings need no news."""
     requests = [request_at(i * 3.0, 1024, ids=(7, 100 + i), line=i) for i in range(1, 21)]
-    world = Simulation(simple_world(8, router=placed(routers=2)), requests)
+    world = Simulation(simple_world(8, router=placed(), routers=RouterGroup(2)), requests)
 
     world.run()
 
@@ -92,7 +56,9 @@ def test_routers_hear_of_each_other_s_load_late(simple_world, request_at):
 
     ends = {}
     for routers in (1, 2):
-        world = Simulation(simple_world(4, router=placed("least-pending", routers=routers)), requests)
+        world = Simulation(
+            simple_world(4, router=placed("least-pending"), routers=RouterGroup(routers)), requests
+        )
         ends[routers] = float(world.run().requests.ttft_s.max())
 
     assert ends == {1: pytest.approx(2.0), 2: pytest.approx(2.0)}
@@ -120,10 +86,10 @@ def in_time(world):
 
 def test_routers_that_share_queues_out_serve_about_as_many_in_time_as_one(simple_world, at_the_knee):
     """At the knee, where an order and knowledge of its own for each router make most of them late."""
-    spec = placed("prefix-cost", queue_order=QueueOrder.IN_TIME_FIRST, peer_interval_s=0.1)
+    router = placed("prefix-cost", QueueOrder.IN_TIME_FIRST)
     share = {
         owners: in_time(
-            Simulation(simple_world(8, router=replace(spec, routers=8, owners=owners)), at_the_knee)
+            Simulation(simple_world(8, router=router, routers=RouterGroup(8, owners)), at_the_knee)
         )
         for owners in (1, 8, None)
     }
@@ -134,9 +100,11 @@ def test_routers_that_share_queues_out_serve_about_as_many_in_time_as_one(simple
 
 def test_a_chosen_worker_that_dies_loses_no_job(simple_world, at_the_knee):
     """Its jobs are tried elsewhere by the router that keeps its queue."""
-    router = placed("prefix-cost", routers=4, owners=4, max_retries=5, retry_budget_fraction=1.0)
+    router = placed("prefix-cost", retries={"maxPerRequest": 5, "budgetFraction": 1.0})
     failures = (WorkerFailure(20.0, "aggregated-1", 40.0), WorkerFailure(30.0, "aggregated-2"))
-    world = Simulation(simple_world(8, router=router, failures=failures), at_the_knee[:200])
+    world = Simulation(
+        simple_world(8, router=router, routers=RouterGroup(4, 4), failures=failures), at_the_knee[:200]
+    )
 
     world.run()
 
@@ -164,7 +132,7 @@ def test_the_longest_hit_goes_first_where_asked(simple_world, request_at):
     ]
     orders = {}
     for order in QueueOrder:
-        world = Simulation(simple_world(router=placed("least-pending", queue_order=order)), requests)
+        world = Simulation(simple_world(router=placed("least-pending", order)), requests)
         world.run()
         orders[order] = [job.index for job in sorted(world.jobs, key=lambda job: job.handed_s)]
 
@@ -178,7 +146,7 @@ def test_the_longest_hit_goes_first_where_asked(simple_world, request_at):
 def test_who_can_still_be_in_time_goes_before_who_cannot(simple_world, request_at):
     """At 1,000 tokens/s the second waits 4 s and needs 2: too late for 5 s. The third needs 1 and overtakes it."""
     requests = [request_at(0.0, 4000), request_at(0.001, 2000), request_at(0.002, 900)]
-    router = placed("least-pending", queue_order=QueueOrder.IN_TIME_FIRST)
+    router = placed("least-pending", QueueOrder.IN_TIME_FIRST)
     world = Simulation(simple_world(router=router, slo_s=5.0), requests)
 
     world.run()
@@ -200,8 +168,7 @@ def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):
 
 def test_without_slots_an_answer_weighs_until_it_ends(request_at):
     """As live: an aggregated worker whose prompts are computed is not idle while it answers."""
-    spec = RouterSpec("least-loaded", slot_tokens=None)
-    router, chains = routing(spec), PrefixChains(0)
+    router, chains = routing(placed("least-loaded"), slot_requests=None), PrefixChains(0)
     router.set_workers([Server("a"), Server("b")], 0.0)
     jobs = [
         Job(index, each, chains.chain(each)) for index, each in enumerate([request_at(0.0), request_at(1.0)])
@@ -218,7 +185,8 @@ def test_without_slots_an_answer_weighs_until_it_ends(request_at):
 
 def test_least_loaded_looks_at_the_gauges_that_it_was_told():
     """KV in use decides before tokens in flight, once every worker's is known."""
-    router = router_of(RouterSpec("least-loaded"), Role.PREFILL)
+    size = WorkerSize(100_000)
+    router = VirtualRouter(placed("least-loaded"), {Role.PREFILL: size, Role.DECODE: size})
     assert router.reads_usage
     servers = [Server("a", Role.PREFILL), Server("b", Role.PREFILL), Server("d", Role.DECODE)]
     router.set_workers(servers, 0.0)

@@ -7,7 +7,7 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.simulator.baselines import configured
 from penstock.simulator.faults import Fault, FaultPeriod, Faults
 from penstock.simulator.jobs import JobOutcome
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1")
@@ -25,7 +25,9 @@ def world_of(shape, mode, requests, faults=None, **router):
     config = DecideConfig(mode=Mode.ADAPTIVE, min_gpu_budget=0, scale_to_zero_after_s=300.0)
     scenario = Scenario(
         pools=pools,
-        router=RouterSpec("prefix-cost", **{"max_wait_s": 10.0, "max_wake_s": 120.0, **router}),
+        router=unbounded_router(
+            "prefix-cost", prefillQueue={"maxWaitSeconds": 10.0, "maxWakeSeconds": 120.0, **router}
+        ),
         planner=configured(config, mode, pools, None),
         cold_start_s=COLD_START_S,
         max_gpus=8,
@@ -53,7 +55,7 @@ def test_idle_means_zero_gpus_and_the_first_request_is_served_after_one_start(sh
 def test_without_a_wait_that_covers_the_start_the_request_is_refused(request_at):
     """What the option is for: ten seconds are less than the forty of a start, so the request that wakes is refused."""
     requests = [request_at(0.0, 1000, 20), request_at(IDLE_S, 1000, 20)]
-    world = world_of("aggregated", Mode.ADAPTIVE, requests, max_wake_s=None)
+    world = world_of("aggregated", Mode.ADAPTIVE, requests, maxWakeSeconds=None)
     world.run()
     assert [job.outcome for job in world.jobs] == [JobOutcome.OK, JobOutcome.REJECTED]
 

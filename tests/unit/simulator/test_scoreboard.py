@@ -64,9 +64,9 @@ def test_hits_are_weighed_by_tokens_beside_their_bound(simple_world, request_at)
 
 def test_rejected_requests_have_missed_the_slo(simple_world, request_at):
     """A router that refuses everything it cannot serve at once gains nothing."""
-    from penstock.simulator.scenario import RouterSpec
+    from penstock.simulator.scenario import unbounded_router
 
-    router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=1)
+    router = unbounded_router("least-loaded", prefillQueue={"maxRequests": 1})
     requests = [request_at(0.0, 1000, line=line) for line in range(1, 5)]
     scenario = simple_world(router=router)
 

@@ -5,13 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.api import GraphDeployment, Role, Tier
+from penstock.api import Role, Tier
 from penstock.engine.serve.preemption_config import PreemptionConfig
-from penstock.router.policy.slo_monitor import SheddingSettings
-from penstock.router.policy.tiers import SloTarget, TierSettings
-from penstock.simulator.graph_scenario import graph_router
 from penstock.simulator.jobs import JobOutcome
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.tier_scores import tier_scores
 from penstock.simulator.workload import Workload
@@ -21,18 +18,20 @@ PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1", preemption=PreemptionConfig())
 PROMPT_TOKENS, OUTPUT_TOKENS, GAP_S, LAST_S = 2000, 20, 0.033, 60.0
 """A prompt takes about 0.13 s of prefill, so that two workers serve about half of the requests."""
 ORDER = (Tier.STANDARD, Tier.BACKGROUND, Tier.STANDARD, Tier.BACKGROUND, Tier.PREMIUM)
-TARGETS = {
-    Tier.PREMIUM: SloTarget(1.0, 0.1, 10.0),
-    Tier.STANDARD: SloTarget(3.0, 0.2, 20.0),
-    Tier.BACKGROUND: SloTarget(None, None, 60.0),
+SLO = {
+    "premium": {"ttftSeconds": 1.0, "tpotSeconds": 0.1, "endToEndSeconds": 10.0},
+    "standard": {"ttftSeconds": 3.0, "tpotSeconds": 0.2, "endToEndSeconds": 20.0},
+    "background": {"endToEndSeconds": 60.0},
 }
+TIERS = {"enabled": True, "slo": SLO}
+NO_TARGETS = {"ttftSeconds": None, "tpotSeconds": None, "endToEndSeconds": None}
 
 
 def world_of(request_at, tiers, *, split=True, policy="prefix-cost"):
     """Make a world to which a fifth premium, two fifths standard and two fifths background requests come."""
     roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
     scenario = Scenario(
-        pools=[PoolSpec(role, 2, PROFILE) for role in roles], router=RouterSpec(policy, tiers=tiers)
+        pools=[PoolSpec(role, 2, PROFILE) for role in roles], router=unbounded_router(policy, tiers=tiers)
     )
     requests = [
         replace(
@@ -67,9 +66,9 @@ def outcomes(world, tier, outcome):
 )
 def test_premium_keeps_its_ttft_where_a_single_queue_grows(split, policy, request_at):
     """Alike, all wait longer and longer; with tiers premium is ten times as fast, and background is shed."""
-    alike = world_of(request_at, RouterTiers(is_enabled=False), split=split, policy=policy)
+    alike = world_of(request_at, {"enabled": False}, split=split, policy=policy)
     alike.run()
-    tiered = world_of(request_at, RouterTiers(TierSettings(targets=TARGETS)), split=split, policy=policy)
+    tiered = world_of(request_at, TIERS, split=split, policy=policy)
     tiered.run()
 
     assert ttft_p99_s(tiered, Tier.PREMIUM) < 1.0 < ttft_p99_s(alike, Tier.PREMIUM) / 10
@@ -82,7 +81,7 @@ def test_premium_keeps_its_ttft_where_a_single_queue_grows(split, policy, reques
 
 def test_shed_requests_are_demand_to_the_planner(request_at):
     """The door counts each as an arrival and as refused, with its tokens."""
-    world = world_of(request_at, RouterTiers(TierSettings(targets=TARGETS)))
+    world = world_of(request_at, TIERS)
     world.run()
     shed = sum(each.shed for each in world._routers[0].core.tiers.counts.values())
     demand = world.door.take(world.kernel.now_s, {})
@@ -94,10 +93,8 @@ def test_shed_requests_are_demand_to_the_planner(request_at):
 
 def test_without_shedding_background_is_served_its_share(request_at):
     """Late, and not never."""
-    tiers = RouterTiers(
-        TierSettings(targets={**TARGETS, Tier.STANDARD: SloTarget(), Tier.BACKGROUND: SloTarget()}),
-        SheddingSettings(is_enabled=False),
-    )
+    slo = {**SLO, "standard": NO_TARGETS, "background": NO_TARGETS}
+    tiers = {"enabled": True, "slo": slo, "shedding": {"enabled": False}}
     world = world_of(request_at, tiers)
     world.run()
     assert outcomes(world, Tier.BACKGROUND, JobOutcome.OK) == sum(
@@ -112,7 +109,7 @@ def test_without_shedding_background_is_served_its_share(request_at):
 
 def test_the_scores_tell_compliance_from_attainment(request_at):
     """A shed request attains nothing and breaks no promise to those admitted."""
-    world = world_of(request_at, RouterTiers(TierSettings(targets=TARGETS)))
+    world = world_of(request_at, TIERS)
     recording = world.run()
     workload = Workload("synthetic", tuple(job.request for job in world.jobs), 100, None, 0, 0, Spread.NONE)
     scores = tier_scores(recording, workload, world.scenario)
@@ -132,24 +129,3 @@ def test_requests_without_a_tier_have_no_scores(request_at):
     world = Simulation(scenario, [request_at(0.0, 100, 2, line=1)])
     workload = Workload("synthetic", (world.jobs[0].request,), 0, None, 0, 0, Spread.NONE)
     assert tier_scores(world.run(), workload, scenario) == {}
-
-
-def test_a_graph_says_what_its_tiers_are():
-    """As the live router is told; off, there are none."""
-    manifest = {
-        "metadata": {"name": "g"},
-        "spec": {
-            "model": {"name": "m"},
-            "runtime": "simulated",
-            "services": {"r": {"role": "router"}, "w": {"role": "aggregated"}},
-            "router": {
-                "tiers": {"enabled": True, "default": "background", "slo": {"premium": {"ttftSeconds": 9}}}
-            },
-        },
-    }
-    tiers = graph_router(GraphDeployment.model_validate(manifest)).tiers
-    assert tiers.default is Tier.BACKGROUND
-    assert tiers.settings.target(Tier.PREMIUM) == SloTarget(9, 0.03, 5)
-    manifest["spec"]["router"]["tiers"]["enabled"] = False
-    off = graph_router(GraphDeployment.model_validate(manifest)).tiers
-    assert off == replace(tiers, is_enabled=False)

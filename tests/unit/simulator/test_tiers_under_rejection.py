@@ -7,13 +7,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock.api import Role, Tier
+from penstock.api import Role, RouterConfig, Tier
 from penstock.engine.serve.preemption_config import PreemptionConfig
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
-from penstock.router.policy.slo_monitor import SheddingSettings
-from penstock.router.policy.tiers import SloTarget, TierSettings
 from penstock.simulator.jobs import JobOutcome
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterSpec, RouterTiers, Scenario
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
@@ -21,7 +19,7 @@ SHARED = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
 CAPACITY_RPS, SECONDS = 17.0, 40.0
 PREMIUM, STANDARD = 0.4, 0.3
 DEFAULTS = BusyThresholds(0.85, 100_000)
-TARGETS = {tier: SloTarget(e2e_s=60.0) for tier in SHARED}
+SLO = {"ttftSeconds": None, "tpotSeconds": None, "endToEndSeconds": 60.0}
 
 
 def traffic(factor, *, prompt_tokens=2000, output_tokens=20, rate=CAPACITY_RPS, seconds=SECONDS):
@@ -39,8 +37,13 @@ def traffic(factor, *, prompt_tokens=2000, output_tokens=20, rate=CAPACITY_RPS, 
 
 def run(policy, thresholds, model, is_split, requests):
     """Return the jobs of two workers a role behind a router with tiers and a queue of at most 60 s."""
-    tiers = RouterTiers(TierSettings(targets=TARGETS), SheddingSettings(is_enabled=False), Tier.STANDARD)
-    router = RouterSpec(policy, thresholds=thresholds, tiers=tiers, max_wait_s=60.0, max_waiting=1024)
+    admission = {
+        "mode": "none" if thresholds is NO_THRESHOLDS else "token-capacity",
+        "activeDecodeBlocksThreshold": thresholds.active_decode_blocks,
+        "activePrefillTokensThreshold": thresholds.active_prefill_tokens,
+    }
+    tiers = {"enabled": True, "slo": dict.fromkeys(SHARED, SLO), "shedding": {"enabled": False}}
+    router = RouterConfig.model_validate({"policy": policy, "admission": admission, "tiers": tiers})
     roles = (Role.PREFILL, Role.DECODE) if is_split else (Role.AGGREGATED,)
     world = Simulation(Scenario([PoolSpec(role, 2, model) for role in roles], router), requests)
     world.run()

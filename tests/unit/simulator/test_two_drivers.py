@@ -6,23 +6,20 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.api import Role, RouterConfig, RouterPolicy
+from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
+from penstock.router.core.build import SPLIT, build_retries, build_router
 from penstock.router.core.effects import Dispatch
 from penstock.router.core.queue_settings import CACHE_BLOCKS
-from penstock.router.core.retries import FailedTry, RequestTries, RetryBudget, RetryRules, RetryScope
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.retries import FailedTry, RequestTries, RetryScope
+from penstock.router.core.worker_size import WorkerSize
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.make_core import make_core
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import BLOCK_TOKENS
-from penstock.router.policy.registry import decode_policy
+from penstock.router.policy.registry import policy_names
 from penstock.router.policy.routing_policy import AssignTime
-from penstock.simulator.faults import Faults
 from penstock.simulator.jobs import Job
 from penstock.simulator.routing import VirtualRouter
-from penstock.simulator.scenario import RouterSpec
-from penstock.simulator.worker_size import WorkerSize
 from penstock.workload.traces import TraceRequest
 
 SLOT_TOKENS, MAX_WAITING, MAX_WAIT_S, SLO_S = 1000, 4, 10.0, 2.0
@@ -94,26 +91,19 @@ class Script:
                 driver.acquire(index, Role.PREFILL, again=True)
 
 
+def section(policy):
+    """Return a router section with small bounds."""
+    queue = {"workerTokens": SLOT_TOKENS, "maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S}
+    return RouterConfig.model_validate({"policy": policy, "prefillQueue": queue, "ttftSloSeconds": SLO_S})
+
+
 class Virtual:
     """The simulator's driver."""
 
     def __init__(self, script, policy):
         self.script = script
-        spec = RouterSpec(
-            policy.value,
-            queue_order=RouterConfig().prefill_queue.order,
-            slot_tokens=SLOT_TOKENS,
-            max_waiting=MAX_WAITING,
-            max_wait_s=MAX_WAIT_S,
-        )
-        self.router = VirtualRouter(
-            spec,
-            Role.PREFILL,
-            slo_s=SLO_S,
-            decode_policy=decode_policy(policy.value),
-            faults=Faults(),
-            sizes=dict.fromkeys(Role, WorkerSize(CACHE_BLOCKS * BLOCK_TOKENS, None)),
-        )
+        size = WorkerSize(CACHE_BLOCKS * BLOCK_TOKENS)
+        self.router = VirtualRouter(section(policy), {Role.PREFILL: size, Role.DECODE: size})
         self.jobs = {}
 
     def apply(self, effects):
@@ -173,17 +163,11 @@ class Live:
 
     def __init__(self, script, policy):
         self.script = script
-        queue = {"workerTokens": SLOT_TOKENS, "maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S}
-        config = RouterConfig.model_validate(
-            {"policy": policy.value, "prefillQueue": queue, "ttftSloSeconds": SLO_S}
-        )
-        pool = WorkerPool(config.breaker, is_supervised=True)
-        core = make_core(config, pool, is_disaggregated=True)
+        config = section(policy)
+        core = build_router(config, SPLIT, is_supervised=True)
         self.reads_prompts = core.entry_queue.policy.assigns is AssignTime.ON_ARRIVAL
         self.admission = Admission(core, lambda: script.now_s)
-        retries = config.retries
-        budget = RetryBudget(fraction=retries.budget_fraction, min_per_s=retries.min_per_second, now_s=0.0)
-        self.rules = RetryRules(pool, budget, max_per_request=retries.max_per_request)
+        self.rules = build_retries(config, core.pool, 0.0)
         self.tries = {}
         self.assignments = {}
         self.waiting = {}
@@ -285,7 +269,7 @@ START = ("workers", {"p1", "p2", "d1", "d2"})
 
 
 @settings(deadline=None)
-@given(st.sampled_from(RouterPolicy), EVENTS)
+@given(st.sampled_from(policy_names()), EVENTS)
 def test_both_drivers_do_the_same(policy, events):
     """Every request gets the same worker, or the same refusal, after the same event, whichever driver runs."""
     events = [START, *events]
@@ -305,8 +289,8 @@ def test_a_script_reaches_every_effect():
         ("tick", 6.0),
     ]
 
-    log = run_virtual(RouterPolicy.LEAST_LOADED, events)
+    log = run_virtual("least-loaded", events)
 
-    assert log == asyncio.run(run_live(RouterPolicy.LEAST_LOADED, events))
+    assert log == asyncio.run(run_live("least-loaded", events))
     outcomes = {outcome for each in log for _, outcome in each}
     assert outcomes >= {"p1", "p2", "d1", "QUEUE_FULL", "QUEUE_TIMEOUT"}

@@ -8,10 +8,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.api import Role
+from penstock.router.policy.registry import policy_names
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.output import to_json
-from penstock.simulator.routing import policy_names
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, RouterSpec, Scenario, WorkerFailure
+from penstock.simulator.scenario import (
+    PoolSpec,
+    ProfiledModel,
+    Resize,
+    RouterGroup,
+    Scenario,
+    WorkerFailure,
+    unbounded_router,
+)
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import RunSpec, run_all
 from penstock.simulator.workload import WorkloadSpec
@@ -82,7 +90,7 @@ def test_a_request_that_can_never_fit_is_rejected_at_once(split_world, request_a
 
 def test_a_full_router_rejects_and_a_long_wait_ends(simple_world, request_at):
     """One runs, two may wait; who has waited 1.5 s leaves."""
-    router = RouterSpec(slot_requests=1, slot_tokens=None, max_waiting=2, max_wait_s=1.5)
+    router = unbounded_router("least-loaded", prefillQueue={"maxRequests": 2, "maxWaitSeconds": 1.5})
     world = Simulation(simple_world(router=router), [request_at(0.0 + i * 0.001) for i in range(5)])
 
     world.run()
@@ -111,7 +119,7 @@ def test_equal_arrivals_keep_their_order(simple_world, request_at):
 @pytest.mark.parametrize("policy", policy_names())
 def test_same_seed_same_bytes(split_world, policy):
     """Two runs give the same JSON, in one process or in another."""
-    scenario = split_world(router=RouterSpec(policy=policy))
+    scenario = split_world(router=unbounded_router(policy))
     spec = RunSpec(policy, scenario, WorkloadSpec("mooncake", limit=60), 4.0, 7)
 
     once = to_json({"runs": run_all([spec], processes=1)})
@@ -219,7 +227,9 @@ def test_a_prompt_that_waits_too_long_for_decode_is_freed_and_computed_again(
     probe = Simulation(split_world(1, 1), [prompt])
     probe.run()
     failure = WorkerFailure(probe.jobs[0].prefilled_s / 2, "decode-0", 30.0)
-    router = RouterSpec(max_decode_wait_s=3.0, max_retries=max_retries)
+    router = unbounded_router(
+        "least-loaded", decodeQueue={"maxWaitSeconds": 3.0}, retries={"maxPerRequest": max_retries}
+    )
     world = Simulation(split_world(1, 1, failures=(failure,), router=router), [prompt])
 
     world.run()
@@ -284,7 +294,8 @@ def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
         split_world(
             2,
             2,
-            router=RouterSpec(policy, routers=routers),
+            router=unbounded_router(policy),
+            routers=RouterGroup(routers),
             cold_start_s=0.5,
             max_gpus=6,
             resizes=tuple(Resize(*each) for each in resizes),
@@ -332,7 +343,7 @@ def test_scenarios_say_what_is_wrong_with_them(simple_world):
 def test_metrics_age_only_by_the_delay(split_world, request_at):
     """With 3 s of delay the decode workers' usage is unknown until the first news."""
     scenario = split_world(1, 2)
-    scenario = dataclasses.replace(scenario, router=RouterSpec(propagation_delay_s=3.0))
+    scenario = dataclasses.replace(scenario, routers=RouterGroup(propagation_delay_s=3.0))
     world = Simulation(scenario, [request_at(i * 0.5, 2000, 200) for i in range(12)])
     world.run()
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.engine.core.batch import Batch, Span
 from penstock.engine.core.kv_blocks import BlockPool
 from penstock.engine.core.kv_facts import KvJournal
 from penstock.engine.core.requests import EngineRequest, RequestState, Status
+
+RECOMPUTE_TOKENS: Final = 64
+"""A worker's `BatchLimits.least_load_tokens` unless it is told otherwise. Source: vLLM's kv_recompute_threshold."""
 
 
 @dataclass(frozen=True, slots=True)

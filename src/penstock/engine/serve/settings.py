@@ -14,7 +14,7 @@ from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.logs import get_logger
 from penstock.core.tiers import TierPriority
 from penstock.engine import profiles
-from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
 from penstock.engine.core.engine import EngineSettings
 from penstock.engine.core.latency import LatencyModel, SpedUpPrefill
 from penstock.engine.core.lease import LeaseTerms
@@ -198,7 +198,7 @@ class _ExtraConfig(BaseModel):
     kv_lease_duration: float = Field(default=30, gt=0, allow_inf_nan=False)
     decoder_kv_blocks_ttl: float = Field(default=480, gt=0, allow_inf_nan=False)
     bidirectional_kv_xfer: bool = False
-    kv_recompute_threshold: int = Field(default=64, ge=0)
+    kv_recompute_threshold: int = Field(default=RECOMPUTE_TOKENS, ge=0)
 
 
 class _KvTransferConfig(BaseModel):

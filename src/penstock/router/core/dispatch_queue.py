@@ -264,16 +264,16 @@ class DispatchQueue(QueueState[T]):
             now_s: Simulated seconds.
             names: Workers to relieve; absent: those that are decode-bound.
         """
-        settings = self.settings
+        settings, bottleneck_s = self.settings, self._bottleneck_s
         if names is None:
+            if bottleneck_s == inf:
+                return 0
             names = [
                 each.name
                 for each in self._workers.values()
-                if each.queue and decode_delay_s(each, self._estimates, now_s, settings.bottleneck_s)
+                if each.queue and decode_delay_s(each, self._estimates, now_s, bottleneck_s)
             ]
-        aim = RebalanceParams(
-            settings.slo_s, settings.bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST
-        )
+        aim = RebalanceParams(settings.slo_s, bottleneck_s, now_s, settings.order is QueueOrder.HIT_FIRST)
         count = 0
         for name in names:
             source, reason = self._workers[name], f"sooner than at {name}: moved"

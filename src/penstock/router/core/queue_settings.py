@@ -31,9 +31,7 @@ class QueueSettings:
         order: Who is next in a worker's queue; the central queue is first in, first out.
         cache_blocks: Prefix blocks that one worker's cache holds.
         slo_s: TTFT that rebalancing and the deadline-aware order aim for, simulated seconds.
-        bottleneck_s: See `decode_delay_s`.
         tokens_per_s: Prefill throughput assumed until one is measured; None: none.
-        rebalances: Whether requests that wait for a decode-bound worker are moved as time passes.
         tiers: How tiers share; None: requests are ordered as if all were of one tier.
     """
 
@@ -46,9 +44,7 @@ class QueueSettings:
     order: QueueOrder = QueueOrder.ARRIVAL
     cache_blocks: int = CACHE_BLOCKS
     slo_s: float = 5.0
-    bottleneck_s: float = 3.0
     tokens_per_s: float | None = None
-    rebalances: bool = False
     tiers: TierSettings | None = None
 
     @property

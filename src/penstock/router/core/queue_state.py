@@ -15,7 +15,13 @@ from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.router.policy.prompt_tokens import PromptTokenCounts
 from penstock.router.policy.queued_request import QueuedRequest
-from penstock.router.policy.routing_policy import AssignTime, Estimates, LearnsPrompts, RoutingPolicy
+from penstock.router.policy.routing_policy import (
+    AssignTime,
+    Estimates,
+    LearnsPrompts,
+    RoutingPolicy,
+    bottleneck_s,
+)
 from penstock.router.policy.tier_queue import TierQueue
 from penstock.router.policy.tiers import TierSettings
 from penstock.router.policy.worker_queue import WorkerQueue
@@ -39,6 +45,7 @@ class QueueState(Generic[T]):
     def __init__(self, policy: RoutingPolicy, settings: QueueSettings) -> None:
         self.policy = policy
         self._learner = policy if isinstance(policy, LearnsPrompts) else None
+        self._bottleneck_s = bottleneck_s(policy)
         self.settings = settings
         self._estimates = Estimates(settings.tokens_per_s)
         self._workers: dict[str, WorkerQueue[T]] = {}

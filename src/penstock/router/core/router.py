@@ -239,8 +239,7 @@ class RouterCore(RouterState[T]):
         queue = self.entry_queue
         if self._rebalanced_s is None or now_s - self._rebalanced_s >= REBALANCE_S:
             self._rebalanced_s = now_s
-            if queue.settings.rebalances:
-                queue.rebalance(now_s)
+            queue.rebalance(now_s)
         queue.assume_prefilled(now_s)
         if self.tiers is not None:
             self.tiers.tick(now_s, queue.waiting_requests)
@@ -265,7 +264,7 @@ class RouterCore(RouterState[T]):
         if self.tiers is not None and is_new:
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
-                recover_s = self.tiers.monitor.settings.recover_s
+                recover_s = self.tiers.monitor.settings.recover_seconds
                 return Refuse(item, role, RefusalReason.SHED, shed, recover_s)
         missing = self._no_worker_expected(role, now_s)
         if missing is not None:

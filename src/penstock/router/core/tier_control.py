@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.api import Tier
+from penstock.api import SheddingConfig, Tier
 from penstock.core.histogram import REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts
 from penstock.router.policy.queued_request import QueuedRequest
-from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SheddingSettings, SloMonitor
+from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SloMonitor
 from penstock.router.policy.tiers import TierSettings
 
 
@@ -47,14 +47,14 @@ class TierControl:
 
     __slots__ = ("_evaluated_s", "counts", "monitor", "settings")
 
-    def __init__(self, settings: TierSettings, shedding: SheddingSettings) -> None:
+    def __init__(self, settings: TierSettings, shedding: SheddingConfig) -> None:
         """Begin with nothing measured."""
         self.settings = settings
         self.monitor = SloMonitor(settings, shedding)
         self.counts = {tier: TierCounts() for tier in Tier}
         self._evaluated_s = float("-inf")
 
-    def configure(self, settings: TierSettings, shedding: SheddingSettings) -> None:
+    def configure(self, settings: TierSettings, shedding: SheddingConfig) -> None:
         """Take other settings from now on; what was measured stays."""
         self.settings = settings
         self.monitor.configure(settings, shedding)

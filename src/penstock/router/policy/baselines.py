@@ -33,6 +33,7 @@ class _Memoryless:
 
     __slots__ = ()
     assigns = AssignTime.ON_ARRIVAL
+    reads_usage = False
 
     def worker_joined(self, name: str) -> None:
         """Take no note."""
@@ -46,6 +47,7 @@ class CacheAffinity:
 
     __slots__ = ("_hotness", "_ring")
     assigns = AssignTime.ON_ARRIVAL
+    reads_usage = False
 
     def __init__(self) -> None:
         self._ring = HashRing(seed=1)
@@ -108,6 +110,7 @@ class LeastLoaded(_Memoryless):
 
     __slots__ = ("_turn",)
     assigns = AssignTime.WHEN_FREE
+    reads_usage = True
 
     def __init__(self) -> None:
         self._turn = 0

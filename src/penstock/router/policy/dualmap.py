@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from math import inf
+from typing import Any, Self
 
+from penstock.api import RouterConfig
+from penstock.router.policy.cost import prefix_cost
 from penstock.router.policy.hotness import WINDOW, HotnessTree
-from penstock.router.policy.prefix_cost import prefix_cost
+from penstock.router.policy.parameters import parameters
 from penstock.router.policy.rings import DualRing
 from penstock.router.policy.routing_policy import (
     Arrival,
@@ -63,21 +66,12 @@ class DualMapSettings:
     bottleneck_s: float = 3.0
 
 
-PAIR_COST_DEPTH = 2
-"""Chosen: of all Conversation prompts the first block is the same, and a key of it alone has one pair for all."""
-
-
-def pair_cost(settings: DualMapSettings) -> DualMap:
-    """Return the policy that takes the cheaper of a prefix's two candidates by prefix cost."""
-    depth = max(PAIR_COST_DEPTH, settings.start_depth)
-    return DualMap(replace(settings, choice=PairChoice.PREFIX_COST, start_depth=depth))
-
-
 class DualMap:
     """The policy."""
 
     __slots__ = ("_hotness", "_rings", "_settings")
     assigns = AssignTime.ON_ARRIVAL
+    reads_usage = False
 
     def __init__(self, settings: DualMapSettings | None = None) -> None:
         self._settings = settings or DualMapSettings()
@@ -88,6 +82,16 @@ class DualMap:
             hot_share=self._settings.hot_share,
             cold_share=self._settings.cold_share,
         )
+
+    @classmethod
+    def from_config(cls, config: RouterConfig) -> Self:
+        """Return the policy that a graph's router section asks for."""
+        return cls(parameters(DualMapSettings, config, _own_keys(config)))
+
+    @property
+    def bottleneck_s(self) -> float:
+        """Seconds as in `DualMapSettings`; inf: what waits is not moved."""
+        return self._settings.bottleneck_s if self._settings.rebalance else inf
 
     def worker_joined(self, name: str) -> None:
         """Put a worker on both rings."""
@@ -152,6 +156,38 @@ class DualMap:
         if takes_first:
             return RoutingDecision(first.name, reason, second.name, is_hot, own_first, own_second)
         return RoutingDecision(second.name, reason, first.name, is_hot, own_second, own_first)
+
+
+class PairCost(DualMap):
+    """The cheaper of a prefix's two candidates by prefix cost. Not the paper's."""
+
+    __slots__ = ()
+
+    def __init__(self, settings: DualMapSettings | None = None) -> None:
+        given = settings or DualMapSettings()
+        depth = max(PAIR_COST_DEPTH, given.start_depth)
+        super().__init__(replace(given, choice=PairChoice.PREFIX_COST, start_depth=depth))
+
+    @classmethod
+    def from_config(cls, config: RouterConfig) -> Self:
+        """Return the policy that a graph's router section asks for."""
+        own = {**_own_keys(config), "choice": PairChoice.PREFIX_COST}
+        return cls(parameters(DualMapSettings, config, own))
+
+
+PAIR_COST_DEPTH = 2
+"""Chosen: of all Conversation prompts the first block is the same, and a key of it alone has one pair for all."""
+
+
+def _own_keys(config: RouterConfig) -> dict[str, Any]:
+    """Return what the router section says by keys of its own."""
+    section = config.dualmap
+    return {
+        "slo_s": config.ttft_slo_seconds,
+        "rebalance": section.rebalance,
+        "hot_window": section.hot_window,
+        "bottleneck_s": section.decode_bottleneck_seconds,
+    }
 
 
 def _is_late(ttft_s: float | None, slo_s: float) -> bool:

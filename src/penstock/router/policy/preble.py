@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from penstock.router.policy.prefix_cost import DECODE_WEIGHT
+from penstock.router.policy.cost import DECODE_WEIGHT
 from penstock.router.policy.routing_policy import (
     Arrival,
     AssignTime,
@@ -57,6 +57,7 @@ class PrebleE2:
 
     __slots__ = ("_given",)
     assigns = AssignTime.ON_ARRIVAL
+    reads_usage = False
 
     def __init__(self) -> None:
         self._given: dict[str, _GivenTokens] = {}

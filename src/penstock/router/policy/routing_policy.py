@@ -2,7 +2,7 @@
 
 A policy that reads prompts assigns each request when it arrives (`AssignTime.ON_ARRIVAL`), so every worker has a queue.
 One that only compares loads assigns when a worker is free (`AssignTime.WHEN_FREE`), so requests wait in one central
-queue. To write a policy, give a class the three methods and the attribute, and name it in `registry`. Pure.
+queue. To write a policy, give a class the three methods and the attribute, and register it; see docs/routing.md. Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.router.policy.arrival import Arrival
@@ -23,7 +24,9 @@ __all__ = [
     "RoutingDecision",
     "RoutingPolicy",
     "WorkerQueues",
+    "bottleneck_s",
     "eligible",
+    "reads_usage",
 ]
 
 _CLEARLY = 1.25
@@ -65,6 +68,9 @@ class RoutingDecision:
 class RoutingPolicy(Protocol):
     """Chooses a worker for each request.
 
+    A class that has parameters has a class method ``from_config`` besides, which takes the graph's router section. It may
+    say more by the attributes that `bottleneck_s` and `reads_usage` read.
+
     Attributes:
         assigns: When `route` is called for a request.
     """
@@ -79,6 +85,19 @@ class RoutingPolicy(Protocol):
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the decision for a request; ``workers`` is not empty."""
+
+
+def bottleneck_s(policy: RoutingPolicy) -> float:
+    """Return the silence after which a worker counts as decode-bound and a policy's waiting requests leave it.
+
+    Simulated seconds, see `decode_delay_s`; inf, as where the policy does not say: they stay.
+    """
+    return float(getattr(policy, "bottleneck_s", inf))
+
+
+def reads_usage(policy: RoutingPolicy) -> bool:
+    """Return whether a policy reads the entry workers' KV usage; one that does not say may."""
+    return bool(getattr(policy, "reads_usage", True))
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from penstock.api import Tier
+from penstock.api import SheddingConfig, Tier
 from penstock.router.policy.sliding_window import SlidingWindow, percentile
 from penstock.router.policy.tiers import PRIORITIES, SloTarget, TierSettings
 
@@ -40,30 +40,6 @@ STEPS: Final = (
 
 _PROTECTED: Final = {Tier.PREMIUM: len(STEPS), Tier.STANDARD: 2}
 """How many steps a tier's missed target may lead to: standard is not shed to protect standard."""
-
-
-@dataclass(frozen=True, slots=True)
-class SheddingSettings:
-    """When to shed.
-
-    Attributes:
-        is_enabled: Whether anything is shed; compliance is measured all the same.
-        percent: Percentile that is compared with the targets, above 0, at most 100.
-        window_s: Length of the sliding windows, simulated seconds.
-        min_samples: Fewer since the last step are no proof of a missed target.
-        step_s: Least time before another step up, simulated seconds.
-        recover_s: A step down needs that all measured in this time, and since the last step, is well within the targets;
-            simulated seconds.
-        recover_fraction: Well within: at most this fraction of the target, 0-1.
-    """
-
-    is_enabled: bool = True
-    percent: float = 99.0
-    window_s: float = 60.0
-    min_samples: int = 20
-    step_s: float = 5.0
-    recover_s: float = 15.0
-    recover_fraction: float = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +78,22 @@ class _TierWindows:
 class SloMonitor:
     """Windows of every tier, and the step of shedding."""
 
-    def __init__(self, tiers: TierSettings, shedding: SheddingSettings) -> None:
+    def __init__(self, tiers: TierSettings, shedding: SheddingConfig) -> None:
         """Begin with empty windows, shedding nothing."""
         self.tiers = tiers
         self.settings = shedding
-        self._windows = {tier: _TierWindows(shedding.window_s) for tier in PRIORITIES}
+        self._windows = {tier: _TierWindows(shedding.window_seconds) for tier in PRIORITIES}
         self._step = 0
         self._changed_s = float("-inf")
         self._owed = dict.fromkeys(PRIORITIES, 0.0)
 
-    def configure(self, tiers: TierSettings, shedding: SheddingSettings) -> None:
+    def configure(self, tiers: TierSettings, shedding: SheddingConfig) -> None:
         """Take other targets and settings from now on; what was measured and the step stay."""
         self.tiers = tiers
         self.settings = shedding
         for windows in self._windows.values():
             for window in (windows.ttft, windows.tpot, windows.met):
-                window.length_s = shedding.window_s
+                window.length_s = shedding.window_seconds
 
     # ------------------------------------------------------------------ what is measured
 
@@ -139,11 +115,11 @@ class SloMonitor:
 
     def ttft_s(self, tier: Tier, now_s: float) -> float | None:
         """Return the percentile of a tier's TTFT over the window; None: unknown."""
-        return percentile(self._windows[tier].ttft.values(now_s), self.settings.percent)
+        return percentile(self._windows[tier].ttft.values(now_s), self.settings.percentile)
 
     def tpot_s(self, tier: Tier, now_s: float) -> float | None:
         """Return the percentile of a tier's TPOT over the window; None: unknown."""
-        return percentile(self._windows[tier].tpot.values(now_s), self.settings.percent)
+        return percentile(self._windows[tier].tpot.values(now_s), self.settings.percentile)
 
     # ------------------------------------------------------------------ shedding
 
@@ -154,7 +130,7 @@ class SloMonitor:
 
     def shed_fraction(self, tier: Tier) -> float:
         """Return the share of a tier's arrivals that is shed now, 0-1."""
-        taken = STEPS[: self._step] if self.settings.is_enabled else ()
+        taken = STEPS[: self._step] if self.settings.enabled else ()
         return max((step.fraction for step in taken if step.tier is tier), default=0.0)
 
     def sheds(self, tier: Tier) -> bool:
@@ -179,11 +155,11 @@ class SloMonitor:
             default=0,
         )
         if self._step < most:
-            if now_s - since_s >= settings.step_s:
+            if now_s - since_s >= settings.step_seconds:
                 self._move(1, now_s)
             return
-        if self._step and now_s - since_s >= settings.recover_s:
-            since_s = now_s - settings.recover_s
+        if self._step and now_s - since_s >= settings.recover_seconds:
+            since_s = now_s - settings.recover_seconds
             # A step taken for premium alone is given back when premium is well, whatever standard is.
             guarded = (tier for tier, steps in _PROTECTED.items() if steps >= self._step)
             if all(self._is_well(tier, now_s, since_s, waits) for tier in guarded):
@@ -208,7 +184,7 @@ class SloMonitor:
         )
 
     def _percentile(self, values: list[float]) -> float:
-        return percentile(values, self.settings.percent) or 0.0
+        return percentile(values, self.settings.percentile) or 0.0
 
     def _measured(
         self, tier: Tier, now_s: float, since_s: float, waits: _Waits

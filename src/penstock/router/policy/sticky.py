@@ -11,6 +11,8 @@ from penstock.router.policy.routing_policy import (
     RoutingDecision,
     RoutingPolicy,
     WorkerQueues,
+    bottleneck_s,
+    reads_usage,
 )
 
 SESSIONS = 65_536
@@ -20,7 +22,7 @@ SESSIONS = 65_536
 class StickySessions:
     """Sends a session's requests to one worker, as long as that is there and has not failed them."""
 
-    __slots__ = ("_inner", "_limit", "_workers", "assigns")
+    __slots__ = ("_inner", "_limit", "_workers", "assigns", "bottleneck_s", "reads_usage")
 
     def __init__(self, inner: RoutingPolicy, *, limit: int = SESSIONS) -> None:
         """Wrap a policy.
@@ -31,6 +33,8 @@ class StickySessions:
         """
         self._inner = inner
         self.assigns = inner.assigns
+        self.bottleneck_s = bottleneck_s(inner)
+        self.reads_usage = reads_usage(inner)
         self._limit = limit
         self._workers: dict[str, str] = {}
 

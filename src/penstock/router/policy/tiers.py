@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.api import Tier
+from penstock.api import Tier, TiersConfig
 from penstock.core.tiers import priority_of
 
 PRIORITIES: Final[Mapping[Tier, int]] = {tier: priority_of(tier) for tier in Tier}
@@ -80,3 +80,27 @@ class TierSettings:
     def target(self, tier: Tier) -> SloTarget:
         """Return what a tier is promised."""
         return self.targets.get(tier, SloTarget())
+
+
+def tier_settings(config: TiersConfig) -> TierSettings:
+    """Return how tiers share, and what they are promised, as a graph's tiers section says."""
+    shares, slo = config.shares, config.slo
+    return TierSettings(
+        shares={
+            Tier.PREMIUM: shares.premium,
+            Tier.STANDARD: shares.standard,
+            Tier.BACKGROUND: shares.background,
+        },
+        round_tokens=float(config.round_tokens),
+        aging_per_s=config.aging_per_second,
+        max_aging=config.max_aging,
+        max_tenant_share=config.max_tenant_share,
+        targets={
+            tier: SloTarget(each.ttft_seconds, each.tpot_seconds, each.end_to_end_seconds)
+            for tier, each in (
+                (Tier.PREMIUM, slo.premium),
+                (Tier.STANDARD, slo.standard),
+                (Tier.BACKGROUND, slo.background),
+            )
+        },
+    )

@@ -10,10 +10,10 @@ from penstock.api import TiersConfig
 from penstock.router.admission import LiveCore
 from penstock.router.core.tier_control import TierControl
 from penstock.router.policy.slo_monitor import EndedRequest
+from penstock.router.policy.tiers import tier_settings
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.failures import QUEUE_TIMEOUT, SHED
 from penstock.router.proxy.tier_door import TierDoor
-from penstock.router.tier_config import shedding_settings, tier_settings
 from penstock.router.tier_metrics import TierGauges, tier_families
 
 _COUNTED_BY_CORE = (QUEUE_TIMEOUT, SHED)
@@ -57,7 +57,7 @@ class LiveTiers:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""
         settings = tier_settings(config)
         self.door.config = config
-        self._control.configure(settings, shedding_settings(config))
+        self._control.configure(settings, config.shedding)
         for queue in self._core.queues.values():
             queue.set_tiers(settings)
 

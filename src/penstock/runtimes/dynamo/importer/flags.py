@@ -66,7 +66,7 @@ def read_router_flags(
     mode = mode or DEFAULT_ROUTER_MODE
     args_path = _args_path(component)
     if mode in _POLICIES:
-        router["policy"] = _POLICIES[mode].value
+        router["policy"] = _POLICIES[mode]
     else:
         source.note(args_path, f"is no router mode known here; choose {', '.join(_POLICIES)}", mode)
     admission = _admission(command)

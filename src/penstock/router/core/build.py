@@ -1,0 +1,130 @@
+"""Builds a router's state machine from its graph's router section: for the live router, the simulator and benches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import TypeVar
+
+from penstock.api import Role, RouterConfig
+from penstock.router.core.busy_workers import BusyWorkers
+from penstock.router.core.dispatch_queue import DispatchQueue
+from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.retries import RetryBudget, RetryRules
+from penstock.router.core.router import RouterCore
+from penstock.router.core.tier_control import TierControl
+from penstock.router.core.transfers import TRUSTED_FRACTION
+from penstock.router.core.worker import Recorder, ignore
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.worker_size import WorkerSize
+from penstock.router.policy.busy import busy_thresholds
+from penstock.router.policy.registry import decode_policy, make_policy
+from penstock.router.policy.routing_policy import AssignTime, RoutingPolicy
+from penstock.router.policy.sticky import StickySessions
+from penstock.router.policy.tiers import tier_settings
+
+T = TypeVar("T")
+
+SPLIT: Mapping[Role, WorkerSize] = {Role.PREFILL: WorkerSize(), Role.DECODE: WorkerSize()}
+"""Prefill and decode apart, nothing known of the workers."""
+TOGETHER: Mapping[Role, WorkerSize] = {Role.AGGREGATED: WorkerSize()}
+"""Workers that do both, nothing known of them."""
+
+
+def build_router(
+    config: RouterConfig,
+    sizes: Mapping[Role, WorkerSize],
+    *,
+    lease_s: float = inf,
+    is_supervised: bool = False,
+    record: Recorder = ignore,
+) -> RouterCore[T]:
+    """Return the core that a graph's router section asks for, without workers.
+
+    Args:
+        config: The section.
+        sizes: Of the workers by role, the first stage's first: prefill and decode, or aggregated.
+        lease_s: First lease of a prefilled prompt, simulated seconds; inf: it bounds no wait.
+        is_supervised: Something keeps workers running, so one may be waited for even while none is known.
+        record: Takes what happens to workers.
+
+    Raises:
+        ConfigError: no such policy is installed, or it does not take its parameters.
+    """
+    thresholds = busy_thresholds(config.admission)
+    busy = {role: BusyWorkers(thresholds, batch_tokens=each.batch_tokens) for role, each in sizes.items()}
+    policy = _entry_policy(config)
+    entry = next(iter(sizes))
+    queues: dict[Role, DispatchQueue[T]] = {
+        entry: DispatchQueue(
+            policy, _entry_settings(config, policy, sizes[entry], is_disaggregated=Role.DECODE in sizes)
+        )
+    }
+    if Role.DECODE in sizes:
+        bounds = _decode_settings(config, sizes[Role.DECODE], lease_s)
+        queues[Role.DECODE] = DispatchQueue(decode_policy(config), bounds)
+    pool = WorkerPool(config.breaker, is_supervised=is_supervised, record=record)
+    core = RouterCore(pool, queues, busy)
+    if config.tiers.enabled:
+        core.tiers = TierControl(tier_settings(config.tiers), config.tiers.shedding)
+    return core
+
+
+def build_retries(config: RouterConfig, pool: WorkerPool, now_s: float) -> RetryRules:
+    """Return the rules by which failed requests of a pool are tried again.
+
+    Args:
+        config: The router section.
+        pool: The workers.
+        now_s: Simulated seconds; the budget begins then.
+    """
+    retries = config.retries
+    budget = RetryBudget(fraction=retries.budget_fraction, min_per_s=retries.min_per_second, now_s=now_s)
+    return RetryRules(pool, budget, max_per_request=retries.max_per_request)
+
+
+def _entry_policy(config: RouterConfig) -> RoutingPolicy:
+    policy = make_policy(config)
+    if config.session_header is None or policy.assigns is AssignTime.WHEN_FREE:
+        return policy
+    return StickySessions(policy)
+
+
+def _entry_settings(
+    config: RouterConfig, policy: RoutingPolicy, size: WorkerSize, *, is_disaggregated: bool
+) -> QueueSettings:
+    """Return how the first stage's queue behaves.
+
+    Aggregated workers under a policy that assigns when a worker is free take everything at once, unless there are tiers:
+    then what waits is to wait here, in its tier's turn. Of routers that pass nothing on none knows the others' part. With
+    tiers no more requests are sent to a worker than it has room for, so that what is beyond waits in its tier's turn.
+    """
+    queue, tiers = config.prefill_queue, config.tiers
+    has_turns = tiers.enabled and config.peers.forward
+    has_slots = is_disaggregated or has_turns or policy.assigns is AssignTime.ON_ARRIVAL
+    return QueueSettings(
+        slot_tokens=queue.worker_tokens if has_slots and size.slot_requests is None else None,
+        slot_requests=size.slot_requests,
+        worker_requests=size.requests if tiers.enabled else None,
+        max_requests=queue.max_requests,
+        max_wait_s=queue.max_wait_seconds,
+        max_wake_s=queue.max_wake_seconds,
+        order=queue.order,
+        slo_s=config.ttft_slo_seconds,
+        tiers=tier_settings(tiers) if tiers.enabled else None,
+    )
+
+
+def _decode_settings(config: RouterConfig, size: WorkerSize, lease_s: float) -> QueueSettings:
+    """Return how the second stage's queue behaves, in which requests wait only while no circuit lets them pass.
+
+    Nobody renews a prefilled prompt's lease meanwhile.
+    """
+    own_s, tiers = config.decode_queue.max_wait_seconds, config.tiers
+    leased_s = min(config.prefill_queue.max_wait_seconds, TRUSTED_FRACTION * lease_s)
+    return QueueSettings(
+        worker_requests=size.requests if tiers.enabled else None,
+        max_requests=config.prefill_queue.max_requests,
+        max_wait_s=leased_s if own_s is None else own_s,
+        tiers=tier_settings(tiers) if tiers.enabled else None,
+    )
