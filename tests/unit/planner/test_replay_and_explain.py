@@ -306,9 +306,15 @@ async def _sla_folder(world):
     text = _invoke("decide", "--example", "--mode", "sla").stdout
     *_, config = decision_input.parse(text, name="x", profiles=NO_PROFILES)
     world.config = replace(world.config, mode=Mode.SLA, ttft_slo_s=1.0, performance=config.performance)
-    world.load.demand = lambda _now: Demand(
-        period_s=1.0, arrivals=9, prompt_tokens=9000, uncached_tokens=9000, prefilled_tokens=9000
-    )
+
+    def demand(now):
+        rate = 9 if now < 1030 else 30
+        tokens = 1000 * rate
+        return Demand(
+            1.0, arrivals=rate, prompt_tokens=tokens, uncached_tokens=tokens, prefilled_tokens=tokens
+        )
+
+    world.load.demand = demand
     await world.run_until(60)
     return world.folder
 
