@@ -88,9 +88,8 @@ def replay(ledger: LedgerFile) -> ReplayResult:
         name = record["decision"]["id"]
         pairs = [
             ("decision", record["decision"], to_plain(decision)),
-            # A ledger of an older version lacks the keys that came since; they have their defaults.
-            ("state", to_plain(_completed(state_from(record["state"]))), to_plain(after)),
-            *([("chain", to_plain(state_from(record["before"])), broken)] if broken is not None else []),
+            ("state", _plain(state_from(record["state"])), to_plain(after)),
+            *([("chain", _plain(state_from(record["before"])), broken)] if broken is not None else []),
         ]
         differences += [
             ReplayDifference(line, name, what, recorded, made)
@@ -100,13 +99,13 @@ def replay(ledger: LedgerFile) -> ReplayResult:
     return ReplayResult(decisions, tuple(differences), ledger.notes)
 
 
-def _completed(state: PlannerState) -> PlannerState:
-    """Return a state whose memories have every key that this version writes."""
+def _plain(state: PlannerState) -> Any:
+    """Return a state whose memories have the keys that this version writes: what came since has its default."""
     memory = dict(state.memory)
     for key, mode in MEMORIES.items():
         if key in memory:
             memory |= mode.write(mode.read(memory))
-    return replace(state, memory=memory)
+    return to_plain(replace(state, memory=memory))
 
 
 def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[tuple[Record, Decision]]]:
@@ -200,7 +199,7 @@ class _Chain:
 
     def follow(self, record: Record) -> Any:
         """Take one record in; return the expected state before a decision, None for other records."""
-        expected = to_plain(self._state) if record["type"] == "decision" and self._state is not None else None
+        expected = _plain(self._state) if record["type"] == "decision" and self._state is not None else None
         if record["type"] == "actuation":
             change = (record["id"], Role(record["role"]))
             if record["outcome"] != Outcome.APPLIED and change in self._waiting and self._state is not None:

@@ -244,12 +244,13 @@ class _World:
         self.config = DecideConfig()
         self.deadline_s = 600.0
         self.timeline = "test@1"
+        self.rotate_bytes: int | None = None
         self.ledger = Ledger(folder / "ledger.jsonl")
 
     def planner(self, *, first_sequence: int = 0) -> PlannerLoop:
         """Return a new planner process."""
         self.ledger.close()
-        self.ledger = Ledger(self.folder / "ledger.jsonl")
+        self.ledger = Ledger(self.folder / "ledger.jsonl", rotate_bytes=self.rotate_bytes)
         settings = LoopSettings(
             self.config, 10.0, self.deadline_s, self.timeline, {"speed": 1.0}, first_sequence
         )

@@ -306,11 +306,14 @@ async def test_every_change_is_an_event_with_its_sentence_and_id(world):
     assert notes[1].text.endswith("no CUDA device (d000002)")
 
 
-def test_a_long_sentence_is_cut_before_its_id(world):
+def test_a_long_sentence_is_cut_before_its_id():
     """The API server takes 1024 bytes; the id must survive, and no character be torn."""
-    text = events_module._with_id("é" * 2000, "d000001")
-    assert text.endswith("é (d000001)")
-    assert len(text.encode()) <= MAX_NOTE
+    notes = []
+    role = RoleDecision(D, 1, 2, Action.UP, Reason.ABOVE_THRESHOLD, "é" * 2000, ())
+    EventListener(notes.append).decided(Decision("d000001", 30.0, False, (role,), 1, 2, 8), None)
+    (note,) = notes
+    assert note.text.endswith("é (d000001)")
+    assert len(note.text.encode()) <= MAX_NOTE
 
 
 def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limit"):

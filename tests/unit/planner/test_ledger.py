@@ -221,10 +221,9 @@ async def test_a_long_ledger_goes_on_in_a_new_file_as_if_it_had_not(new_world):
     plain, rotating = build(), build()
     await plain.run_until(200)
     await plain.run_until(300)
+    rotating.rotate_bytes = 20_000
     for end_s in (200, 300):
-        planner = rotating.planner()
-        rotating.ledger._rotate_bytes = 20_000
-        await rotating.run_until(end_s, planner)
+        await rotating.run_until(end_s)
     assert [d.id for d in rotating.watcher.decisions] == [d.id for d in plain.watcher.decisions]
     assert rotating.backend.calls == plain.backend.calls
     assert (rotating.folder / "ledger-1.jsonl").stat().st_size < 60_000
