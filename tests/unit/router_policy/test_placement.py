@@ -15,7 +15,7 @@ from penstock.router.policy.rebalance import RebalanceParams, plan_moves
 from penstock.router.policy.registry import POLICIES
 from penstock.router.policy.routing_policy import Arrival
 from penstock.router.policy.sticky import StickySessions
-from penstock.router.policy.worker_queue import PrefillThroughput, QueuedRequest
+from penstock.router.policy.worker_queue import QueuedRequest
 
 PACE = 1000.0
 
@@ -291,16 +291,6 @@ def test_an_idle_instance_takes_one_prompt_however_long():
     assert [handed.item for handed in list(queues.dispatch(0.0))] == ["huge"]
 
 
-def test_pace_weighs_by_tokens_and_not_by_prompts():
-    """Ten tokens that took a launch of 20 ms do not halve a pace of 10,000 tokens/s."""
-    pace = PrefillThroughput()
-    for _ in range(50):
-        pace.learn(10_000, 1.0)
-        pace.learn(10, 0.02)
-
-    assert 9_500 < pace.tokens_per_s < 10_000
-
-
 def test_prompts_of_one_batch_count_together():
     """Four prompts that end at the same moment took that time once."""
     queues = placement(LeastPending(), names=("a",))
@@ -311,16 +301,6 @@ def test_prompts_of_one_batch_count_together():
         queues.prefilled(item, 1.0)
 
     assert queues._workers["a"].throughput.tokens_per_s == pytest.approx(2048, rel=0.1)
-
-
-def test_the_workers_own_count_of_cached_tokens_corrects_the_pace():
-    """Nothing was expected in the cache; 412 of 512 tokens were: 100 tokens took the second."""
-    queues = placement(LeastPending(), names=("a",))
-    queues.submit("x", arrival(1), 0.0)
-    list(queues.dispatch(0.0))
-    queues.prefilled("x", 1.0, cached_tokens=412)
-
-    assert queues._workers["a"].throughput.tokens_per_s == pytest.approx(100)
 
 
 def test_a_retry_waits_before_all_others_and_avoids_its_worker():
