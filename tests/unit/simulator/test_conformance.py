@@ -27,7 +27,9 @@ OWN = [mode for mode in (Mode.LOAD, Mode.ADAPTIVE, Mode.SLA) if mode in POLICIES
 
 
 @pytest.mark.no_cover  # the tracer would double a tenth of the suite's time, for lines that other tests reach
-@pytest.mark.parametrize("mode", OWN)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(each, marks=pytest.mark.nightly if each is Mode.LOAD else ()) for each in OWN]
+)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_own_modes_do_what_is_expected(scenario, mode):
     """Except where the mode's own document has it otherwise."""
