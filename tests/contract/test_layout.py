@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench/house"))
+from source import Source
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,3 +55,10 @@ def test_every_folder_of_modules_is_a_package():
 
     assert [str(each) for each in folders if not (each / "__init__.py").exists()] == []
     assert (ROOT / "src/penstock/py.typed").exists()
+
+
+def test_no_file_or_function_of_the_product_is_too_long():
+    """500 lines a file, 61 a function; `make house` counts the tests', too."""
+    product = Source(ROOT, "src")
+
+    assert product.long_files() + product.long_functions() == []

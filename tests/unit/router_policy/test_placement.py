@@ -328,7 +328,7 @@ def test_what_was_not_computed_is_not_held():
     queues.prefilled("first", 1.0)
     queues.release("second", 1.0)
 
-    assert queues._workers["a"].index.held(arrival(1, 2, 3).prefix) == 1
+    assert queues.index_of("a").held(arrival(1, 2, 3).prefix) == 1
 
 
 @pytest.mark.parametrize(("resting", "held"), [(["a"], 2), ([], 0)])
@@ -341,7 +341,7 @@ def test_an_instance_that_only_rests_keeps_its_cache(resting, held):
     queues.set_workers(map(WorkerLoad, ["b"]), 2.0, quarantined=resting)
     queues.set_workers(map(WorkerLoad, ["a", "b"]), 3.0)
 
-    assert held == queues._workers["a"].index.held(arrival(1, 2).prefix)
+    assert held == queues.index_of("a").held(arrival(1, 2).prefix)
 
 
 def test_a_restart_forgets_the_cache_even_of_one_that_rests():
@@ -398,19 +398,6 @@ def test_few_sessions_are_remembered():
         queues.submit(item, Arrival((item,), 512, session=session), 0.0)
 
     assert len(policy._workers) <= 2
-
-
-def test_cold_prompts_fill_idle_caches_evenly():
-    """Among equals the worker that remembers least is taken."""
-    queues = placement(MinTtft(), names=("a", "b"))
-    homes = []
-    for item in range(4):
-        queues.submit(item, arrival(100 + item), float(item))
-        homes.append(where(queues)[item])
-        list(queues.dispatch(float(item)))
-        queues.prefilled(item, item + 0.5)
-
-    assert homes.count("a") == homes.count("b") == 2
 
 
 @pytest.mark.parametrize(
