@@ -34,9 +34,9 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 demo: $(VENV)/.demo ## Serve a graph of simulated workers, replay a real trace, scale, report (under 3 minutes)
 	$(BIN)/penstock demo --output-dir demo-output
 
-# Fast tests share the cores, one process on each. Slow ones start processes and keep real time: one after the other.
+# Fast tests share the cores, one process on each. Slow ones start processes and mostly wait: two files side by side.
 FAST = tests/unit tests/contract tests/fuzz -m "not slow and not nightly" -n logical --dist worksteal
-SLOW = tests -m "slow and not cluster and not nightly"
+SLOW = tests -m "slow and not cluster and not nightly" -n 2 --dist loadfile
 
 test: coverage test-slow ## Run the tests, and hold the coverage of the pure packages; what CI runs
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "bench/house"))
+from source import Source
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -65,3 +68,10 @@ def test_no_code_asks_for_a_runtime_by_name():
         if asked.search(line)
     ]
     assert found == []
+
+
+def test_no_file_or_function_of_the_product_is_too_long():
+    """500 lines a file, 61 a function; `make house` counts the tests', too."""
+    product = Source(ROOT, "src")
+
+    assert product.long_files() + product.long_functions() == []

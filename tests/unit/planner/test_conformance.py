@@ -26,7 +26,9 @@ OWN = (Mode.LOAD, Mode.ADAPTIVE, Mode.SLA)
 
 
 @pytest.mark.no_cover  # the tracer would double a tenth of the suite's time, for lines that other tests reach
-@pytest.mark.parametrize("mode", OWN)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(each, marks=pytest.mark.nightly if each is Mode.LOAD else ()) for each in OWN]
+)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_own_modes_do_what_is_expected(scenario, mode):
     """Except where the mode's own document has it otherwise."""

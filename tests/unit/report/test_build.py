@@ -277,7 +277,7 @@ def test_the_graph_that_the_ledger_names_is_simulated_on_other_fleets(make_run, 
     assert found["violations"]["ttft_target_s"] == 5.0
 
 
-@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("is_named", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_graph_that_is_not_known_or_gone_is_asked_for(make_run, ledger_file, tmp_path, is_named):
     """The report is made all the same, and names the option."""
     ledger = _naming(ledger_file, tmp_path / "gone.yaml") if is_named else ledger_file

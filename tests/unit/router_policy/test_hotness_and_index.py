@@ -1,8 +1,5 @@
 """The hotness tree and the prefix index."""
 
-import random
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,19 +120,6 @@ def test_what_was_used_is_held_from_the_front():
     assert index.held(Prefix(())) == 0
 
 
-def test_the_least_recently_used_go_first():
-    """After a capacity of newer blocks, old ones are forgotten, and what was used meanwhile is not."""
-    index = PrefixIndex(capacity=100)
-    index.use(Prefix((1, 2)))
-    index.use(Prefix((3, 4)))
-    for block in range(1000, 1160):
-        index.use(Prefix((block,)))
-        index.use(Prefix((1, 2)))
-
-    assert index.held(Prefix((1, 2))) == 2
-    assert index.held(Prefix((3, 4))) == 0
-
-
 def test_limit_cuts_one_prompt_and_leaves_the_others():
     """What a worker turns out not to hold is forgotten, from there to the prompt's end."""
     index = PrefixIndex(capacity=100)
@@ -150,54 +134,3 @@ def test_limit_cuts_one_prompt_and_leaves_the_others():
     index.limit(Prefix((1, 2, 8, 9)), 2)
 
     assert index.held(Prefix((1, 2, 8, 9))) == 2
-
-
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=80), st.integers(4, 64))
-def test_the_index_stays_within_its_capacity_and_holds_only_what_was_used(chains, capacity):
-    """Bounded, never more than the longest prefix ever used, and the newest prompt is there if it fits."""
-    index = PrefixIndex(capacity)
-    used = set()
-    for chain in chains:
-        chained = tuple(hash(tuple(chain[: i + 1])) % 2**64 for i in range(len(chain)))
-        used.update(chained)
-        index.use(Prefix(chained))
-
-        assert len(index) <= capacity
-        assert all(key in used for key in chained[: index.held(Prefix(chained))])
-        if len(chained) <= capacity - capacity // 32:
-            assert index.held(Prefix(chained)) == len(chained)
-
-
-def test_a_restart_forgets_everything():
-    """A new process has an empty cache."""
-    index = PrefixIndex(capacity=100)
-    index.use(Prefix((1, 2, 3)))
-    index.clear()
-
-    assert index.held(Prefix((1, 2, 3))) == 0
-
-
-@pytest.mark.parametrize(("blocks", "bound"), [(24, 32), (4, 64), (1, 128)])
-def test_memory_per_block_is_small(blocks, bound):
-    """32 bytes a block with prompts of 12,000 tokens, 64 from four blocks on; a run of one costs a dict entry."""
-    index = PrefixIndex(capacity=20_000)
-    rng = random.Random(1)
-    for _ in range(40_000 // blocks):
-        index.use(Prefix(tuple(rng.getrandbits(64) for _ in range(blocks))))
-
-    assert index.size_bytes() / len(index) <= bound
-
-
-@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=8), max_size=60))
-def test_a_large_index_agrees_with_a_plain_set(chains):
-    """While nothing is forgotten, held is the longest remembered prefix (chained keys)."""
-    index = PrefixIndex(capacity=100_000)
-    known: set[tuple[int, ...]] = set()
-    for chain in chains:
-        chained = tuple(hash(tuple(chain[: i + 1])) % 2**64 for i in range(len(chain)))
-        expected = next((i for i in range(len(chained)) if chained[i] not in known), len(chained))
-
-        assert expected == index.held(Prefix(chained))
-
-        index.use(Prefix(chained))
-        known.update(chained)

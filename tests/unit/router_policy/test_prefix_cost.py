@@ -5,6 +5,7 @@ import pytest
 from penstock.api import RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.policy.baselines import MinTtft
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_cost import PrefixCost
@@ -91,9 +92,10 @@ def test_equal_paces_that_measure_differently_cost_the_same():
     assert {each.relative_slowdown for each in placement._workers.values()} == {1.0}
 
 
-def test_cold_prompts_fill_idle_caches_evenly():
+@pytest.mark.parametrize("policy", [PrefixCost, MinTtft])
+def test_cold_prompts_fill_idle_caches_evenly(policy):
     """Nothing waits anywhere: sixteen prefixes over four workers are four each."""
-    placement = DispatchQueue(PrefixCost(), QueueSettings())
+    placement = DispatchQueue(policy(), QueueSettings())
     placement.set_workers(map(WorkerLoad, "abcd"), 0.0)
     homes = []
     for item in range(16):

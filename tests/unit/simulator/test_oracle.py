@@ -143,7 +143,7 @@ def test_a_fleet_can_be_held(oracle_world):
     assert one_step == ((0.0, 2), (ADAPTIVE_INTERVAL_S, 3), (2 * ADAPTIVE_INTERVAL_S, 4))
 
 
-@pytest.mark.parametrize("mode", [FREE, ONE_STEP])
+@pytest.mark.parametrize("mode", [pytest.param(FREE, marks=pytest.mark.nightly), ONE_STEP])
 def test_an_oracle_serves_a_step_that_it_foresaw(oracle_world, mode):
     """Nearly all in time, through the planner itself, by one replica per decision where that is the rule."""
     scenario = foreseen(oracle_world(mode, cold_start_s=30.0), tripled())
@@ -156,6 +156,7 @@ def test_an_oracle_serves_a_step_that_it_foresaw(oracle_world, mode):
     assert mode is FREE or max(sizes) == 1
 
 
+@pytest.mark.nightly
 def test_what_a_search_found_is_what_a_run_shows(oracle_world):
     """Share in time and GPU-seconds are the simulated ones of its schedule."""
     scenario = oracle_world()

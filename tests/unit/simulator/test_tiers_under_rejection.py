@@ -67,7 +67,7 @@ def outcome(policy, thresholds, factor, is_split, *, is_short_of_kv=False, reque
     return {tier: (served[tier] / served.total(), rejected[tier] / arrived[tier]) for tier in SHARED}
 
 
-@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize("factor", [2, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("thresholds", [DEFAULTS, BusyThresholds(0.9, 8000), BusyThresholds(0.9, 1000)])
 @pytest.mark.parametrize(
     ("policy", "is_split"), [("prefix-cost", False), ("least-loaded", False), ("prefix-cost", True)]
