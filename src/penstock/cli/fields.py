@@ -79,7 +79,7 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag) -> Option:
     if kind is bool:
         details |= _switch(spelling, is_on=each.default is True)
     elif said.is_separated:
-        details["callback"] = _callback(lambda text: _separated(text, kind, said), empty=each.default)
+        details["callback"] = _callback(lambda text: _separated(text, kind, said), unset=each.default)
     else:
         details |= {"type": _type(kind, said), "multiple": is_many}
         details["callback"] = _callback(
@@ -125,12 +125,12 @@ def _as_text(default: Any) -> Any:
 
 
 def _callback(
-    convert: Callable[[Any], Any], *, is_many: bool = False, empty: Any = None
+    convert: Callable[[Any], Any], *, is_many: bool = False, unset: Any = None
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def call(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
         if is_many:
             return tuple(map(convert, value))
-        return empty if not value and value != 0 else convert(value)
+        return unset if value is None else convert(value)
 
     return call
 
@@ -145,7 +145,7 @@ def _converted(value: Any, kind: Any, said: Flag, spelling: str) -> Any:
 
 
 def _separated(text: str, kind: Any, said: Flag) -> tuple[Any, ...]:
-    parts = [part for part in text.split(",") if part] if kind is str else text.split(",")
+    parts = [part for part in text.split(",") if part] if kind is str or not text else text.split(",")
     try:
         values = tuple(map(kind, parts))
     except ValueError as exc:
