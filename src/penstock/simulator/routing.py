@@ -166,11 +166,9 @@ class VirtualRouter:
             return
         e2e_s = now_s - job.request.arrival_s
         ttft_s = None if job.first_token_s is None else job.first_token_s - job.request.arrival_s
-        tpot_s = None
-        if ttft_s is not None and job.request.output_tokens > 1:
-            tpot_s = (e2e_s - ttft_s) / (job.request.output_tokens - 1)
         is_failed = job.outcome is JobOutcome.FAILED
-        tiers.ended(job.tier, EndedRequest(ttft_s, tpot_s, e2e_s, is_failed=is_failed), now_s)
+        ended = EndedRequest.after(ttft_s, e2e_s, job.request.output_tokens, is_failed=is_failed)
+        tiers.ended(job.tier, ended, now_s)
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
         """Note that a job was not taken; the core has counted those that it shed or that waited too long."""
