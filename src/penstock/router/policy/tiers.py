@@ -46,7 +46,11 @@ def _targets(config: TiersConfig) -> dict[Tier, SloTarget]:
     slo = config.slo
     return {
         tier: SloTarget(each.ttft_seconds, each.tpot_seconds, each.end_to_end_seconds)
-        for tier, each in zip(SHARED, (slo.premium, slo.standard, slo.background), strict=True)
+        for tier, each in (
+            (Tier.PREMIUM, slo.premium),
+            (Tier.STANDARD, slo.standard),
+            (Tier.BACKGROUND, slo.background),
+        )
     }
 
 
