@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.simulator.figures import mean, ratio, rounded
 from penstock.simulator.observer import Floats, PlannerChange, Recording
 from penstock.simulator.scenario import Scenario
 
 VIOLATION_WINDOW_S = 10.0
 VIOLATION_SHARE = 0.9
 """Chosen: ten seconds of arrivals of which fewer than nine in ten are in time count as ten seconds of violation."""
-
-_DECIMALS = 6
 
 
 def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> dict[str, Any]:
@@ -34,18 +33,16 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
     is_both = is_ttft & is_itl
     judged = slice(warmup, None)
     span_s = float(requests.arrival_s[-1] - requests.arrival_s[0]) if requests.arrival_s.size else 0.0
-    goodput = int(is_both.sum()) / span_s if span_s else None
     gpu_hours = recording.gpu_s / 3600
     return {
         "in_time": {
-            "ttft": _share(is_ttft[judged]),
-            "itl": _share(is_itl[judged]),
-            "both": _share(is_both[judged]),
+            name: mean(values[judged])
+            for name, values in (("ttft", is_ttft), ("itl", is_itl), ("both", is_both))
         },
-        "in_time_rps": _rounded(goodput),
-        "in_time_per_gpu_hour": _rounded(int(is_both.sum()) / gpu_hours if gpu_hours else None),
-        "gpu_hours": _rounded(gpu_hours),
-        "mean_gpus": _rounded(recording.gpu_s / recording.end_s if recording.end_s else None),
+        "in_time_rps": rounded(ratio(int(is_both.sum()), span_s)),
+        "in_time_per_gpu_hour": rounded(ratio(int(is_both.sum()), gpu_hours)),
+        "gpu_hours": rounded(gpu_hours),
+        "mean_gpus": rounded(ratio(recording.gpu_s, recording.end_s)),
         "violation_s": violation_s(requests.arrival_s, is_both),
         "changes": len(recording.changes),
         "replicas_moved": sum(abs(change.desired - change.current) for change in recording.changes),
@@ -57,14 +54,9 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
 def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return, for every request, whether its TTFT and whether its mean gap between tokens is in time."""
     requests = recording.requests
-    outputs = requests.output_tokens
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore"):
         is_ttft = requests.ttft_s < scenario.slo_s
-        gaps = (requests.e2e_s - requests.ttft_s) / (outputs - 1)
-    is_itl = requests.is_ok.copy()
-    if scenario.itl_slo_s is not None:
-        with np.errstate(invalid="ignore"):
-            is_itl &= (outputs <= 1) | (gaps <= scenario.itl_slo_s)
+        is_itl = requests.is_ok & ~(requests.tpot_s > (scenario.itl_slo_s or np.inf))
     return is_ttft, is_itl
 
 
@@ -92,11 +84,3 @@ def reversals(changes: Sequence[PlannerChange]) -> int:
         count += before.get(change.role.value, is_up) != is_up
         before[change.role.value] = is_up
     return count
-
-
-def _share(values: NDArray[np.bool_]) -> float | None:
-    return _rounded(float(values.mean())) if values.size else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(float(value), _DECIMALS)

@@ -41,6 +41,13 @@ class Requests:
     is_ok: NDArray[np.bool_]
     is_rejected: NDArray[np.bool_]
 
+    @property
+    def tpot_s(self) -> Floats:
+        """Mean seconds between a job's tokens after its first; NaN of one token."""
+        outputs = self.output_tokens
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(outputs > 1, (self.e2e_s - self.ttft_s) / (outputs - 1), np.nan)
+
 
 @dataclass(frozen=True, slots=True)
 class RunSample:

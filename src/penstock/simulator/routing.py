@@ -10,7 +10,6 @@ from penstock.api import Role, RouterConfig
 from penstock.router.core.assignment import Assignment
 from penstock.router.core.build import build_retries, build_router
 from penstock.router.core.effects import Effects, RefusalReason
-from penstock.router.core.queue_sharing import QueuedPrompt
 from penstock.router.core.retries import FailedTry, RetryScope
 from penstock.router.core.router import RouterCore
 from penstock.router.core.transfers import KvTransfer
@@ -166,11 +165,9 @@ class VirtualRouter:
             return
         e2e_s = now_s - job.request.arrival_s
         ttft_s = None if job.first_token_s is None else job.first_token_s - job.request.arrival_s
-        tpot_s = None
-        if ttft_s is not None and job.request.output_tokens > 1:
-            tpot_s = (e2e_s - ttft_s) / (job.request.output_tokens - 1)
         is_failed = job.outcome is JobOutcome.FAILED
-        tiers.ended(job.tier, EndedRequest(ttft_s, tpot_s, e2e_s, is_failed=is_failed), now_s)
+        ended = EndedRequest.after(ttft_s, e2e_s, job.request.output_tokens, is_failed=is_failed)
+        tiers.ended(job.tier, ended, now_s)
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
         """Note that a job was not taken; the core has counted those that it shed or that waited too long."""
@@ -253,18 +250,6 @@ class VirtualRouter:
         self._fit_caches()
         return self._at(now_s).tick(now_s)
 
-    def set_peer_tokens(self, tokens: Mapping[str, int], now_s: float, *, asked_s: float) -> None:
-        """Set the prompt tokens that other routers had in flight at each entry worker when they were asked."""
-        self.core.set_peer_tokens(tokens, now_s, asked_s=asked_s)
-
-    def prompts_since(self, number: int) -> tuple[int, list[QueuedPrompt]]:
-        """Return what this router has queued, from a number on, and the next number."""
-        return self.core.sharing.log.since(number)
-
-    def prompts_told(self, prompts: Iterable[QueuedPrompt]) -> None:
-        """Take note of what another router has queued."""
-        self.core.prompts_told(prompts)
-
     def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> Effects[Job]:
         """Set the entry workers' KV usage, and what was in flight there when it was read."""
         effects: Effects[Job] = []
@@ -282,23 +267,6 @@ class VirtualRouter:
         """Return the prompt tokens expected to be computed; the whole prompt of a job that was refused."""
         expected = self.core.entry_queue.uncached_tokens(job)
         return job.request.input_tokens if expected is None else expected
-
-    def inflight_tokens(self) -> Mapping[str, int]:
-        """Return the tokens in flight at each entry worker."""
-        return self.core.entry_queue.inflight_tokens()
-
-    @property
-    def waiting(self) -> int:
-        """Jobs that wait for the first stage."""
-        return self.core.entry_queue.waiting
-
-    def queued_tokens(self, worker: str) -> int:
-        """Return the uncached prompt tokens that wait in the router for one worker."""
-        return self.core.entry_queue.queued_tokens(worker)
-
-    def pending_tokens(self, worker: str, now_s: float) -> int:
-        """Return the prompt tokens that other routers should count at one worker."""
-        return self.core.entry_queue.pending_tokens(worker, now_s)
 
     # ------------------------------------------------------------------ within
 

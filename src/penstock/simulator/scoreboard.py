@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.simulator.figures import known, ratio, rounded
 from penstock.simulator.measures import measures
-from penstock.simulator.observer import Floats, Recording
+from penstock.simulator.observer import Recording
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.tier_scores import tier_scores
 from penstock.simulator.workload import Workload
 from penstock.workload.statistics import describe
-
-_DECIMALS = 6
 
 
 def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, Any]:
@@ -36,14 +35,14 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
         "ok": int(requests.is_ok.sum()),
         "rejected": int(requests.is_rejected.sum()),
         "failed": int((~requests.is_ok & ~requests.is_rejected).sum()),
-        "rate_rps": _rounded(workload.rate_rps),
+        "rate_rps": rounded(workload.rate_rps),
         "slo_s": scenario.slo_s,
-        "capacity": _rounded(in_time / max(1, is_ok.size)),
-        "ttft_s": describe(_known(ttft)),
-        "e2e_s": describe(_known(requests.e2e_s[judged])),
-        "wait_s": describe(_known(requests.wait_s[judged])),
-        "tpot_s": describe(_tpot(recording, judged)),
-        "itl_s": {name: _rounded(value) for name, value in recording.itl_s.items()},
+        "capacity": rounded(in_time / max(1, is_ok.size)),
+        "ttft_s": describe(known(ttft)),
+        "e2e_s": describe(known(requests.e2e_s[judged])),
+        "wait_s": describe(known(requests.wait_s[judged])),
+        "tpot_s": describe(known(requests.tpot_s[judged])),
+        "itl_s": {name: rounded(value) for name, value in recording.itl_s.items()},
         "tiers": tier_scores(recording, workload, scenario),
         **hits,
         **_balance(recording, workload),
@@ -53,7 +52,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
             "decisions": recording.decisions,
             "changes": [
                 {
-                    "at_s": _rounded(change.at_s),
+                    "at_s": rounded(change.at_s),
                     "role": change.role.value,
                     "current": change.current,
                     "desired": change.desired,
@@ -63,7 +62,7 @@ def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[
             ],
         },
         "refused_joins": recording.refused_joins,
-        "end_s": _rounded(recording.end_s),
+        "end_s": rounded(recording.end_s),
         "events": recording.events,
     }
 
@@ -114,12 +113,12 @@ def _hits(recording: Recording, workload: Workload, judged: slice) -> dict[str, 
     requests = recording.requests
     bound = np.array(workload.ideal_hits, dtype=np.float64)[judged]
     prompts, cached = requests.prompt_tokens[judged], requests.cached_tokens[judged]
-    rate, most = _ratio(cached.sum(), prompts.sum()), _ratio(bound.sum(), prompts.sum())
+    rate, most = ratio(cached.sum(), prompts.sum()), ratio(bound.sum(), prompts.sum())
     return {
-        "hit_rate": _rounded(rate),
-        "hit_bound": _rounded(most),
-        "hit_share_of_bound": _rounded(_ratio(rate or 0.0, most or 0.0)),
-        "hit_rate_per_request": _rounded(float((cached / prompts).mean()) if prompts.size else None),
+        "hit_rate": rounded(rate),
+        "hit_bound": rounded(most),
+        "hit_share_of_bound": rounded(ratio(rate or 0.0, most or 0.0)),
+        "hit_rate_per_request": rounded(float((cached / prompts).mean()) if prompts.size else None),
     }
 
 
@@ -130,29 +129,9 @@ def _balance(recording: Recording, workload: Workload) -> dict[str, float | None
     loaded = [value for sample in inside if (value := sample.imbalance) is not None]
     computed = list(recording.computed_tokens.values())
     return {
-        "imbalance_cv": _rounded(float(np.mean(loaded)) if loaded else None),
-        "pending_tokens_mean": _rounded(
+        "imbalance_cv": rounded(float(np.mean(loaded)) if loaded else None),
+        "pending_tokens_mean": rounded(
             float(np.mean([sum(sample.pending_tokens) for sample in inside])) if inside else None
         ),
-        "busiest_share": _rounded(_ratio(max(computed, default=0), sum(computed))),
+        "busiest_share": rounded(ratio(max(computed, default=0), sum(computed))),
     }
-
-
-def _tpot(recording: Recording, judged: slice) -> Floats:
-    requests = recording.requests
-    outputs = requests.output_tokens[judged]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        tpot = (requests.e2e_s[judged] - requests.ttft_s[judged]) / (outputs - 1)
-    return _known(tpot[outputs > 1])
-
-
-def _known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return float(part / whole) if whole else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(float(value), _DECIMALS)

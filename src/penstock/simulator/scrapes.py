@@ -65,7 +65,7 @@ class Scrapes:
             entry = self._world.fleet.of(self._world.scenario.entry_role, State.READY)
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
             for router in self._routers:
-                tokens = router.inflight_tokens()
+                tokens = router.core.entry_queue.inflight_tokens()
                 self._world.kernel.at(
                     now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens
                 )
@@ -82,7 +82,10 @@ class Scrapes:
         """Return, for each router, what the others have pending at each entry worker."""
         names = [worker.name for worker in self._world.fleet.of(self._world.scenario.entry_role, State.READY)]
         now_s = self._world.kernel.now_s
-        own = [[router.pending_tokens(name, now_s) for name in names] for router in self._routers]
+        own = [
+            [router.core.entry_queue.pending_tokens(name, now_s) for name in names]
+            for router in self._routers
+        ]
         total = [sum(column) for column in zip(*own, strict=True)]
         return [
             {name: whole - part for name, whole, part in zip(names, total, parts, strict=True)}
@@ -94,7 +97,7 @@ class Scrapes:
         kernel, scenario = self._world.kernel, self._world.scenario
         told = []
         for number, router in enumerate(self._routers):
-            self._next_prompt[number], prompts = router.prompts_since(self._next_prompt[number])
+            self._next_prompt[number], prompts = router.core.sharing.log.since(self._next_prompt[number])
             told.append(prompts)
         kernel.at(
             kernel.now_s + scenario.routers.propagation_delay_s,
@@ -111,10 +114,10 @@ class Scrapes:
         self, others: Sequence[Mapping[str, int]], told: Sequence[Sequence[QueuedPrompt]], asked_s: float
     ) -> None:
         for number, (router, tokens_of) in enumerate(zip(self._routers, others, strict=True)):
-            router.set_peer_tokens(tokens_of, self._world.kernel.now_s, asked_s=asked_s)
+            router.core.set_peer_tokens(tokens_of, self._world.kernel.now_s, asked_s=asked_s)
             for other, prompts in enumerate(told):
                 if other != number:
-                    router.prompts_told(prompts)
+                    router.core.prompts_told(prompts)
 
     def _propagate(self, usage: Mapping[str, tuple[int, float, int]]) -> None:
         for name, (incarnation, fraction, tokens) in usage.items():

@@ -466,12 +466,12 @@ class Simulation:
 
     def queued_tokens(self, worker: SimulatedWorker) -> int:
         """Return the prompt tokens that wait in routers for one worker."""
-        return sum(router.queued_tokens(worker.name) for router in self._routers)
+        return sum(router.core.entry_queue.queued_tokens(worker.name) for router in self._routers)
 
     @property
     def waiting(self) -> int:
         """Jobs that wait in routers."""
-        return sum(router.waiting for router in self._routers)
+        return sum(router.core.entry_queue.waiting for router in self._routers)
 
     def turned_away(self) -> dict[Role, float]:
         """Return the jobs that each role had no worker for so far."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-import numpy as np
-
 from penstock.planner.decide.config import Mode
+from penstock.simulator.figures import mean
 from penstock.simulator.observer import Recording
 from penstock.simulator.oracle_search import foreseen
 from penstock.simulator.scenario import Scenario
@@ -133,15 +132,15 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for (policy, qps), members in groups.items():
         row: dict[str, Any] = {"policy": policy, "qps": qps, "seeds": len(members)}
-        row |= {name: _mean(run[name] for run in members) for name in _SUMMED}
+        row |= {name: mean(run[name] for run in members) for name in _SUMMED}
         for name in _RANKED:
-            row[name] = {rank: _mean(run[name][rank] for run in members) for rank in ("p50", "p90", "p99")}
+            row[name] = {rank: mean(run[name][rank] for run in members) for rank in ("p50", "p90", "p99")}
         row["in_time"] = {
-            name: _mean(run["in_time"][name] for run in members) for name in ("ttft", "itl", "both")
+            name: mean(run["in_time"][name] for run in members) for name in ("ttft", "itl", "both")
         }
         capacities = [run["capacity"] for run in members]
         row["capacity_min"], row["capacity_max"] = min(capacities), max(capacities)
-        row["rate_rps"] = _mean(run["rate_rps"] for run in members)
+        row["rate_rps"] = mean(run["rate_rps"] for run in members)
         row["lost"] = sum(run["failed"] + run["rejected"] for run in members)
         row["tiers"] = mean_tiers(members)
         rows.append(row)
@@ -182,7 +181,7 @@ def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) ->
         rows.append(
             {
                 "policy": policy,
-                "goodput_rps": _mean(rates),
+                "goodput_rps": mean(rates),
                 "min_rps": min(rates, default=None),
                 "max_rps": max(rates, default=None),
                 "is_lower_bound": any(is_bound for _, is_bound in found),
@@ -191,8 +190,3 @@ def goodputs(runs: Sequence[dict[str, Any]], *, share: float = GOODPUT_SHARE) ->
             }
         )
     return rows
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(float(np.mean(known)), 6) if known else None

@@ -9,12 +9,11 @@ import numpy as np
 
 from penstock.api import Tier
 from penstock.router.policy.tiers import SloTarget, tier_settings
-from penstock.simulator.observer import Floats, Recording
+from penstock.simulator.figures import known, mean, ratio, rounded
+from penstock.simulator.observer import Recording
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.workload import Workload
 from penstock.workload.statistics import describe
-
-_DECIMALS = 6
 
 
 def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, dict[str, Any]]:
@@ -36,9 +35,7 @@ def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) ->
 def _figures(recording: Recording, own: Any, target: SloTarget) -> dict[str, Any]:
     requests = recording.requests
     is_ok, is_rejected = requests.is_ok[own], requests.is_rejected[own]
-    ttft, e2e, outputs = requests.ttft_s[own], requests.e2e_s[own], requests.output_tokens[own]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        tpot = np.where(outputs > 1, (e2e - ttft) / (outputs - 1), np.nan)
+    ttft, tpot, e2e = requests.ttft_s[own], requests.tpot_s[own], requests.e2e_s[own]
     is_met = is_ok.copy()
     for values, bound in ((ttft, target.ttft_s), (tpot, target.tpot_s), (e2e, target.e2e_s)):
         if bound is not None:
@@ -49,11 +46,11 @@ def _figures(recording: Recording, own: Any, target: SloTarget) -> dict[str, Any
         "ok": int(is_ok.sum()),
         "rejected": int(is_rejected.sum()),
         "failed": int((~is_ok & ~is_rejected).sum()),
-        "ttft_s": _described(ttft),
-        "tpot_s": _described(tpot),
-        "e2e_s": _described(e2e),
-        "compliance": _share(int(is_met.sum()), admitted),
-        "attainment": _share(int(is_met.sum()), int(is_ok.size)),
+        "ttft_s": describe(known(ttft)),
+        "tpot_s": describe(known(tpot)),
+        "e2e_s": describe(known(e2e)),
+        "compliance": rounded(ratio(int(is_met.sum()), admitted)),
+        "attainment": rounded(ratio(int(is_met.sum()), is_ok.size)),
     }
 
 
@@ -66,20 +63,7 @@ def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             key: sum(each[key] for each in rows) for key in ("requests", "ok", "rejected", "failed")
         }
         for key in ("ttft_s", "tpot_s", "e2e_s"):
-            row[key] = {rank: _mean([each[key][rank] for each in rows]) for rank in ("p50", "p99")}
-        row |= {key: _mean([each[key] for each in rows]) for key in ("compliance", "attainment")}
+            row[key] = {rank: mean(each[key][rank] for each in rows) for rank in ("p50", "p99")}
+        row |= {key: mean(each[key] for each in rows) for key in ("compliance", "attainment")}
         found[name] = row
     return found
-
-
-def _described(values: Floats) -> dict[str, float | int | None]:
-    return describe(values[~np.isnan(values)])
-
-
-def _share(part: int, whole: int) -> float | None:
-    return round(part / whole, _DECIMALS) if whole else None
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known), _DECIMALS) if known else None

@@ -52,7 +52,6 @@ def test_the_percentile_is_the_nearest_rank():
         lag.record(value)
 
     assert lag.p99_s() == 99
-    assert lag.quantile_s(0.5) == 50
 
 
 def test_being_early_counts_as_no_lag():

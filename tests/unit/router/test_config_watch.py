@@ -112,7 +112,7 @@ async def test_changed_tiers_hold_for_the_next_request(harness, tmp_path):
     core = router.server.core
     assert core.entry_queue.settings.tiers.shares[Tier.BACKGROUND] == 0.6
     assert core.tiers.monitor.tiers.target(Tier.PREMIUM).ttft_s == 9
-    assert core.tiers.monitor.settings.window_s == 7
+    assert core.tiers.monitor.settings.window_seconds == 7
 
 
 def test_the_operator_rolls_no_router_for_it():

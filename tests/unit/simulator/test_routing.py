@@ -115,11 +115,11 @@ def test_news_count_other_routers_jobs(request_at):
     """What another router has pending at "a" sends the next request to "b"."""
     router = routing(placed("least-pending"))
     router.set_workers([Server("a"), Server("b")], 0.0)
-    router.set_peer_tokens({"a": 5000, "b": 10}, 0.0, asked_s=0.0)
+    router.core.set_peer_tokens({"a": 5000, "b": 10}, 0.0, asked_s=0.0)
     request = request_at(0.0)
 
     assert dispatched(router, Job(0, request, PrefixChains(0).chain(request)), 0.0) == "b"
-    assert router.pending_tokens("b", 0.0) == 1000
+    assert router.core.entry_queue.pending_tokens("b", 0.0) == 1000
 
 
 def test_the_longest_hit_goes_first_where_asked(simple_world, request_at):
@@ -176,11 +176,11 @@ def test_without_slots_an_answer_weighs_until_it_ends(request_at):
     first = dispatched(router, jobs[0], 0.0)
     router.prefilled(jobs[0], 0.5)
 
-    assert router.pending_tokens(first, 0.5) == 1000
+    assert router.core.entry_queue.pending_tokens(first, 0.5) == 1000
     assert dispatched(router, jobs[1], 1.0) != first
 
     router.left_entry(jobs[0], 2.0)
-    assert router.pending_tokens(first, 0.5) == 0
+    assert router.core.entry_queue.pending_tokens(first, 0.5) == 0
 
 
 def test_least_loaded_looks_at_the_gauges_that_it_was_told():
@@ -190,7 +190,7 @@ def test_least_loaded_looks_at_the_gauges_that_it_was_told():
     assert router.reads_usage
     servers = [Server("a", Role.PREFILL), Server("b", Role.PREFILL), Server("d", Role.DECODE)]
     router.set_workers(servers, 0.0)
-    router.set_usage({"a": 0.5, "b": 0.0}, router.inflight_tokens(), 0.0)
+    router.set_usage({"a": 0.5, "b": 0.0}, router.core.entry_queue.inflight_tokens(), 0.0)
     request = TraceRequest(0.0, 1000, 10, None, 1)
     for index in range(2):
         job = Job(index, request, (1, 2))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from penstock.api import SheddingConfig, Tier
-from penstock.router.policy.sliding_window import SlidingWindow, percentile
+from penstock.core.percentiles import percentile
+from penstock.router.policy.sliding_window import SlidingWindow
 from penstock.router.policy.tiers import PRIORITIES, SloTarget, TierSettings
 
 EVALUATE_S: Final = 1.0
@@ -57,6 +58,20 @@ class EndedRequest:
     tpot_s: float | None = None
     e2e_s: float | None = None
     is_failed: bool = False
+
+    @classmethod
+    def after(cls, ttft_s: float | None, e2e_s: float, output_tokens: int, *, is_failed: bool) -> Self:
+        """Return what a request's end says.
+
+        Args:
+            ttft_s: Arrival to first token; None: there was none.
+            e2e_s: Arrival to end.
+            output_tokens: Of its answer.
+            is_failed: As in the attribute.
+        """
+        has_gaps = ttft_s is not None and output_tokens > 1
+        tpot_s = (e2e_s - (ttft_s or 0.0)) / (output_tokens - 1) if has_gaps else None
+        return cls(ttft_s, tpot_s, e2e_s, is_failed=is_failed)
 
     def meets(self, target: SloTarget) -> bool:
         """Return whether nothing that was measured exceeds the targets."""

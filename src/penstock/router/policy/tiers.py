@@ -34,17 +34,29 @@ class SloTarget:
     e2e_s: float | None = None
 
 
-TARGETS: Final[Mapping[Tier, SloTarget]] = {
-    Tier.PREMIUM: SloTarget(0.2, 0.03, 5.0),
-    Tier.STANDARD: SloTarget(0.5, 0.08, 15.0),
-    Tier.BACKGROUND: SloTarget(None, None, 60.0),
-}
-SHARES: Final[Mapping[Tier, float]] = {Tier.PREMIUM: 0.5, Tier.STANDARD: 0.35, Tier.BACKGROUND: 0.15}
+_DEFAULTS: Final = TiersConfig()
+
+
+def _shares(config: TiersConfig) -> dict[Tier, float]:
+    shares = config.shares
+    return dict(zip(SHARED, (shares.premium, shares.standard, shares.background), strict=True))
+
+
+def _targets(config: TiersConfig) -> dict[Tier, SloTarget]:
+    slo = config.slo
+    return {
+        tier: SloTarget(each.ttft_seconds, each.tpot_seconds, each.end_to_end_seconds)
+        for tier, each in (
+            (Tier.PREMIUM, slo.premium),
+            (Tier.STANDARD, slo.standard),
+            (Tier.BACKGROUND, slo.background),
+        )
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """How tiers share what there is.
+    """How tiers share what there is; by default as a manifest that says nothing of it.
 
     Attributes:
         shares: Of each tier of `SHARED`, each > 0; they need not sum to 1, only their ratios count.
@@ -55,12 +67,12 @@ class TierSettings:
         targets: By tier; absent: none.
     """
 
-    shares: Mapping[Tier, float] = field(default_factory=lambda: SHARES)
-    round_tokens: float = 8192.0
-    aging_per_s: float = 0.1
-    max_aging: float = 1.5
-    max_tenant_share: float = 1.0
-    targets: Mapping[Tier, SloTarget] = field(default_factory=lambda: TARGETS)
+    shares: Mapping[Tier, float] = field(default_factory=lambda: _shares(_DEFAULTS))
+    round_tokens: float = _DEFAULTS.round_tokens
+    aging_per_s: float = _DEFAULTS.aging_per_second
+    max_aging: float = _DEFAULTS.max_aging
+    max_tenant_share: float = _DEFAULTS.max_tenant_share
+    targets: Mapping[Tier, SloTarget] = field(default_factory=lambda: _targets(_DEFAULTS))
 
     def quantum(self, tier: Tier) -> float:
         """Return the tokens that a tier of `SHARED` gets in one round."""
@@ -84,23 +96,11 @@ class TierSettings:
 
 def tier_settings(config: TiersConfig) -> TierSettings:
     """Return how tiers share, and what they are promised, as a graph's tiers section says."""
-    shares, slo = config.shares, config.slo
     return TierSettings(
-        shares={
-            Tier.PREMIUM: shares.premium,
-            Tier.STANDARD: shares.standard,
-            Tier.BACKGROUND: shares.background,
-        },
+        shares=_shares(config),
         round_tokens=float(config.round_tokens),
         aging_per_s=config.aging_per_second,
         max_aging=config.max_aging,
         max_tenant_share=config.max_tenant_share,
-        targets={
-            tier: SloTarget(each.ttft_seconds, each.tpot_seconds, each.end_to_end_seconds)
-            for tier, each in (
-                (Tier.PREMIUM, slo.premium),
-                (Tier.STANDARD, slo.standard),
-                (Tier.BACKGROUND, slo.background),
-            )
-        },
+        targets=_targets(config),
     )

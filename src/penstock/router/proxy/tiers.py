@@ -47,10 +47,7 @@ class LiveTiers:
             call.error in {None, "client_left", "shutdown"} or (status < 500 and status != 200)
         ):
             return
-        tpot_s = None
-        if call.ttft_s is not None and call.output_tokens > 1:
-            tpot_s = (e2e_s - call.ttft_s) / (call.output_tokens - 1)
-        ended = EndedRequest(call.ttft_s, tpot_s, e2e_s, is_failed=not is_whole)
+        ended = EndedRequest.after(call.ttft_s, e2e_s, call.output_tokens, is_failed=not is_whole)
         self._control.ended(call.tier, ended, self._now_s())
 
     def configure(self, config: TiersConfig) -> None:
