@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from penstock.api.base import DnsLabel, Integer, ServedName, SpecModel, Text
+from penstock.api.base import DnsLabel, Integer, OperatorClass, ServedName, SpecModel, Text
 from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
 from penstock.api.enums import PlannerMode, Role, Runtime
 from penstock.api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
@@ -14,6 +14,7 @@ from penstock.api.planner import PlannerConfig
 from penstock.api.router import RouterConfig
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
 from penstock.api.status import AdapterStatus, GraphStatus
+from penstock.kube.objects.names import OPERATOR_CLASS
 
 API_VERSION: Final = "penstock.dev/v1alpha1"
 
@@ -73,6 +74,9 @@ class GraphSpec(SpecModel):
     model: ModelSpec = Field(description="The model to serve.")
     runtime: Runtime = Field(
         default=Runtime.VLLM, description="Program of the workers: vllm, dynamo or simulated; immutable."
+    )
+    operator_class: OperatorClass = Field(
+        default=OPERATOR_CLASS, description="Class of the operator and planner that work on it; immutable."
     )
     image: Text | None = Field(
         default=None, description="Container image of the workers; null: the runtime's default."

@@ -344,5 +344,6 @@ SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
     *SPEC_LEASE_RULES,
     *DYNAMO_RULES,
     immutable("runtime", "runtime"),
+    immutable("operatorClass", "operator class"),
 )
 """Rules of ``spec``; `GRAPH_RULES` are those of the whole object."""

@@ -14,6 +14,7 @@ import orjson
 from penstock.cli import option
 from penstock.core.errors import ConfigError
 from penstock.core.http import loop
+from penstock.kube.objects.names import OPERATOR_CLASS
 
 UNSCHEDULABLE_S = 15.0
 """Default of --unschedulable-after; seconds."""
@@ -26,6 +27,7 @@ class ClusterFlags:
     Attributes:
         all_namespaces: Plan the graphs of every namespace.
         graph_name: The only graph to plan.
+        operator_class: Of the graphs to plan; None: the default one.
         kubeconfig: File; None: in the cluster its service account, else KUBECONFIG.
         context: Of the kubeconfig; None: its current one.
         unschedulable_after: Seconds after which an unschedulable pod is withdrawn.
@@ -33,6 +35,7 @@ class ClusterFlags:
 
     all_namespaces: bool
     graph_name: str | None
+    operator_class: str | None
     kubeconfig: Path | None
     context: str | None
     unschedulable_after: float | None
@@ -68,6 +71,11 @@ CLUSTER_OPTIONS: option.Option = option.group(
         help="On Kubernetes: plan the graphs of every namespace, not of --namespace alone.",
     ),
     click.option("--graph-name", metavar="NAME", help="On Kubernetes: plan this graph only."),
+    click.option(
+        "--operator-class",
+        metavar="NAME",
+        help=f"On Kubernetes: plan the graphs with this spec.operatorClass.  [default: {OPERATOR_CLASS}]",
+    ),
     option.kubeconfig("On Kubernetes: ", default="the pod's service account, else $KUBECONFIG"),
     click.option(
         "--unschedulable-after",
@@ -127,6 +135,7 @@ def run_on_cluster(
         namespace=namespace,
         all_namespaces=flags.all_namespaces,
         graph=flags.graph_name,
+        operator_class=flags.operator_class or OPERATOR_CLASS,
         log_dir=Path(folder).expanduser() if folder is not None else None,
         host=listen.host,
         metrics_port=listen.port,

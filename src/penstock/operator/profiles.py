@@ -56,7 +56,6 @@ class ProfileParts:
         context: Of every build; uid and namespace are the request's.
         graph: Returns a GraphDeployment of the cluster as the validated model, and what is wrong with it; None
             and nothing wrong: there is none.
-        owns: Returns whether a request is this operator's.
     """
 
     client: KubeClient
@@ -64,7 +63,6 @@ class ProfileParts:
     recorder: EventRecorder
     context: BuildContext
     graph: Callable[[Key], tuple[GraphDeployment | None, str]]
-    owns: Callable[[Key], bool]
 
 
 class Profiles:
@@ -125,7 +123,7 @@ class Profiles:
             ClusterError: the API server does not answer or refused; looking again later loses nothing.
         """
         raw = self._requests.get(key)
-        if raw is None or raw["metadata"].get("deletionTimestamp") or not self._parts.owns(key):
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None
         status = raw.get("status") or {}
         if status.get("phase") in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}:

@@ -19,7 +19,7 @@ from penstock.core.errors import ClusterError, InvalidSpecError, Problem, Unavai
 from penstock.core.logs import get_logger
 from penstock.kube.events import EventMessage
 from penstock.kube.kinds import DYNAMO_WORKER_METADATA, LEADER_WORKER_SET, SCALING_ADAPTER
-from penstock.kube.objects.names import DRAIN_FINALIZER, child_name
+from penstock.kube.objects.names import child_name, drain_finalizer
 from penstock.operator.apply import Applied, Applier, Owner
 from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.deleting import Deletion
@@ -87,6 +87,7 @@ class Dependencies:
         recorder: Tells users.
         metrics: Counts.
         context: Of every build; uid and namespace are the graph's.
+        operator_class: Of the graphs.
     """
 
     cluster: Cluster
@@ -96,6 +97,7 @@ class Dependencies:
     recorder: EventRecorder
     metrics: OperatorMetrics
     context: BuildContext
+    operator_class: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,7 +462,7 @@ class Reconciler:
 
     async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
         finalizers = raw["metadata"].get("finalizers", [])
-        if DRAIN_FINALIZER not in finalizers:
+        if drain_finalizer(self._parts.operator_class) not in finalizers:
             return ReconcileResult("unchanged")
         if "orphan" not in finalizers:  # the user wants to keep the children
             step = await self._deletion.step(raw, snapshot, now_s=self._now_s())
