@@ -133,11 +133,6 @@ class OperatorMetrics:
         """Count an Event that could not be recorded."""
         self._events_dropped.inc()
 
-    def writes(self) -> int:
-        """Return all writes so far."""
-        samples = (each for metric in self._writes.collect() for each in metric.samples)
-        return int(sum(each.value for each in samples if each.name.endswith(names.COUNTER_SUFFIX)))
-
     def watch(
         self,
         *,

@@ -40,7 +40,7 @@ from penstock.operator.plan.definitions import (
 from penstock.operator.plan.diagnose import Category
 from penstock.operator.plan.observed import observed_services
 from penstock.operator.plan.refusal import refusal
-from penstock.operator.plan.rollout import may_roll, unavailable
+from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
@@ -56,7 +56,6 @@ from penstock.operator.workloads import (
     obsolete,
     replicas_of,
     template_changed,
-    view_of,
     workload_of,
 )
 
@@ -297,7 +296,7 @@ class Reconciler:
             seen.bounds[name] = bounded(desired, service, max_gpu_budget=budget)
             seen.desired[name] = seen.bounds[name].replicas if there is None else there
             if workload is not None:
-                seen.rollouts[name] = view_of(name, service.role, workload)
+                seen.rollouts[name] = rollout_view(name, service.role, workload)
                 if (refused := refusal(name, workload)) is not None:
                     seen.refused[name] = refused
         return first
