@@ -23,9 +23,6 @@ class Models:
     def __init__(self) -> None:
         self._recent: LruCache[Key, tuple[tuple[str, int], Validated]] = LruCache(MODELS)
 
-    def __contains__(self, key: Key) -> bool:
-        return self._recent.get(key) is not None
-
     def forget(self, key: Key) -> None:
         """Drop a graph that is gone."""
         self._recent.forget(key)
