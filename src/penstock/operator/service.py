@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.api import GraphDeployment, GraphPhase
+from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
@@ -100,7 +101,11 @@ class Operator:
         self.profiles = Profiles(parts, namespace=namespace, pace=self.queue.pace)
 
     async def run(self) -> None:
-        """Watch and reconcile until cancelled."""
+        """Watch and reconcile until cancelled.
+
+        Raises:
+            ClusterError: kopf ended, which a new process may get over.
+        """
         from penstock.operator.handlers import Handled, KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
         handled = Handled(
@@ -118,16 +123,23 @@ class Operator:
             resync_s=self._settings.resync_interval,
             liveness_endpoint=_liveness_endpoint(self._settings),
         )
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.cluster.run(), name="watches")
-            # Before the graphs are known: a child that is not seen would be made once more.
-            await self.cluster.synced()
-            for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
-                await self._wait_for(kind)
-            group.create_task(kopf.run(), name="kopf")
-            group.create_task(self.profiles.run(), name="profiles")
-            work = serve(self.queue, self.reconciler.reconcile, workers=self._settings.workers)
-            group.create_task(work, name="workers")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.cluster.run(), name="watches")
+                # Before the graphs are known: a child that is not seen would be made once more.
+                await self.cluster.synced()
+                for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
+                    await self._wait_for(kind)
+                group.create_task(kopf.run(), name="kopf")
+                group.create_task(self.profiles.run(), name="profiles")
+                work = serve(self.queue, self.reconciler.reconcile, workers=self._settings.workers)
+                group.create_task(work, name="workers")
+        except (
+            ExceptionGroup
+        ) as failures:  # the task group wraps even the one error that this function promises
+            if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], ClusterError):
+                raise failures.exceptions[0] from None
+            raise
 
     def problem(self) -> str | None:
         """Return why graphs may not be acted on; None if all is well."""
@@ -137,10 +149,17 @@ class Operator:
 
     async def _wait_for(self, kind: Kind) -> None:
         """Wait until the API server serves a kind, which kopf looks for but once."""
-        while not await self.cluster.knows(kind):
-            self._unserved = kind
+        self._unserved = kind
+        while not await self._is_served(kind):  # noqa: ASYNC110 - it asks the server
             await asyncio.sleep(SERVED_S)
         self._unserved = None
+
+    async def _is_served(self, kind: Kind) -> bool:
+        try:
+            return await self.cluster.knows(kind)
+        except ClusterError as exc:  # the API server is away for a moment
+            log.warning("kind not looked up", kind=kind.kind, error=str(exc), retry_s=SERVED_S)
+            return False
 
     def phases(self) -> Mapping[str, int]:
         """Return the number of graphs in each phase."""
