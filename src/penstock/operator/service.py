@@ -134,9 +134,8 @@ class Operator:
                 group.create_task(self.profiles.run(), name="profiles")
                 work = serve(self.queue, self.reconciler.reconcile, workers=self._settings.workers)
                 group.create_task(work, name="workers")
-        except (
-            ExceptionGroup
-        ) as failures:  # the task group wraps even the one error that this function promises
+        except ExceptionGroup as failures:
+            # The task group wraps even the one error that this function promises.
             if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], ClusterError):
                 raise failures.exceptions[0] from None
             raise
