@@ -124,7 +124,7 @@ async def running(client, namespace, *, loads=None, pace=None, resync_s=300.0):
     metrics = OperatorMetrics()
     pace = pace or RateLimits(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
     operator = Operator(client, settings, loads=loads or NoLoads(), metrics=metrics, pace=pace)
-    task = asyncio.create_task(operator.run())
+    operator.task = task = asyncio.create_task(operator.run())
     try:
         yield operator
     finally:

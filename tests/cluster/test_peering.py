@@ -1,4 +1,4 @@
-"""Two installations of different scopes: each graph has one writer at a time, and none is left without one."""
+"""Installations of different classes, and replicas of one: each graph has one writer at a time."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from apiserver import free_port
 from operating import graph, page, says, until
 
 from penstock.engine.profiles.performance import graph_performance
-from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, LEASE
+from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE
 from penstock.planner.cluster.service import ClusterService, run_until_stopped
-from penstock.planner.ledger import Ledger
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-WIDE_LEASE, OWN_LEASE = "penstock-cluster-operator", "penstock-operator"
+OWN_LEASE = "penstock-operator"
 
 
 class Installation:
     """One operator process with an account of its own, by which the audit log tells it from others."""
 
-    def __init__(self, plane, home, name, *, cluster_wide):
+    def __init__(self, plane, home, name, *, cluster_wide, operator_class):
         self._home = home
         self._scope = ["--all-namespaces"] if cluster_wide else ["--namespace", home]
+        self._scope += ["--operator-class", operator_class]
         self.user = f"system:serviceaccount:{home}:{name}"
         self.port = 0
         self.process = None
@@ -72,8 +72,8 @@ def install(crds):
     """Make installations that end with the test."""
     with contextlib.ExitStack() as stack:
 
-        def make(home, name="operator", *, cluster_wide):
-            made = Installation(crds, home, name, cluster_wide=cluster_wide)
+        def make(home, name="operator", *, cluster_wide, operator_class="penstock"):
+            made = Installation(crds, home, name, cluster_wide=cluster_wide, operator_class=operator_class)
             stack.callback(made.close)
             made.start()
             return made
@@ -132,64 +132,37 @@ async def carries(client, namespace, value):
     return {"name": "EDIT", "value": value} in env
 
 
-async def test_a_namespace_of_its_own_is_left_alone_until_its_operator_is_gone(crds, client, homes, install):
-    """The cluster-wide one yields as soon as the other stands for election, and takes over three terms after."""
-    system, own, other = homes(3)
+async def test_each_class_has_its_own_installation(crds, client, homes, install):
+    """Two cluster-wide ones: each works on the graphs of its class alone, also when those are deleted."""
+    system, research, home = homes(3)
     mark = crds.audit_mark()
-    wide = install(system, cluster_wide=True)
-    for each in (own, other):
-        await client.create(graph(each), field_manager="test")
-        await until(lambda each=each: has_children(client, each), f"{each}'s children", timeout_s=90)
-    narrow = install(own, cluster_wide=False)
-    await until(wide.says("/readyz", f"cedes {own}"), "the cluster-wide one to yield", timeout_s=60)
-    assert "penstock_operator_namespaces_ceded 1.0" in wide.page("/metrics")
-    await until(narrow.says("/metrics", "penstock_operator_leader 1.0"), "the other to act", timeout_s=60)
-    for value in ("1", "2"):
-        for each in (own, other):
-            await edited(client, each, value)
-            await until(lambda each=each, value=value: carries(client, each, value), f"{each}: {value}")
-    written = writers(crds, mark, own, other)
-    assert turns(written[own]) == [wide.user, narrow.user]
-    assert turns(written[other]) == [wide.user]
-
-    narrow.send(signal.SIGKILL)
-    await edited(client, own, "3")
-    await until(lambda: carries(client, own, "3"), "the cluster-wide one to take over", timeout_s=90)
-    written = writers(crds, mark, own, other)
-    assert turns(written[own]) == [wide.user, narrow.user, wide.user]
-    assert turns(written[other]) == [wide.user]
-    events = (await client.list(EVENT, namespace=system)).items
-    assert {each["reason"] for each in events if each["regarding"]["name"] == WIDE_LEASE} == {
-        "Standby",
-        "LeaderActive",
-    }
-
-
-@pytest.mark.nightly
-async def test_of_two_cluster_wide_ones_the_older_works(crds, client, homes, install):
-    """The younger says so and takes over when the older is gone; the older takes its work back."""
-    first_home, second_home, home = homes(3)
-    mark = crds.audit_mark()
-    older = install(first_home, cluster_wide=True)
+    usual = install(system, cluster_wide=True)
+    other = install(research, cluster_wide=True, operator_class="research")
     await client.create(graph(home), field_manager="test")
-    await until(lambda: has_children(client, home), "the children", timeout_s=90)
-    younger = install(second_home, cluster_wide=True)
-    words = f"standby: the installation of Lease {first_home}/{WIDE_LEASE}"
-    await until(younger.says("/readyz", words), "the younger to stand by", timeout_s=60)
-    assert "penstock_operator_standby 1.0" in younger.page("/metrics")
+    await client.create(graph(home, name="r", operatorClass="research"), field_manager="test")
+    for name in ("g", "r"):
+        await until(lambda name=name: has_children(client, home, name), f"{name}'s children", timeout_s=90)
     await edited(client, home, "1")
     await until(lambda: carries(client, home, "1"), "the edit")
-    older.send(signal.SIGTERM)
-    assert await asyncio.to_thread(older.process.wait, 30) == 0
-    await edited(client, home, "2")
-    await until(lambda: carries(client, home, "2"), "the younger to take over", timeout_s=90)
-    older.start()
-    await until(younger.says("/readyz", words), "the younger to stand by again", timeout_s=60)
-    await until(older.says("/metrics", "penstock_operator_leader 1.0"), "the older", timeout_s=60)
-    await edited(client, home, "3")
-    await until(lambda: carries(client, home, "3"), "the edit")
-    assert turns(writers(crds, mark, home)[home]) == [older.user, younger.user, older.user]
-    assert (await client.get(LEASE, WIDE_LEASE, namespace=second_home))["spec"]["holderIdentity"]
+    finalizers = {
+        each["metadata"]["name"]: each["metadata"]["finalizers"]
+        for each in (await client.list(GRAPH_DEPLOYMENT, namespace=home)).items
+    }
+    assert finalizers == {"g": ["penstock.dev/drain"], "r": ["penstock.dev/drain-research"]}
+    for name in ("g", "r"):
+        await client.delete(GRAPH_DEPLOYMENT, name, namespace=home)
+
+    async def gone():
+        return not (await client.list(GRAPH_DEPLOYMENT, namespace=home)).items
+
+    await until(gone, "both graphs to go", timeout_s=90)
+    by_graph = defaultdict(set)
+    for each in crds.audit_writes(after=mark):
+        about = each.get("objectRef") or {}
+        if about.get("namespace") == home and each["user"]["username"] in {usual.user, other.user}:
+            by_graph[about.get("name", "-").partition("-")[0]].add(each["user"]["username"])
+    assert by_graph["g"] <= {usual.user}
+    assert by_graph["r"] <= {other.user}
 
 
 @pytest.mark.nightly
@@ -216,57 +189,43 @@ async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, clien
     assert turns(writers(crds, mark, home)[home]) == [second.user]
 
 
-async def test_a_process_that_does_not_act_ends_at_once(crds, client, homes, install):
-    """SIGTERM while it stands by leaves the Lease alone; while it waits for its turn, gives it back."""
-    home, fresh = homes(2)
+async def test_a_process_that_stands_by_ends_at_once(crds, client, homes, install):
+    """And leaves the Lease alone."""
+    (home,) = homes(1)
     first = install(home, "first", cluster_wide=False)
     await until(first.says("/metrics", "penstock_operator_leader 1.0"), "a leader", timeout_s=90)
     second = install(home, "second", cluster_wide=False)
-    waiting = install(fresh, cluster_wide=False)
     await until(second.says("/readyz", "standby for"), "the other one to stand by", timeout_s=60)
-
-    async def is_held():
-        leases = (await client.list(LEASE, namespace=fresh)).items
-        return any(each["spec"].get("holderIdentity") for each in leases)
-
-    await until(is_held, "the third to win its Lease", timeout_s=60)
-    assert "penstock_operator_leader 0.0" in await asyncio.to_thread(waiting.page, "/metrics")
-    for each in (second, waiting):
-        each.send(signal.SIGTERM)
-    for each in (second, waiting):
-        assert await asyncio.to_thread(each.process.wait, 8) == 0
-    assert not await is_held()
+    second.send(signal.SIGTERM)
+    assert await asyncio.to_thread(second.process.wait, 8) == 0
     live = await client.get(LEASE, OWN_LEASE, namespace=home)
     assert live["spec"]["holderIdentity"]
 
 
-async def test_a_namespaces_own_planner_takes_its_graphs_from_a_cluster_wide_one(
-    crds, client, homes, tmp_path
-):
-    """The ledger of the one is free before the other begins its own."""
+async def test_each_class_has_its_own_planner(crds, client, homes, tmp_path):
+    """Each plans the graphs of its class alone."""
     (home,) = homes(1)
     await client.create(graph(home), field_manager="test")
+    await client.create(graph(home, name="r", operatorClass="research"), field_manager="test")
     stops = [asyncio.Event(), asyncio.Event()]
-    folders = [tmp_path / "wide", tmp_path / "own"]
+    folders = [tmp_path / "usual", tmp_path / "research"]
     services = [
-        ClusterService({}, graph_performance, all_namespaces=True, log_dir=folders[0]),
-        ClusterService({}, graph_performance, namespace=home, log_dir=folders[1]),
+        ClusterService({}, graph_performance, namespace=home, log_dir=folders[0]),
+        ClusterService({}, graph_performance, namespace=home, operator_class="research", log_dir=folders[1]),
     ]
-    ledgers = [each / home / "g" / "ledger.jsonl" for each in folders]
 
-    async def is_there(path):
-        return path.exists()
+    async def is_planned():
+        return {each.parent.name for folder in folders for each in folder.rglob("ledger.jsonl")} == {"g", "r"}
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(run_until_stopped(services[0], client, stops[0]))
-        await until(lambda: is_there(ledgers[0]), "the cluster-wide one to plan", timeout_s=60)
-        group.create_task(run_until_stopped(services[1], client, stops[1]))
-        await until(lambda: is_there(ledgers[1]), "the namespace's own to plan", timeout_s=60)
-        ledger = Ledger(ledgers[0])
-        ledger.tail(frozenset({"header"}))
-        ledger.close()
+        for service, stop in zip(services, stops, strict=True):
+            group.create_task(run_until_stopped(service, client, stop))
+        await until(is_planned, "both graphs to be planned", timeout_s=60)
         for each in stops:
             each.set()
+    assert [[each.parent.name for each in folder.rglob("ledger.jsonl")] for folder in folders] == [
+        ["g"],
+        ["r"],
+    ]
     leases = {each["metadata"]["name"] for each in (await client.list(LEASE, namespace=home)).items}
-    assert leases == {"penstock-planner"}
-    await client.delete(LEASE, "penstock-cluster-planner", namespace=client.namespace)
+    assert leases == {"penstock-planner", "penstock-planner.research"}

@@ -1,6 +1,6 @@
 {{/*
 What operator and planner may do. The operator holds whatever it grants to routers (EndpointSlices, and Dynamo's register of workers),
-because Kubernetes lets nobody grant more than they hold. Both look at the Leases of other installations. Lists are
+because Kubernetes lets nobody grant more than they hold. Lists are
 alphabetical; tests compare them with what the code says it calls. Kinds of others are granted where the cluster has them.
 */}}
 {{- define "penstock.grants" -}}
@@ -27,9 +27,6 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
   resources: [jobs]
   verbs: [create, get, list, patch, watch]
 {{- end }}
-- apiGroups: [coordination.k8s.io]
-  resources: [leases]
-  verbs: [list, watch]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
@@ -81,9 +78,6 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
   verbs: [get]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
-- apiGroups: [coordination.k8s.io]
-  resources: [leases]
   verbs: [list, watch]
 - apiGroups: [events.k8s.io]
   resources: [events]

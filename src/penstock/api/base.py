@@ -26,6 +26,7 @@ PROFILE_NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]*$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
 
 DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_length=1, max_length=63)]
+OperatorClass = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN, min_length=1, max_length=40)]
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN, max_length=253)]
 ProfileText = Annotated[str, StringConstraints(pattern=PROFILE_NAME_PATTERN, max_length=253)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from penstock.api.base import DnsLabel, Integer, ServedName, SpecModel, Text
+from penstock.api.base import DnsLabel, Integer, OperatorClass, ServedName, SpecModel, Text
 from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
 from penstock.api.enums import PlannerMode, Role
 from penstock.api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
@@ -16,6 +16,7 @@ from penstock.api.rule import Rule
 from penstock.api.runtimes import DEFAULT_RUNTIME, PENSTOCK_IMAGE, RuntimeTraits, traits_of
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
 from penstock.api.status import AdapterStatus, GraphStatus
+from penstock.kube.objects.names import OPERATOR_CLASS
 
 API_VERSION: Final = "penstock.dev/v1alpha1"
 
@@ -67,6 +68,9 @@ class GraphSpec(SpecModel):
     runtime: DnsLabel = Field(
         default=DEFAULT_RUNTIME,
         description="Program of the workers: vllm, dynamo, simulated or one that an installed package adds; immutable.",
+    )
+    operator_class: OperatorClass = Field(
+        default=OPERATOR_CLASS, description="Class of the operator and planner that work on it; immutable."
     )
     image: Text | None = Field(
         default=None, description="Container image of the workers; null: the runtime's default."

@@ -359,5 +359,6 @@ SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
         remedy="choose one of them",
     ),
     immutable("runtime", "runtime"),
+    immutable("operatorClass", "operator class"),
 )
 """Rules of ``spec``; `GRAPH_RULES` are those of the whole object."""

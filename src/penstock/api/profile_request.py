@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
-from penstock.api.base import DnsLabel, Integer, Number, SpecModel, Text
+from penstock.api.base import DnsLabel, Integer, Number, OperatorClass, SpecModel, Text
 from penstock.api.enums import ProfilePhase
 from penstock.api.graph import API_VERSION, ObjectMeta
 from penstock.api.profile_rules import REQUEST_RULES, REQUEST_SPEC_RULES
 from penstock.api.status import Condition
+from penstock.kube.objects.names import OPERATOR_CLASS
 
 Tokens = Annotated[Integer, Field(ge=1, le=100_000_000)]
 Target = Annotated[Number, Field(gt=0, le=86400)]
@@ -28,6 +29,9 @@ class ProfileRequestSpec(SpecModel):
     template: dict[str, JsonValue] = Field(
         default={},
         description="Specification (`spec`) of a GraphDeployment that need not exist yet; excludes graph.",
+    )
+    operator_class: OperatorClass = Field(
+        default=OPERATOR_CLASS, description="Class of the operator that measures it."
     )
     isl: Tokens = Field(description="Input tokens of a request to plan for.")
     osl: Tokens = Field(description="Output tokens of a request to plan for.")

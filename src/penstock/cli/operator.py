@@ -21,7 +21,13 @@ _SWITCHES = {
     "leader_election": "--leader-election/--no-leader-election",
     "allow_privileged_pod_templates": "--allow-privileged-pod-templates/--refuse-privileged-pod-templates",
 }
-_METAVARS = {"namespace": "NS", "kubeconfig": "FILE", "penstock_image": "IMAGE", "resync_interval": "SECONDS"}
+_METAVARS = {
+    "namespace": "NS",
+    "operator_class": "NAME",
+    "kubeconfig": "FILE",
+    "penstock_image": "IMAGE",
+    "resync_interval": "SECONDS",
+}
 
 
 def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ import orjson
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, flag_of
 from penstock.core.http import loop
+from penstock.kube.objects.names import OPERATOR_CLASS
 
 UNSCHEDULABLE_S = 15.0
 """Default of --unschedulable-after; seconds."""
@@ -29,6 +30,9 @@ class ClusterFlags:
         default=False,
     )
     graph_name: str | None = flag("On Kubernetes: plan this graph only.", metavar="NAME", default=None)
+    operator_class: str | None = flag(
+        "On Kubernetes: plan the graphs with this spec.operatorClass.", metavar="NAME", unset=OPERATOR_CLASS
+    )
     kubeconfig: Path | None = flag(
         "On Kubernetes: File to connect by.", unset="the pod's service account, else $KUBECONFIG"
     )
@@ -111,6 +115,7 @@ def run_on_cluster(
         namespace=namespace,
         all_namespaces=flags.all_namespaces,
         graph=flags.graph_name,
+        operator_class=flags.operator_class or OPERATOR_CLASS,
         log_dir=Path(folder).expanduser() if folder is not None else None,
         host=listen.host,
         metrics_port=listen.port,

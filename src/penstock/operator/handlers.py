@@ -1,4 +1,4 @@
-"""Kopf, on the operator's own event loop: its handlers drive GraphDeployments and ProfileRequests. The only importer of kopf.
+"""Kopf, on the operator's own event loop: its handlers drive GraphDeployments and ProfileRequests. With `kopf_memory` the only importer of kopf.
 
 A handler reports its object to the view that the reconciler reads, which enqueues it. Kopf holds the drain finalizer:
 a graph is reported only once it carries it, so no child is made before, and it goes when the reconciler has nothing
@@ -24,7 +24,7 @@ from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import STREAM_S, ObjectKey, key_of
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
-from penstock.kube.objects.names import DRAIN_FINALIZER
+from penstock.kube.objects.names import drain_finalizer, is_of_class
 from penstock.kube.transport import ANSWER_S, CONNECT_S, SILENCE_S
 from penstock.operator.kopf_memory import MemoryDiffBase, MemoryProgress
 from penstock.operator.trim import Object
@@ -84,6 +84,7 @@ class KopfOperator:
         handled: Handled,
         *,
         namespace: str | None,
+        operator_class: str,
         resync_s: float,
         liveness_endpoint: str | None = None,
     ) -> None:
@@ -93,12 +94,15 @@ class KopfOperator:
             client: Lends its credentials.
             handled: What the handlers call.
             namespace: None watches all.
+            operator_class: Of the objects that are handled.
             resync_s: A graph is reported again after so many seconds without a change.
             liveness_endpoint: ``http://HOST:PORT/PATH`` where kopf answers liveness probes; None: nowhere.
         """
         self._client = client
         self._handled = handled
         self._namespace = namespace
+        self._operator_class = operator_class
+        self._finalizer = drain_finalizer(operator_class)
         self._resync_s = resync_s
         self._liveness_endpoint = liveness_endpoint
         self._login_s: float | None = None
@@ -172,7 +176,7 @@ class KopfOperator:
         self._drive(registry, PROFILE_REQUEST, handled.requests)
         graphs = _selector(GRAPH_DEPLOYMENT)
 
-        @kopf.on.delete(*graphs, registry=registry, backoff=AGAIN_S)
+        @kopf.on.delete(*graphs, registry=registry, when=self._is_ours, backoff=AGAIN_S)
         async def delete(body: kopf.Body, **_: Any) -> None:
             handled.graphs.report(dict(body))
             try:
@@ -181,22 +185,28 @@ class KopfOperator:
             except TimeoutError as exc:
                 raise kopf.TemporaryError("its workers finish their requests", delay=AGAIN_S) from exc
 
-        @kopf.timer(*graphs, registry=registry, interval=self._resync_s, initial_delay=self._resync_s)
+        @kopf.timer(
+            *graphs,
+            registry=registry,
+            when=self._is_ours,
+            interval=self._resync_s,
+            initial_delay=self._resync_s,
+        )
         async def resync(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
-            if DRAIN_FINALIZER in body["metadata"].get("finalizers", ()):
+            if self._finalizer in body["metadata"].get("finalizers", ()):
                 handled.graphs.report(dict(body))
                 handled.enqueue(key_of(body))
             else:  # whatever refused the finalizer may take it now
-                patch.fns.append(_add_finalizer)
+                patch.fns.append(self._add_finalizer)
 
         return registry
 
     def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: View) -> None:
         """Register what reports objects of one kind to their view."""
 
-        @kopf.on.resume(*_selector(kind), registry=registry)
-        @kopf.on.create(*_selector(kind), registry=registry)
-        @kopf.on.update(*_selector(kind), registry=registry)
+        @kopf.on.resume(*_selector(kind), registry=registry, when=self._is_ours)
+        @kopf.on.create(*_selector(kind), registry=registry, when=self._is_ours)
+        @kopf.on.update(*_selector(kind), registry=registry, when=self._is_ours)
         async def change(body: kopf.Body, **_: Any) -> None:
             view.report(dict(body))
 
@@ -204,6 +214,12 @@ class KopfOperator:
         async def gone(body: kopf.Body, **_: Any) -> None:
             self._diffbase.forget(body["metadata"]["uid"])
             view.remove(dict(body))
+
+    def _is_ours(self, spec: Mapping[str, Any], **_: Any) -> bool:
+        return is_of_class(spec, self._operator_class)
+
+    def _add_finalizer(self, body: Any) -> None:
+        body["metadata"].setdefault("finalizers", []).append(self._finalizer)
 
     async def _login(self) -> kopf.AiohttpSession:
         """Give kopf a session with the client's credentials; a second call says that they were refused."""
@@ -224,7 +240,7 @@ class KopfOperator:
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
-        settings.persistence.finalizer = DRAIN_FINALIZER
+        settings.persistence.finalizer = self._finalizer
         settings.persistence.diffbase_storage = self._diffbase
         settings.persistence.progress_storage = MemoryProgress()
         settings.posting.enabled = False
@@ -260,7 +276,3 @@ def _selector(kind: Kind) -> tuple[str, str, str]:
 
 def _is_gone(event: Mapping[str, Any], **_: Any) -> bool:
     return bool(event["type"] == "DELETED")
-
-
-def _add_finalizer(body: Any) -> None:
-    body["metadata"].setdefault("finalizers", []).append(DRAIN_FINALIZER)

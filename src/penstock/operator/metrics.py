@@ -112,16 +112,6 @@ class OperatorMetrics:
         self._graphs = Gauge(names.OPERATOR_GRAPHS, "Graphs by phase.", ["phase"], registry=registry)
         self._depth = Gauge(names.OPERATOR_QUEUE_DEPTH, "Graphs that wait for a worker.", registry=registry)
         self._leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
-        self._standby = Gauge(
-            names.OPERATOR_STANDBY,
-            "1 while this process leads its installation but another one works on all graphs.",
-            registry=registry,
-        )
-        self._ceded = Gauge(
-            names.OPERATOR_NAMESPACES_CEDED,
-            "Namespaces left to an operator of their own.",
-            registry=registry,
-        )
         self._depth.set_function(lambda: 0)
         self._by_graph = _GraphCollector()
         registry.register(self._by_graph)
@@ -143,11 +133,6 @@ class OperatorMetrics:
         """Count an Event that could not be recorded."""
         self._events_dropped.inc()
 
-    def writes(self) -> int:
-        """Return all writes so far."""
-        samples = (each for metric in self._writes.collect() for each in metric.samples)
-        return int(sum(each.value for each in samples if each.name.endswith(names.COUNTER_SUFFIX)))
-
     def watch(
         self,
         *,
@@ -164,11 +149,6 @@ class OperatorMetrics:
     def leads(self, leads: bool) -> None:  # noqa: FBT001 - a state
         """Note whether this process acts."""
         self._leader.set(leads)
-
-    def peers(self, *, standby: bool, namespaces_ceded: int) -> None:
-        """Note what other installations work on."""
-        self._standby.set(standby)
-        self._ceded.set(namespaces_ceded)
 
     def page(self) -> bytes:
         """Return the exposition."""

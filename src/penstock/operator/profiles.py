@@ -32,6 +32,8 @@ from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.profile import profile_objects
 from penstock.operator.trim import Object, trim_child
+from penstock.operator.validity import manifest_of
+from penstock.operator.workloads import is_own
 
 WAIT_S: Final = 5.0
 """Between two looks at a request that waits for its graph, or for objects of an earlier one to go. Chosen."""
@@ -56,7 +58,6 @@ class ProfileParts:
         context: Of every build; uid and namespace are the request's.
         graph: Returns a GraphDeployment of the cluster as the validated model, and what is wrong with it; None
             and nothing wrong: there is none.
-        owns: Returns whether a request is this operator's.
     """
 
     client: KubeClient
@@ -64,7 +65,6 @@ class ProfileParts:
     recorder: EventRecorder
     context: BuildContext
     graph: Callable[[Key], tuple[GraphDeployment | None, str]]
-    owns: Callable[[Key], bool]
 
 
 class Profiles:
@@ -125,13 +125,13 @@ class Profiles:
             ClusterError: the API server does not answer or refused; looking again later loses nothing.
         """
         raw = self._requests.get(key)
-        if raw is None or raw["metadata"].get("deletionTimestamp") or not self._parts.owns(key):
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None
         status = raw.get("status") or {}
         if status.get("phase") in {ProfilePhase.SUCCEEDED, ProfilePhase.FAILED}:
             return None
         job = self._jobs.objects.get((key[0], profile_name(key[1])))
-        if job is not None and _owner_uid(job) != raw["metadata"]["uid"]:
+        if job is not None and not is_own(job, raw["metadata"]["uid"]):
             job = None  # of an earlier request of this name; the garbage collector takes it
         found = await (self._prepare(key, raw) if job is None else self._observe(key, raw, job))
         try:
@@ -239,20 +239,8 @@ def _trimmed(obj: Object) -> Object:
     return {**kept, "status": obj["status"]} if "status" in obj else kept
 
 
-def _owner_uid(obj: Object) -> str | None:
-    owners = obj["metadata"].get("ownerReferences", ())
-    return next((each.get("uid") for each in owners if each.get("controller")), None)
-
-
 def _validated(raw: Object) -> tuple[ProfileRequest | None, str]:
-    metadata = raw["metadata"]
-    data = {
-        "apiVersion": raw["apiVersion"],
-        "kind": raw["kind"],
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-        "spec": raw["spec"],
-    }
-    problems, model = validate(ProfileRequest, data)
+    problems, model = validate(ProfileRequest, manifest_of(raw))
     if isinstance(model, ProfileRequest):
         problems = template_of(model)[0]
     words = "; ".join(f"{dotted(path)}: {message}" for path, message in problems)

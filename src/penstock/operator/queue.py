@@ -85,10 +85,6 @@ class WorkQueue:
         """Keys that are worked on."""
         return len(self._running)
 
-    def failures(self, key: Key) -> int:
-        """Return how often in a row the key failed."""
-        return self._failures.get(key, 0)
-
     def enqueue(self, key: Key, *, delay_s: float = 0.0, urgent: bool = False) -> None:
         """Enqueue ``key``.
 

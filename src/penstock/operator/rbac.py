@@ -19,8 +19,6 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
-    # Other installations', to leave their graphs alone.
-    ("coordination.k8s.io", "leases"): frozenset({"list", "watch"}),
     # Held only because nobody may grant (to routers) what they do not hold.
     ("discovery.k8s.io", "endpointslices"): frozenset({"get", "list", "watch"}),
     ("events.k8s.io", "events"): frozenset({"create", "patch"}),

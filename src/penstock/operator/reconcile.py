@@ -19,7 +19,7 @@ from penstock.core.errors import ClusterError, InvalidSpecError, Problem, Unavai
 from penstock.core.logs import get_logger
 from penstock.kube.events import EventMessage
 from penstock.kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
-from penstock.kube.objects.names import DRAIN_FINALIZER, child_name
+from penstock.kube.objects.names import child_name, drain_finalizer
 from penstock.operator.apply import Applied, Applier, Owner
 from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.deleting import Deletion
@@ -40,7 +40,7 @@ from penstock.operator.plan.definitions import (
 from penstock.operator.plan.diagnose import Category
 from penstock.operator.plan.observed import observed_services
 from penstock.operator.plan.refusal import refusal
-from penstock.operator.plan.rollout import may_roll, unavailable
+from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
@@ -56,7 +56,6 @@ from penstock.operator.workloads import (
     obsolete,
     replicas_of,
     template_changed,
-    view_of,
     workload_of,
 )
 
@@ -87,6 +86,7 @@ class Dependencies:
         recorder: Tells users.
         metrics: Counts.
         context: Of every build; uid and namespace are the graph's.
+        operator_class: Of the graphs.
     """
 
     cluster: Cluster
@@ -96,6 +96,7 @@ class Dependencies:
     recorder: EventRecorder
     metrics: OperatorMetrics
     context: BuildContext
+    operator_class: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,7 @@ class Reconciler:
             seen.bounds[name] = bounded(desired, service, max_gpu_budget=budget)
             seen.desired[name] = seen.bounds[name].replicas if there is None else there
             if workload is not None:
-                seen.rollouts[name] = view_of(name, service.role, workload)
+                seen.rollouts[name] = rollout_view(name, service.role, workload)
                 if (refused := refusal(name, workload)) is not None:
                     seen.refused[name] = refused
         return first
@@ -461,7 +462,7 @@ class Reconciler:
 
     async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
         finalizers = raw["metadata"].get("finalizers", [])
-        if DRAIN_FINALIZER not in finalizers:
+        if drain_finalizer(self._parts.operator_class) not in finalizers:
             return ReconcileResult("unchanged")
         if "orphan" not in finalizers:  # the user wants to keep the children
             step = await self._deletion.step(raw, snapshot, now_s=self._now_s())

@@ -8,19 +8,20 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from penstock.api import GraphDeployment, GraphPhase
+from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
+from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.lease import Election, own_pod
-from penstock.kube.objects.names import OPERATOR, lease_name
-from penstock.kube.ownership import ElectionScope
+from penstock.kube.objects.names import CLASS_LABEL, COMPONENT_LABEL, OPERATOR, lease_name
 from penstock.operator.apply import Applier
 from penstock.operator.cluster import Cluster
 from penstock.operator.draining import Drains
@@ -28,7 +29,6 @@ from penstock.operator.events import EventRecorder
 from penstock.operator.gates import Gates
 from penstock.operator.loads import LoadReader, MetricsReader
 from penstock.operator.metrics import GraphReplicas, OperatorMetrics, StatusServer
-from penstock.operator.peers import LEASE_KEYS, Peers
 from penstock.operator.profiles import ProfileParts, Profiles
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.reconcile import Dependencies, Reconciler
@@ -58,7 +58,6 @@ class Operator:
         loads: LoadReader,
         metrics: OperatorMetrics,
         pace: RateLimits | None = None,
-        owns: Callable[[Key], bool] = lambda _key: True,
     ) -> None:
         """Put the parts together.
 
@@ -67,14 +66,13 @@ class Operator:
             settings: Of the process.
             loads: Asks draining workers.
             metrics: Counts.
-            pace: Of the queue; None follows the settings.
-            owns: Returns whether a graph is this operator's; others are seen but left alone.
+            pace: Of the queue; None: the default.
         """
         namespace = watched_namespace(settings, client)
         self._client = client
         self._namespace = namespace
         self._settings = settings
-        self._owns = owns
+        self._unserved: Kind | None = None
         self.queue = WorkQueue(pace or RateLimits(), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
         applier = Applier(client, metrics, on_written=self.cluster.note)
@@ -96,13 +94,18 @@ class Operator:
                 recorder=recorder,
                 metrics=metrics,
                 context=context,
+                operator_class=settings.operator_class,
             )
         )
-        parts = ProfileParts(client, applier, recorder, context, graph=self._graph, owns=owns)
+        parts = ProfileParts(client, applier, recorder, context, graph=self._graph)
         self.profiles = Profiles(parts, namespace=namespace, pace=self.queue.pace)
 
     async def run(self) -> None:
-        """Watch and reconcile until cancelled."""
+        """Watch and reconcile until cancelled.
+
+        Raises:
+            ClusterError: kopf ended, which a new process may get over.
+        """
         from penstock.operator.handlers import Handled, KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
         handled = Handled(
@@ -110,44 +113,59 @@ class Operator:
             requests=self.profiles,
             enqueue=self.queue.enqueue,
             deleted=self.reconciler.deleted,
-            problem=self.cluster.problem,
+            problem=self.problem,
         )
         kopf = KopfOperator(
             self._client,
             handled,
             namespace=self._namespace,
+            operator_class=self._settings.operator_class,
             resync_s=self._settings.resync_interval,
             liveness_endpoint=_liveness_endpoint(self._settings),
         )
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.cluster.run(), name="watches")
-            # Before the graphs are known: a child that is not seen would be made once more.
-            await self.cluster.synced()
-            for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
-                await self._wait_for(kind)
-            group.create_task(kopf.run(), name="kopf")
-            group.create_task(self.profiles.run(), name="profiles")
-            group.create_task(serve(self.queue, self._work, workers=self._settings.workers), name="workers")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.cluster.run(), name="watches")
+                # Before the graphs are known: a child that is not seen would be made once more.
+                await self.cluster.synced()
+                for kind in (GRAPH_DEPLOYMENT, PROFILE_REQUEST):
+                    await self._wait_for(kind)
+                group.create_task(kopf.run(), name="kopf")
+                group.create_task(self.profiles.run(), name="profiles")
+                work = serve(self.queue, self.reconciler.reconcile, workers=self._settings.workers)
+                group.create_task(work, name="workers")
+        except ExceptionGroup as failures:
+            # The task group wraps even the one error that this function promises.
+            if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], ClusterError):
+                raise failures.exceptions[0] from None
+            raise
 
-    def enqueue_all(self) -> None:
-        """Enqueue every graph."""
-        for key in self.cluster.known():
-            self.queue.enqueue(key)
+    def problem(self) -> str | None:
+        """Return why graphs may not be acted on; None if all is well."""
+        if self._unserved is not None:
+            return f"{self._unserved.plural}: not served; apply the CustomResourceDefinitions"
+        return self.cluster.problem()
 
     async def _wait_for(self, kind: Kind) -> None:
         """Wait until the API server serves a kind, which kopf looks for but once."""
-        while not await self.cluster.knows(kind):
-            log.warning(
-                "kind not served; apply its CustomResourceDefinition", kind=kind.kind, look_s=SERVED_S
-            )
+        self._unserved = kind
+        while not await self._is_served(kind):  # noqa: ASYNC110 - it asks the server
             await asyncio.sleep(SERVED_S)
+        self._unserved = None
+
+    async def _is_served(self, kind: Kind) -> bool:
+        try:
+            return await self.cluster.knows(kind)
+        except ClusterError as exc:  # the API server is away for a moment
+            log.warning("kind not looked up", kind=kind.kind, error=str(exc), retry_s=SERVED_S)
+            return False
 
     def phases(self) -> Mapping[str, int]:
         """Return the number of graphs in each phase."""
         found: Counter[str] = Counter()
         for key in self.cluster.known():
             graph = self.cluster.snapshot(key).graph
-            if graph is not None and self._owns(key):
+            if graph is not None:
                 found[graph.get("status", {}).get("phase") or GraphPhase.PENDING.value] += 1
         return found
 
@@ -155,14 +173,8 @@ class Operator:
         """Yield the ready replicas of each graph that is not being deleted."""
         for key in self.cluster.known():
             graph = self.cluster.snapshot(key).graph
-            if graph is not None and self._owns(key) and "deletionTimestamp" not in graph["metadata"]:
+            if graph is not None and "deletionTimestamp" not in graph["metadata"]:
                 yield graph_replicas(graph)
-
-    async def _work(self, key: Key) -> float | None:
-        if not self._owns(key):
-            self.reconciler.forget(key)
-            return None
-        return await self.reconciler.reconcile(key)
 
     def _graph(self, key: Key) -> tuple[GraphDeployment | None, str]:
         """Return a graph as the validated model, and what is wrong with it."""
@@ -184,7 +196,6 @@ class OperatorService:
         self._metrics = OperatorMetrics()
         self._operator: Operator | None = None
         self._election: Election | None = None
-        self._peers: Peers | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set; the Lease is given back then.
@@ -216,46 +227,23 @@ class OperatorService:
         if not self._settings.leader_election:
             await self._lead(client)
             return
-        scope = election_scope(self._settings, client)
-        namespace, name = scope.lease
+        namespace, name = lease_of(self._settings, client)
         election = Election(
             client,
             name=name,
             namespace=namespace,
             identity=f"{instance()}-{random.SystemRandom().randrange(16**8):08x}",
-            labels=scope.labels,
+            labels={COMPONENT_LABEL: "operator", CLASS_LABEL: self._settings.operator_class},
             owner=own_pod(os.environ, namespace),
         )
         self._election = election
-        await election.lead(lambda: self._lead_while_elected(client, election, scope))
-
-    async def _lead_while_elected(self, client: KubeClient, election: Election, scope: ElectionScope) -> None:
-        """Act, until cancelled, on what no other installation works on."""
         fenced = client.fenced(lambda: election.is_leading)
-        recorder = EventRecorder(fenced, instance=instance(), on_dropped=self._metrics.event_dropped)
-        peers = Peers(client, election, scope, recorder=recorder, metrics=self._metrics)
-        self._peers = peers
-        try:
-            async with asyncio.TaskGroup() as group:
-                watching = group.create_task(peers.run(), name="peers")
-                await peers.ownership.settled()
-                await self._lead(fenced.within(peers.ownership.may_write_in), peers)
-                watching.cancel()
-        finally:
-            self._peers = None
+        await election.lead(lambda: self._lead(fenced))
 
-    async def _lead(self, client: KubeClient, peers: Peers | None = None) -> None:
+    async def _lead(self, client: KubeClient) -> None:
         """Act until cancelled."""
         pool = ConnectionPool()
-        operator = Operator(
-            client,
-            self._settings,
-            loads=MetricsReader(pool),
-            metrics=self._metrics,
-            owns=(lambda _key: True) if peers is None else peers.owns,
-        )
-        if peers is not None:
-            peers.on_change = operator.enqueue_all
+        operator = Operator(client, self._settings, loads=MetricsReader(pool), metrics=self._metrics)
         self._operator = operator
         self._metrics.leads(True)
         try:
@@ -281,10 +269,8 @@ class OperatorService:
 
     def _unready(self) -> str | None:
         """Return why this process neither acts nor stands by; None if it does."""
-        if self._peers is not None and (problem := self._peers.ownership.problem()) is not None:
-            return problem
         if self._operator is not None:
-            return self._operator.cluster.problem()
+            return self._operator.problem()
         if self._election is None:
             return "starts"
         return self._election.problem
@@ -294,9 +280,7 @@ class OperatorService:
         return None if self._election is None else self._election.overdue
 
     def _standing(self) -> str:
-        """Return what this process leaves to others; empty if nothing."""
-        if self._peers is not None:
-            return self._peers.message
+        """Return whom this process stands by for; empty if it acts."""
         if self._operator is None and self._election is not None and self._election.holder:
             return f"standby for {self._election.holder}"
         return ""
@@ -331,12 +315,11 @@ def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | N
     return None if settings.all_namespaces else settings.namespace or client.namespace
 
 
-def election_scope(settings: OperatorSettings, client: KubeClient) -> ElectionScope:
-    """Return what this process stands for election for."""
+def lease_of(settings: OperatorSettings, client: KubeClient) -> ObjectKey:
+    """Return namespace and name of the Lease of this process's installation."""
     namespace = watched_namespace(settings, client)
-    is_wide = namespace is None
-    lease = (namespace or _own_namespace(client), lease_name(OPERATOR, cluster_wide=is_wide))
-    return ElectionScope("operator", LEASE_KEYS, lease, cluster_wide=is_wide)
+    name = lease_name(OPERATOR, cluster_wide=namespace is None, operator_class=settings.operator_class)
+    return namespace or _own_namespace(client), name
 
 
 def instance() -> str:

@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from penstock.api.base import DNS_LABEL_PATTERN
+from penstock.api.base import DNS_LABEL_PATTERN, OperatorClass
 from penstock.api.runtimes import PENSTOCK_IMAGE
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock.kube.objects.names import OPERATOR_CLASS
 
 _Namespace = Annotated[str, Field(pattern=DNS_LABEL_PATTERN, max_length=63)]
 _Seconds = Annotated[float, Field(gt=0)]
@@ -23,6 +24,9 @@ class OperatorSettings(BaseModel):
         None, description="Namespace to watch; none: the service account's or the kubeconfig's."
     )
     all_namespaces: bool = Field(False, description="Watch every namespace; needs cluster-wide rights.")
+    operator_class: OperatorClass = Field(
+        OPERATOR_CLASS, description="Work on the graphs and requests with this spec.operatorClass."
+    )
     leader_election: bool = Field(
         True, description="Act only while holding the Lease; needed where two could run."
     )

@@ -23,9 +23,6 @@ class Models:
     def __init__(self) -> None:
         self._recent: LruCache[Key, tuple[tuple[str, int], Validated]] = LruCache(MODELS)
 
-    def __contains__(self, key: Key) -> bool:
-        return self._recent.get(key) is not None
-
     def forget(self, key: Key) -> None:
         """Drop a graph that is gone."""
         self._recent.forget(key)
@@ -43,13 +40,12 @@ class Models:
 
 def validated(raw: Object) -> Validated:
     """Return a graph of the cluster as the model, or None with everything wrong with it."""
-    metadata = raw["metadata"]
-    data = {
-        "apiVersion": raw["apiVersion"],
-        "kind": raw["kind"],
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-        "spec": raw["spec"],
-    }
-    found, model = validate(GraphDeployment, data)
+    found, model = validate(GraphDeployment, manifest_of(raw))
     problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
     return (model if isinstance(model, GraphDeployment) else None), problems
+
+
+def manifest_of(raw: Object) -> Object:
+    """Return what a user wrote of a cluster's object, for validation."""
+    metadata = {key: raw["metadata"][key] for key in ("name", "namespace")}
+    return {**{key: raw[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata}

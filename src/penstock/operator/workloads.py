@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.api import GraphDeployment, Role
+from penstock.api import GraphDeployment
 from penstock.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET
 from penstock.kube.objects.names import DOMAIN, SERVICE_LABEL, child_name
 from penstock.operator.plan.drift import FieldDifference
-from penstock.operator.plan.rollout import RolloutView, rollout_view
 from penstock.operator.trim import Object
 
 TEMPLATE_ANNOTATION: Final = f"{DOMAIN}/template"
@@ -52,17 +51,12 @@ def template_changed(want: Object, live: Object, found: Iterable[FieldDifference
     return any(each.path.startswith(template) for each in found)
 
 
-def kind_for(nodes: int) -> str:
-    """Return the kind of the workload of a service whose replica spans ``nodes`` nodes."""
-    return DEPLOYMENT.kind if nodes == 1 else LEADER_WORKER_SET.kind
-
-
 def workload_of(
     graph: GraphDeployment, service: str, children: Mapping[tuple[str, str], Object]
 ) -> Object | None:
     """Return a service's live workload, or None."""
-    kind = kind_for(graph.spec.services[service].nodes_per_replica)
-    return children.get((kind, child_name(graph.name, service)))
+    kind = DEPLOYMENT if graph.spec.services[service].nodes_per_replica == 1 else LEADER_WORKER_SET
+    return children.get((kind.kind, child_name(graph.name, service)))
 
 
 def replicas_of(workload: Object | None) -> int | None:
@@ -73,11 +67,6 @@ def replicas_of(workload: Object | None) -> int | None:
 def known_replicas(workload: Object | None) -> int:
     """Return how many replicas a live workload's controller counts; 0 without one."""
     return 0 if workload is None else int(workload.get("status", {}).get("replicas", 0))
-
-
-def view_of(service: str, role: Role, workload: Object) -> RolloutView:
-    """Return where a service's rollout stands."""
-    return rollout_view(service, role, workload)
 
 
 def obsolete(

@@ -43,11 +43,15 @@ class FakeApi:
         """Give an object its version and tell the watchers."""
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
+        self.tell(obj, what)
+        return copy.deepcopy(obj)
+
+    def tell(self, obj, what):
+        """Send an event to the watches of the object's kind."""
         line = orjson.dumps({"type": what, "object": obj}) + b"\n"
         for kind, queue in self._watchers:
             if kind == obj["kind"]:
                 queue.put_nowait(line)
-        return copy.deepcopy(obj)
 
     def at(self, kind, name, namespace="ns"):
         """Return a stored object."""

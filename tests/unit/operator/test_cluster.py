@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 
 import pytest
 from fake_api import FakeApi
+from graph_harness import graph, told
 
 from penstock.core.errors import ForbiddenError, UnavailableError
-from penstock.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, SCALING_ADAPTER
+from penstock.kube.kinds import LEADER_WORKER_SET
 from penstock.operator import cluster as cluster_module
 from penstock.operator.cluster import Cluster
 
 KEY = ("ns", "g")
 
 
-def deployment(version, *, graph="g", name="g-decode", status=None, **spec):
+def deployment(version, *, owner="g", name="g-decode", status=None, **spec):
     """Return a Deployment as the API server gives it."""
-    labels = {"penstock.dev/graph": graph, "app.kubernetes.io/managed-by": "penstock"}
+    labels = {"penstock.dev/graph": owner, "app.kubernetes.io/managed-by": "penstock"}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -44,42 +44,41 @@ def adapter(version, *, generation=1, replicas=1):
 
 @pytest.fixture
 async def world():
-    """A cluster view without running watches, and its marks."""
-    marks = []
-    view = Cluster(FakeApi(), namespace="ns", enqueue=lambda key, urgent: marks.append((key, urgent)))
+    """A cluster's view whose watches run, its marks, and a function that sends an event."""
+    marks, api = [], FakeApi()
+    view = Cluster(api, namespace="ns", enqueue=lambda key, urgent: marks.append((key, urgent)))
+    watching = asyncio.create_task(view.run())
+    await view.synced()
+    await told(api)
 
-    def watch(kind, change, obj):
-        informer = view._informers[kind]
-        trimmed = view._trims[kind](copy.deepcopy(obj))
-        identity = (obj["metadata"]["namespace"], obj["metadata"]["name"])
-        if change == "DELETED":
-            informer._store.pop(identity, None)
-        else:
-            informer._store[identity] = trimmed
-        view._changed(kind, change, trimmed)
+    async def watch(change, obj):
+        api.tell(obj, change)
+        await told(api)
 
-    return view, marks, watch
+    yield view, marks, watch
+    watching.cancel()
+    await asyncio.wait({watching})
 
 
 async def test_a_change_marks_its_graph_and_a_heartbeat_does_not(world):
     """Only what the plans read counts."""
     view, marks, watch = world
-    watch(DEPLOYMENT, "ADDED", deployment(1))
+    await watch("ADDED", deployment(1))
     beat = {"conditions": [{"type": "Available", "lastUpdateTime": "now"}]}
-    watch(DEPLOYMENT, "MODIFIED", deployment(2, status=beat))
+    await watch("MODIFIED", deployment(2, status=beat))
     beat["conditions"][0]["lastUpdateTime"] = "later"
-    watch(DEPLOYMENT, "MODIFIED", deployment(3, status=beat))
+    await watch("MODIFIED", deployment(3, status=beat))
     assert marks == [(KEY, False)] * 2
     assert view.known() == [KEY]
-    watch(DEPLOYMENT, "DELETED", deployment(4))
+    await watch("DELETED", deployment(4))
     assert (len(marks), view.known()) == (3, [])
 
 
 async def test_a_childs_new_graph_label_moves_it(world):
     """Both graphs are looked at."""
     view, marks, watch = world
-    watch(DEPLOYMENT, "ADDED", deployment(1))
-    watch(DEPLOYMENT, "MODIFIED", deployment(2, graph="other"))
+    await watch("ADDED", deployment(1))
+    await watch("MODIFIED", deployment(2, owner="other"))
     assert marks[1:] == [(KEY, False), (("ns", "other"), False)]
     assert view.known() == [("ns", "other")]
 
@@ -87,42 +86,58 @@ async def test_a_childs_new_graph_label_moves_it(world):
 async def test_an_answered_write_is_seen_at_once_and_its_event_marks_nothing(world):
     """Else every write would cost another look."""
     view, marks, watch = world
-    watch(DEPLOYMENT, "ADDED", deployment(1))
+    await watch("ADDED", deployment(1))
     view.note(deployment(5, replicas=2))
     assert view.snapshot(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
-    watch(DEPLOYMENT, "MODIFIED", deployment(3, replicas=7))
+    await watch("MODIFIED", deployment(3, replicas=7))
     assert view.snapshot(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
-    watch(DEPLOYMENT, "MODIFIED", deployment(5, replicas=2))
+    await watch("MODIFIED", deployment(5, replicas=2))
     assert len(marks) == 1
 
 
 async def test_an_answer_that_shows_anothers_change_marks_the_graph(world):
     """A user's number that arrives first in the answer to a status write."""
     view, marks, watch = world
-    watch(SCALING_ADAPTER, "ADDED", adapter(1))
+    await watch("ADDED", adapter(1))
     marks.clear()
     view.note(adapter(6, generation=2, replicas=3))
-    watch(SCALING_ADAPTER, "MODIFIED", adapter(5, generation=2, replicas=3))
-    watch(SCALING_ADAPTER, "MODIFIED", adapter(6, generation=2, replicas=3))
+    await watch("MODIFIED", adapter(5, generation=2, replicas=3))
+    await watch("MODIFIED", adapter(6, generation=2, replicas=3))
     assert marks == [(KEY, True)]
 
 
 async def test_a_late_answer_does_not_revive_a_deleted_object(world):
     """A ghost pod would hold GPUs for ever."""
     view, _, watch = world
-    watch(DEPLOYMENT, "ADDED", deployment(1))
-    watch(DEPLOYMENT, "DELETED", deployment(9))
+    await watch("ADDED", deployment(1))
+    await watch("DELETED", deployment(9))
     view.note(deployment(8))
     assert view.known() == []
 
 
-async def test_an_answer_that_no_watch_confirms_is_dropped(world):
+async def test_an_answer_that_no_watch_confirms_is_dropped(world, monkeypatch):
     """Created and deleted while the watch was away."""
+    monkeypatch.setattr(cluster_module, "CONFIRM_S", 0.0)
     view, marks, _ = world
     view.note(deployment(3))
-    identity = ("Deployment", "ns", "g-decode")
-    view._confirm(DEPLOYMENT, identity, view.snapshot(KEY).children["Deployment", "g-decode"])
+    assert view.known() == [KEY]
+    await told(None)
     assert (view.known(), marks) == ([], [(KEY, False)])
+
+
+async def test_an_object_of_an_older_graph_does_not_take_its_successor_away(world):
+    """Kopf handles two graphs of one name side by side; only the identity tells which one is gone."""
+    view, _, _ = world
+    graphs = [graph(), graph()]
+    for number, each in enumerate(graphs, start=1):
+        each["metadata"] |= {"uid": f"u{number}", "resourceVersion": str(number)}
+        view.report(each)
+    view.remove(graphs[0])
+    assert view.snapshot(KEY).graph["metadata"]["uid"] == "u2"
+    view.report(graphs[0])
+    assert view.snapshot(KEY).graph["metadata"]["uid"] == "u2"
+    view.remove(graphs[1])
+    assert view.known() == []
 
 
 async def test_pods_keep_their_view_and_address(world):
@@ -135,7 +150,7 @@ async def test_pods_keep_their_view_and_address(world):
         "spec": {"schedulingGates": [{"name": "a"}]},
         "status": {"podIP": "1.2.3.4"},
     }
-    watch(POD, "ADDED", pod)
+    await watch("ADDED", pod)
     kept = view.snapshot(KEY).pods["p"]
     assert (kept["ip"], kept["view"].gates, kept["view"].name) == ("1.2.3.4", ("a",), "p")
     assert set(kept) == {"metadata", "view", "ip", "version"}
@@ -144,7 +159,7 @@ async def test_pods_keep_their_view_and_address(world):
 async def test_a_watch_that_was_quicker_than_the_answer_keeps_its_copy(world):
     """One object in memory, not two."""
     view, _, watch = world
-    watch(DEPLOYMENT, "ADDED", deployment(4))
+    await watch("ADDED", deployment(4))
     kept = view.snapshot(KEY).children["Deployment", "g-decode"]
     view.note(deployment(4))
     assert view.snapshot(KEY).children["Deployment", "g-decode"] is kept

@@ -113,13 +113,14 @@ class Server:
             self.tell(plural, "DELETED", self.objects[plural].pop(name))
         responder.send(200, orjson.dumps(obj))
 
-    def put(self, plural, name, **metadata):
+    def put(self, plural, name, *, operator_class="penstock", **metadata):
         """Make or change an object."""
         known = self.objects[plural].get(name)
         metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", **metadata}
         if known is not None:
             metadata = {**known["metadata"], **metadata}
-        obj = {"apiVersion": "penstock.dev/v1alpha1", "kind": KINDS[plural], "metadata": metadata, "spec": {}}
+        obj = {"apiVersion": "penstock.dev/v1alpha1", "kind": KINDS[plural], "metadata": metadata}
+        obj["spec"] = {"operatorClass": operator_class}
         self.objects[plural][name] = obj
         self.tell(plural, "MODIFIED" if known else "ADDED", obj)
 
@@ -159,7 +160,9 @@ class Harness:
         self.finished = asyncio.Event()
         view = View(self.changes)
         handled = Handled(view, view, self.due.put_nowait, self._deleted, lambda: None)
-        self.kopf = KopfOperator(client, handled, namespace="ns", resync_s=resync_s)
+        self.kopf = KopfOperator(
+            client, handled, namespace="ns", operator_class="penstock", resync_s=resync_s
+        )
 
     async def _deleted(self, _uid):
         await self.finished.wait()
@@ -219,6 +222,16 @@ async def test_a_graph_is_reported_once_it_carries_the_finalizer(running):
     assert await running.change() == ("there", "first", [DRAIN])
     assert len(server.patches) == 1
     assert server.authorizations == {b"Bearer secret"}
+
+
+async def test_objects_of_another_class_are_left_alone(running):
+    """Neither reported nor given a finalizer; another operator's finalizer stays."""
+    server = running.server
+    server.put("graphdeployments", "other", operator_class="research", finalizers=[f"{DRAIN}-research"])
+    server.put("profilerequests", "other", operator_class="research")
+    server.put("profilerequests", "r")
+    assert await running.change() == ("there", "r", [])
+    assert len(server.patches) == 1
 
 
 async def test_the_finalizer_goes_when_the_reconciler_is_done(running):

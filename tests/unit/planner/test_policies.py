@@ -87,7 +87,10 @@ def test_what_is_not_installed_or_only_compared_is_no_mode_of_a_graph(mode):
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ("absent_module:POLICY", "queue is registered as absent_module:POLICY, which cannot be imported: No module named"),
+        (
+            "absent_module:POLICY",
+            "queue is registered as absent_module:POLICY, which cannot be imported: No module named",
+        ),
         (
             "queue_policy:ABSENT",
             "queue is registered as queue_policy:ABSENT, which cannot be imported: .* no attribute",

@@ -5,7 +5,8 @@ Pure. Everything that two of them must spell alike is here and nowhere else.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 DOMAIN: Final = "penstock.dev"
 
@@ -55,8 +56,13 @@ COMPONENT_LABEL: Final = f"{DOMAIN}/component"
 """On the Leases of operators and planners: ``operator`` or ``planner``."""
 
 SCOPE_LABEL: Final = f"{DOMAIN}/scope"
-"""On the chart's pods of operator and planner: the namespace that they watch, or ``cluster``. On their Leases:
-``cluster``, or ``namespace`` for the one in which the Lease lies."""
+"""On the chart's pods of operator and planner: the namespace that they watch, or ``cluster``."""
+
+CLASS_LABEL: Final = f"{DOMAIN}/operator-class"
+"""On the chart's pods of operator and planner, and on their Leases: the class of graphs that they work on."""
+
+OPERATOR_CLASS: Final = "penstock"
+"""Class of graphs and installations that name none."""
 
 METRICS_ACCESS_LABEL: Final = f"{DOMAIN}/metrics-access"
 """On a namespace, with value `METRICS_ACCESS`: its pods (a Prometheus) may reach the workers' port."""
@@ -67,7 +73,7 @@ BUDGET_GATE: Final = f"{DOMAIN}/gpu-budget"
 """Scheduling gate of every worker pod of a graph with a GPU ceiling; the operator lifts it within the budget."""
 
 DRAIN_FINALIZER: Final = f"{DOMAIN}/drain"
-"""On a GraphDeployment: it is gone only after its requests are finished and its children deleted in order."""
+"""On a GraphDeployment (of another class than `OPERATOR_CLASS`: `drain_finalizer`): it is gone only after its requests are finished and its children deleted in order."""
 
 OPERATOR: Final = "penstock-operator"
 """Field manager and event source of the operator."""
@@ -109,19 +115,33 @@ TIER_KEYS_FOLDER: Final = "/etc/penstock-tier-keys"
 """Where router pods find the Secret of keys that carry tiers, likewise."""
 
 
-def lease_name(component: str, *, cluster_wide: bool, graph: str | None = None) -> str:
+def lease_name(
+    component: str, *, cluster_wide: bool, graph: str | None = None, operator_class: str = OPERATOR_CLASS
+) -> str:
     """Return the name of the Lease by which replicas of an installation agree who works.
 
-    Installations of both scopes may live in one namespace, so they do not share one.
+    Installations of both scopes and of several classes may live in one namespace, so they do not share one.
 
     Args:
         component: `OPERATOR` or `PLANNER`.
         cluster_wide: Whether it works in all namespaces.
         graph: The only graph's name; None: all.
+        operator_class: Class of the graphs that it works on.
     """
     kind = component.removeprefix("penstock-")
     name = f"penstock-cluster-{kind}" if cluster_wide else component
-    return name if graph is None else f"{name}-{graph}"
+    name = name if graph is None else f"{name}-{graph}"
+    return name if operator_class == OPERATOR_CLASS else f"{name}.{operator_class}"
+
+
+def drain_finalizer(operator_class: str) -> str:
+    """Return the finalizer of graphs of a class; an operator would take another class's of the same name away."""
+    return DRAIN_FINALIZER if operator_class == OPERATOR_CLASS else f"{DRAIN_FINALIZER}-{operator_class}"
+
+
+def is_of_class(spec: Mapping[str, Any], operator_class: str) -> bool:
+    """Return whether a GraphDeployment or ProfileRequest with this ``spec`` is of a class."""
+    return bool(spec.get("operatorClass", OPERATOR_CLASS) == operator_class)
 
 
 def child_name(graph: str, service: str) -> str:

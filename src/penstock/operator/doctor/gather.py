@@ -52,7 +52,7 @@ from penstock.operator.doctor.facts import (
     ServerFacts,
     Unreadable,
 )
-from penstock.operator.doctor.judge import component_of, scope_of
+from penstock.operator.doctor.judge import class_of, component_of, scope_of
 from penstock.operator.doctor.rights import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.quantity import quantity
@@ -233,7 +233,7 @@ class _Gatherer:
             component, scope = component_of(each), scope_of(each)
             owner = {"operator": OPERATOR, "planner": PLANNER}.get(component)
             if owner is not None and each["spec"].get("replicas", 1):
-                name = lease_name(owner, cluster_wide=scope is None)
+                name = lease_name(owner, cluster_wide=scope is None, operator_class=class_of(each))
                 wanted[component, scope or each["metadata"]["namespace"], name] = None
         found = await asyncio.gather(*(self._lease(namespace, name) for _, namespace, name in wanted))
         return tuple(

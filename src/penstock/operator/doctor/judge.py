@@ -6,13 +6,14 @@ healthy nor for broken: it is unknown, with the way to find out.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
 from penstock.api import ProfilePhase
 from penstock.api.crd import definitions
-from penstock.kube.objects.names import SCOPE_LABEL
+from penstock.kube.objects.names import CLASS_LABEL, OPERATOR_CLASS, SCOPE_LABEL, is_of_class
 from penstock.operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unreadable
 from penstock.operator.doctor.findings import Finding, ok, problem, unknown, warning
 from penstock.operator.doctor.judge_graph import graph_findings
@@ -57,6 +58,12 @@ def scope_of(deployment: Object) -> str | None:
     labels = deployment["spec"]["template"]["metadata"].get("labels", {})
     scope: str = labels.get(SCOPE_LABEL) or deployment["metadata"]["namespace"]
     return None if scope == CLUSTER_SCOPE else scope
+
+
+def class_of(deployment: Object) -> str:
+    """Return the class of the graphs that a component's Deployment works on."""
+    labels = deployment["spec"]["template"]["metadata"].get("labels", {})
+    return str(labels.get(CLASS_LABEL, OPERATOR_CLASS))
 
 
 def component_of(deployment: Object) -> str:
@@ -129,15 +136,15 @@ def _components(facts: Facts) -> Iterator[Finding]:
 
 
 def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
-    """Say who works where several installations see the same graphs; they agree by their Leases."""
-    names = {_name(each): scope_of(each) for each in found}
-    wide = sorted(name for name, scope in names.items() if scope is None)
-    own = sorted({scope for scope in names.values() if scope is not None})
-    if len(wide) > 1:
-        message = f"{' and '.join(wide)} all watch every namespace; the one with the oldest Lease works"
-        yield warning(f"{component}s", message, "uninstall all but one, or give each namespaces of its own")
-    if wide and own:
-        yield ok(f"{component}s", f"{wide[0]} cedes {', '.join(own)} to the {component}s of those namespaces")
+    """Say where several installations of one class see the same graphs."""
+    for one, other in itertools.combinations(sorted(found, key=_name), 2):
+        scopes = {scope_of(one), scope_of(other)}
+        if class_of(one) == class_of(other) and (len(scopes) == 1 or None in scopes):
+            where = next((f"namespace {each}" for each in sorted(filter(None, scopes))), "every namespace")
+            message = (
+                f"{_name(one)} and {_name(other)} both work on graphs of class {class_of(one)} in {where}"
+            )
+            yield problem(f"{component}s", message, "uninstall one, or give it another operatorClass")
 
 
 def _name(obj: Object) -> str:
@@ -256,16 +263,23 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
         )
     scopes = None
     if not isinstance(facts.deployments, Unreadable):
-        scopes = {scope_of(each) for each in facts.deployments if component_of(each) == "operator"}
+        scopes = [
+            (scope_of(each), class_of(each)) for each in facts.deployments if component_of(each) == "operator"
+        ]
     for each in facts.graphs:
         namespace = each.graph["metadata"]["namespace"]
-        if scopes and None not in scopes and namespace not in scopes:
-            subject = f"graph {namespace}/{each.graph['metadata']['name']}"
+        subject = f"graph {namespace}/{each.graph['metadata']['name']}"
+        there = [name for scope, name in scopes or () if scope in {None, namespace}]
+        if scopes and not there:
             yield problem(
                 subject,
                 f"no operator watches namespace {namespace}",
                 f"{INSTALL} --set watchNamespaces={{{namespace}}}",
             )
+        elif scopes and not any(is_of_class(each.graph["spec"], name) for name in there):
+            name = each.graph["spec"]["operatorClass"]
+            message = f"no operator of its class {name} watches it, only of {', '.join(sorted(set(there)))}"
+            yield problem(subject, message, f"{INSTALL} --set operatorClass={name}")
         yield from graph_findings(each, now_s=facts.now_s, interval_s=facts.interval_s)
         yield from pool_findings(each, facts.nodes)
 

@@ -23,7 +23,6 @@ OPERATOR_RIGHTS: Final = (
     *_rights("", ("pods",), ("list", "patch", "watch")),
     *_rights("apps", ("deployments",), _OWNED),
     *_rights("batch", ("jobs",), ("create", "get", "list", "patch", "watch")),
-    *_rights("coordination.k8s.io", ("leases",), _LOOK),
     *_rights("discovery.k8s.io", ("endpointslices",), _READ),
     *_rights("events.k8s.io", ("events",), ("create",)),
     *_rights("networking.k8s.io", ("networkpolicies",), _OWNED),
@@ -42,7 +41,6 @@ OPERATOR_RIGHTS: Final = (
 PLANNER_RIGHTS: Final = (
     *_rights("", ("configmaps",), ("get",)),
     *_rights("", ("pods",), _LOOK),
-    *_rights("coordination.k8s.io", ("leases",), _LOOK),
     *_rights("events.k8s.io", ("events",), ("create",)),
     *_rights("penstock.dev", ("graphdeployments",), _LOOK),
     *_rights("penstock.dev", ("scalingadapters",), _READ),

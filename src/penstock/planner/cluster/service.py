@@ -23,11 +23,16 @@ from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
 from penstock.kube.lease import Election, own_pod
-from penstock.kube.objects.names import DECISION_ANNOTATION
-from penstock.kube.ownership import ElectionScope
+from penstock.kube.objects.names import (
+    CLASS_LABEL,
+    COMPONENT_LABEL,
+    DECISION_ANNOTATION,
+    OPERATOR_CLASS,
+    PLANNER,
+    lease_name,
+)
 from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
-from penstock.planner.cluster.peers import OwnGraphs, election_scope
 from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile
 from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
@@ -77,6 +82,7 @@ class ClusterService:
         namespace: To watch; None: the client's own.
         all_namespaces: Watch all.
         graph: The only graph's name; None: all.
+        operator_class: Of the graphs.
         log_dir: Folder of ledgers and dashboards, NAMESPACE/GRAPH below it; None: no dashboards, and the
             ledgers lie in Penstock's state folder.
         host: Address of the planner's own metrics.
@@ -89,6 +95,7 @@ class ClusterService:
     namespace: str | None = None
     all_namespaces: bool = False
     graph: str | None = None
+    operator_class: str = OPERATOR_CLASS
     log_dir: Path | None = None
     host: str = "127.0.0.1"
     metrics_port: int = 0
@@ -107,14 +114,19 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         ConfigError: the metrics port is taken.
     """
     namespace = client.namespace if service.all_namespaces else service.namespace or client.namespace
-    scope = election_scope(namespace, all_namespaces=service.all_namespaces, graph=service.graph)
+    lease = lease_name(
+        PLANNER,
+        cluster_wide=service.all_namespaces,
+        graph=service.graph,
+        operator_class=service.operator_class,
+    )
     identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     election = Election(
         client,
-        name=scope.lease[1],
+        name=lease,
         namespace=namespace,
         identity=identity,
-        labels=scope.labels,
+        labels={COMPONENT_LABEL: "planner", CLASS_LABEL: service.operator_class},
         owner=own_pod(os.environ, namespace),
     )
     metrics = PlannerMetrics()
@@ -130,7 +142,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         if service.metrics_port:
             server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
         planning = asyncio.create_task(
-            election.lead(lambda: LeaderSession(service, client, election, scope, metrics=metrics).run())
+            election.lead(lambda: LeaderSession(service, client, election, metrics=metrics).run())
         )
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -155,7 +167,6 @@ class LeaderSession:
         service: ClusterService,
         client: KubeClient,
         election: Election,
-        scope: ElectionScope,
         *,
         metrics: PlannerMetrics,
     ) -> None:
@@ -165,7 +176,6 @@ class LeaderSession:
             service: What the process is told.
             client: Reads and writes.
             election: Won by this process; nothing is written any more once it is lost.
-            scope: What it leads.
             metrics: Of the process.
         """
         self._service = service
@@ -176,13 +186,14 @@ class LeaderSession:
         self._clock = SimulatedClock(SPEED)
         namespace = None if service.all_namespaces else service.namespace or client.namespace
         fenced = client.fenced(lambda: election.is_leading)
-        self._watch = Watch(fenced, namespace=namespace, graph=service.graph)
+        self._watch = Watch(
+            fenced, namespace=namespace, graph=service.graph, operator_class=service.operator_class
+        )
         self._events = DecisionEventWriter(fenced, instance=election.identity)
-        self._own = OwnGraphs(self._watch, fenced, election, scope, emit=self._events.emit)
-        self._client = fenced.within(self._own.ownership.may_write_in)
+        self._client = fenced
         self.status = StatusWriter(self._client, self._watch.live)
         self.fleet = Fleet(
-            self._own,
+            self._watch,
             overrides=dict(service.overrides),
             profiles=ConfigMapProfiles(
                 fenced, overrides=service.overrides, engine_profile=service.engine_profile
@@ -192,25 +203,18 @@ class LeaderSession:
             forget=self._forget,
         )
         self._watch.subscribe(self.fleet.mark)
-        self._own.subscribe(self._mark_all)
 
     async def run(self) -> None:
         """Watch and plan until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._own.ownership.run())
                 group.create_task(self._watch.run())
                 group.create_task(self._events.run())
                 group.create_task(self.status.run())
                 await self._watch.synced()
-                await self._own.ownership.settled()
                 group.create_task(self.fleet.run())
         finally:
             await self._pool.close()
-
-    def _mark_all(self) -> None:
-        for key in self._watch.known():
-            self.fleet.mark(key)
 
     async def _plan(self, job: PlannerJob, stop: asyncio.Event) -> None:
         """Plan one graph until ``stop`` is set.

@@ -14,7 +14,14 @@ from penstock.api import Role
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
-from penstock.kube.objects.names import GRAPH_LABEL, MANAGED_BY, MANAGED_BY_LABEL, child_name
+from penstock.kube.objects.names import (
+    GRAPH_LABEL,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    OPERATOR_CLASS,
+    child_name,
+    is_of_class,
+)
 from penstock.kube.objects.pods import REPLICA_FAILURE
 from penstock.planner.targets.pods import PodFacts, pod_facts
 
@@ -37,6 +44,7 @@ class Watch:
         *,
         namespace: str | None,
         graph: str | None = None,
+        operator_class: str = OPERATOR_CLASS,
     ) -> None:
         """Prepare the watches.
 
@@ -44,8 +52,10 @@ class Watch:
             client: Reads.
             namespace: None watches all.
             graph: The only graph's name; None for all of them.
+            operator_class: Of the graphs.
         """
         self._only = graph
+        self._operator_class = operator_class
         self._on_graph: Callable[[Key], None] = lambda _key: None
         self._pods: dict[Key, dict[str, PodFacts]] = {}
         ours = {MANAGED_BY_LABEL: MANAGED_BY}
@@ -83,15 +93,11 @@ class Watch:
         return None
 
     def graph(self, key: Key) -> Object | None:
-        """Return a graph; None if there is none or it is being deleted."""
+        """Return a graph; None if there is none, it is being deleted, or it is another planner's."""
         found = self._graphs.objects.get(key)
-        if found is None or "deletionTimestamp" in found["metadata"]:
+        if found is None or "deletionTimestamp" in found["metadata"] or not self._is_ours(found):
             return None
         return found
-
-    def known(self) -> list[Key]:
-        """Return all graphs that this process is there for."""
-        return [key for key in self._graphs.objects if self._only in {None, key[1]}]
 
     def live(self, key: Key) -> Object | None:
         """Return a graph even while it is being deleted."""
@@ -110,9 +116,12 @@ class Watch:
         return self._pods.get(key, {})
 
     def _graph_changed(self, _what: str, obj: Object) -> None:
-        key = obj["metadata"]["namespace"], obj["metadata"]["name"]
-        if self._only in (None, key[1]):
-            self._on_graph(key)
+        if self._is_ours(obj):
+            self._on_graph((obj["metadata"]["namespace"], obj["metadata"]["name"]))
+
+    def _is_ours(self, graph: Object) -> bool:
+        is_planned = self._only in {None, graph["metadata"]["name"]}
+        return is_planned and is_of_class(graph["spec"], self._operator_class)
 
     def _pod_changed(self, what: str, obj: Object) -> None:
         key, facts = obj["key"], obj["facts"]

@@ -163,31 +163,37 @@ def elsewhere(deployment, namespace, *, scope):
     return made
 
 
-def test_two_cluster_wide_operators():
-    """One works, the other is of no use; stopped ones do not count."""
-    operator, planner = component("operator"), component("planner")
-    other = elsewhere(operator, "apps", scope="cluster")
-    found = only(judge(facts(deployments=(operator, other, planner))))
-    assert (found.severity, found.subject) == (Severity.WARNING, "operators")
-    assert found.message == (
-        "apps/penstock-operator and penstock-system/penstock-operator all watch every namespace; "
-        "the one with the oldest Lease works"
-    )
-    other["spec"]["replicas"] = 0
-    found = only(judge(facts(deployments=(operator, other, planner))))
-    assert found.message == "is scaled to 0"
-
-
-def test_an_operator_of_one_namespace_beside_a_cluster_wide_one():
-    """Both are right; it says who works where."""
+@pytest.mark.parametrize(
+    ("scope", "operator_class", "replicas", "where"),
+    [
+        ("cluster", "penstock", 1, "every namespace"),
+        ("serving", "penstock", 1, "namespace serving"),
+        ("cluster", "research", 1, None),
+        ("cluster", "penstock", 0, None),
+    ],
+)
+def test_two_operators_that_see_the_same_graphs(scope, operator_class, replicas, where):
+    """Of one class both would write; of two classes each has its graphs; a stopped one does not count."""
     operator = component("operator")
-    other = elsewhere(operator, "serving", scope="serving")
+    other = elsewhere(operator, "apps", scope=scope)
+    other["spec"]["template"]["metadata"]["labels"]["penstock.dev/operator-class"] = operator_class
+    other["spec"]["replicas"] = replicas
     findings = judge(facts(deployments=(operator, other, component("planner"))))
-    assert is_healthy(findings)
-    [found] = [each for each in findings if each.subject == "operators"]
-    assert found.message == (
-        "penstock-system/penstock-operator cedes serving to the operators of those namespaces"
-    )
+    found = [each for each in findings if each.subject == "operators"]
+    names = "apps/penstock-operator and penstock-system/penstock-operator"
+    wanted = [] if where is None else [f"{names} both work on graphs of class penstock in {where}"]
+    assert [each.message for each in found] == wanted
+    assert all(each.severity is Severity.PROBLEM for each in found)
+
+
+def test_a_graph_whose_class_no_operator_works_on():
+    """It would never become anything."""
+    graph = graph_object()
+    graph["spec"]["operatorClass"] = "research"
+    deployments = (component("operator"), component("planner"))
+    found = only(judge(facts(deployments=deployments, graphs=(graph_facts(graph=graph),))))
+    assert found.message == "no operator of its class research watches it, only of penstock"
+    assert found.remedy.endswith("--set operatorClass=research")
 
 
 def test_no_planner_where_a_graph_wants_one():
