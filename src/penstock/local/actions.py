@@ -5,82 +5,59 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+@dataclass(frozen=True)
+class Action:
+    """One step for the entry or process ``name``."""
+
+    name: str
+
+
+class Start(Action):
     """Start a process for the entry."""
 
-    name: str
 
-
-@dataclass(frozen=True, slots=True)
-class MarkReady:
+class MarkReady(Action):
     """The process answers: write ``ready``."""
 
-    name: str
 
-
-@dataclass(frozen=True, slots=True)
-class MarkUnready:
-    """The process runs and cannot serve: write ``starting`` with the reason, so that the router sends nothing there."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RestartLater:
-    """Write the reason and start again at ``at_s``."""
-
-    name: str
-    at_s: float
-    failures: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Abandon:
-    """Write ``failed`` with the reason and free the GPUs."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BeginDrain:
+class BeginDrain(Action):
     """Ask the router to send nothing new, and begin to watch what is in flight."""
 
-    name: str
 
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
+class Terminate(Action):
     """Send SIGTERM."""
 
-    name: str
+
+class Retire(Action):
+    """The process is gone for good: take the entry out (the base entry becomes ``stopped``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Send SIGKILL to the process and its group; ``reason`` becomes the cause of its exit."""
+class Forget(Action):
+    """Drop what is remembered about a name that is in the file no more."""
 
-    name: str
+
+@dataclass(frozen=True)
+class ReasonedAction(Action):
+    """A step with its reason, for people."""
+
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """The process is gone for good: take the entry out (the base entry becomes ``stopped``)."""
-
-    name: str
+class MarkUnready(ReasonedAction):
+    """The process runs and cannot serve: write ``starting``, so that the router sends nothing there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Drop what is remembered about a name that is in the file no more."""
-
-    name: str
+class Abandon(ReasonedAction):
+    """Write ``failed`` and free the GPUs."""
 
 
-Action = (
-    Start | MarkReady | MarkUnready | RestartLater | Abandon | BeginDrain | Terminate | Kill | Retire | Forget
-)
+class Kill(ReasonedAction):
+    """Send SIGKILL to the process and its group; the reason becomes the cause of its exit."""
+
+
+@dataclass(frozen=True)
+class RestartLater(ReasonedAction):
+    """Write the reason and start again at ``at_s``, after so many failures in a row."""
+
+    at_s: float
+    failures: int

@@ -224,11 +224,21 @@ def _start_of(pid: int) -> str | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return None
+        return None if _BOOT_ID.exists() else _start_without_proc(pid)
     fields = text[text.rindex(")") + 1 :].split()  # a command may hold spaces and brackets
     if fields[0] in _DEAD_STATES:
         return None
     return f"{_boot_id()}/{fields[_START_FIELD - _AFTER_COMMAND - 1]}"
+
+
+def _start_without_proc(pid: int) -> str | None:
+    """Return the start as other systems keep it: the kernel wrote it once, and setting a clock does not move it."""
+    try:
+        process = psutil.Process(pid)
+        is_dead = process.status() == psutil.STATUS_ZOMBIE
+        return None if is_dead else f"{_boot_id()}/{process.create_time()}"
+    except psutil.Error:
+        return None
 
 
 @functools.cache

@@ -260,7 +260,7 @@ def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit, policy: 
     if failures >= policy.give_up_after:
         return Abandon(name, f"gave up after {failures} failures in a row; the last: {exited.reason}")
     delay_s = min(policy.first_delay_s * policy.factor ** (failures - 1), policy.max_delay_s)
-    return RestartLater(name, exited.at_s + delay_s, failures, exited.reason)
+    return RestartLater(name, exited.reason, exited.at_s + delay_s, failures)
 
 
 def _drain(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:

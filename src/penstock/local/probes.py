@@ -12,7 +12,6 @@ import json
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from penstock.core.engine_progress import PROGRESS_NAMES, EngineReading, read_engine
 from penstock.core.errors import (
@@ -138,22 +137,15 @@ class Probes:
 
     async def health(self, url: str) -> Health:
         """Return what ``GET url`` finds."""
-        answer = await self._ask("GET", url)
+        answer = await self.ask("GET", url)
         if answer is NoAnswer.AWAY:
             return Health.AWAY
         is_healthy = isinstance(answer, Response) and answer.status == 200
         return Health.HEALTHY if is_healthy else Health.LISTENING
 
-    async def readiness(self, router_url: str) -> tuple[bool, str]:
-        """Return whether the router would serve a request now, and its own words when not."""
-        answer = await self._ask("GET", f"{router_url}/ready")
-        if isinstance(answer, NoAnswer):
-            return False, "the router does not answer yet"
-        return answer.status == 200, answer.body.decode("utf-8", errors="replace")
-
     async def get_text(self, url: str) -> str | NoAnswer:
         """Return the body of a 200, else why there is none."""
-        answer = await self._ask("GET", url)
+        answer = await self.ask("GET", url)
         if isinstance(answer, NoAnswer):
             return answer
         return answer.body.decode("utf-8", errors="replace") if answer.status == 200 else NoAnswer.SILENT
@@ -199,52 +191,11 @@ class Probes:
         except ObservationError:
             return None
 
-    async def drain(self, router_url: str, name: str) -> bool | NoAnswer:
-        """Ask the router to send nothing new to a worker; True when that is certain.
-
-        A router that does not know the worker (404) sends it nothing either.
-        """
-        answer = await self._ask("POST", f"{router_url}/workers/{name}/drain")
-        return answer if isinstance(answer, NoAnswer) else answer.status in {200, 404}
-
-    async def router(self, router_url: str) -> RouterView | NoAnswer:
-        """Return what ``GET /workers`` says."""
-        answer = await self._ask("GET", f"{router_url}/workers")
-        if isinstance(answer, NoAnswer):
-            return answer
-        try:
-            return _router_view(json.loads(answer.body))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return NoAnswer.SILENT
-
-    async def _ask(self, method: str, url: str) -> Response | NoAnswer:
+    async def ask(self, method: str, url: str) -> Response | NoAnswer:
+        """Return the answer of whatever status, or why there is none."""
         try:
             return await self._pool.request(method, url, timeouts=_TIMEOUTS)
         except (UpstreamConnectError, ConfigError):  # an address that is none has no listener
             return NoAnswer.AWAY
         except (UpstreamError, SaturatedError):
             return NoAnswer.SILENT
-
-
-def _router_view(data: dict[str, Any]) -> RouterView:
-    queue = data.get("prefill_queue") or {}
-    workers = {
-        each["name"]: WorkerView(
-            state=each["state"],
-            inflight_requests=int(each["inflight_requests"]),
-            inflight_tokens=float(each["inflight_tokens"]),
-            kv_usage_fraction=each.get("kv_usage_fraction"),
-            reason=each.get("reason"),
-        )
-        for each in data["workers"]
-    }
-    return RouterView(
-        workers=workers,
-        queue=RouterQueue(
-            requests=int(queue.get("requests") or 0),
-            tokens=int(queue.get("tokens") or 0),
-            oldest_s=float(queue.get("oldest_s") or 0.0),
-        ),
-        lag_p99_s=data.get("lag_p99_s"),
-        traffic=None if data.get("traffic") is None else Traffic(**data["traffic"]),
-    )

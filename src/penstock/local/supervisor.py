@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from penstock.core import logs
@@ -52,14 +52,6 @@ LOG_CHECK_S = 5.0
 """Real seconds between checks of the sizes of the logs. Chosen."""
 
 
-@dataclass(slots=True)
-class _Stop:
-    """Whether and how the graph is being stopped."""
-
-    requested: bool = False
-    force: bool = False
-
-
 class Supervisor:
     """Keeps the processes of one statefile as the file wants them."""
 
@@ -79,7 +71,8 @@ class Supervisor:
         self._observer = ProcessObserver(self._observed, figures.limits)
         self._log_starts: dict[str, int] = {}
         self._logs_due_s = 0.0
-        self._stop = _Stop()
+        self._is_stopping = False
+        self._is_forced = False
 
     def adopt(self) -> None:
         """Take charge of the processes that a killed arbiter recorded; those that have ended since count as exits.
@@ -98,16 +91,16 @@ class Supervisor:
 
     def request_stop(self, *, force: bool = False) -> None:
         """Begin to stop the graph; asking again, or with ``force``, waits for nothing any more."""
-        self._stop.force = self._stop.force or force or self._stop.requested
-        self._stop.requested = True
+        self._is_forced = self._is_forced or force or self._is_stopping
+        self._is_stopping = True
 
     async def run(self) -> None:
         """Supervise until a stop was requested and every process has ended, or resists SIGKILL."""
         async with self._observer:
-            while not self._stop.requested:
+            while not self._is_stopping:
                 await self._survive(self.tick())
                 await asyncio.sleep(TICK_S)
-            _log.info("stopping the graph", force=self._stop.force)
+            _log.info("stopping the graph", force=self._is_forced)
             await self._survive(self._announce_stop())
             last_kill_s = time.monotonic()
             while running := [known for known in self._observed.values() if known.pid is not None]:
@@ -136,8 +129,8 @@ class Supervisor:
         """Take the next steps of stopping."""
         now_s = time.monotonic()
         await self._collect_exits(now_s)
-        force = self._stop.force
-        for action in plan_stop(self._record.state, self._observed, now_s, self._figures.limits, force=force):
+        limits, force = self._figures.limits, self._is_forced
+        for action in plan_stop(self._record.state, self._observed, now_s, limits, force=force):
             await self._act(action, now_s)
 
     async def _survive(self, step: Coroutine[Any, Any, None]) -> None:

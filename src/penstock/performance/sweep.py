@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.core.validation import findings
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable, interpolated
 
@@ -167,28 +170,12 @@ def sweep_from(plain: Mapping[str, Any]) -> Sweep:
     """Return the sweep that was written as plain data.
 
     Raises:
-        KeyError, TypeError, ValueError: the data is not a sweep.
+        ValueError: the data is not a sweep; the message names the key.
     """
-    return Sweep(
-        tuple(_engine_from(each) for each in plain["engines"]),
-        str(plain.get("model", "")),
-        bool(plain.get("is_aggregated", False)),
-    )
+    try:
+        return _SWEEP.validate_python(plain)
+    except ValidationError as exc:
+        raise ValueError(findings(exc, root="sweep", most=1)) from exc
 
 
-def _engine_from(plain: Mapping[str, Any]) -> EngineSweep:
-    return EngineSweep(
-        int(plain["gpus"]),
-        float(plain["kv_tokens"]),
-        tuple(PrefillPoint(float(each["prompt_tokens"]), float(each["ttft_s"])) for each in plain["prefill"]),
-        tuple(
-            DecodePoint(
-                float(each["context"]),
-                float(each["concurrency"]),
-                float(each["itl_s"]),
-                float(each["tokens_per_s"]),
-            )
-            for each in plain["decode"]
-        ),
-        str(plain.get("name", "")),
-    )
+_SWEEP: Final = TypeAdapter(Sweep)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import PlainValidator
 
 from penstock.api import Tier
 
@@ -21,8 +25,14 @@ class RequestStatus(StrEnum):
     REJECTED = "rejected"
 
 
-def _no_gaps() -> array[float]:
-    return array("f")
+def _gaps(values: Iterable[float] = ()) -> array[float]:
+    return array("f", values)
+
+
+if TYPE_CHECKING:
+    Gaps = array[float]
+else:  # at run time arrays have no parameters before Python 3.12
+    Gaps = Annotated[array, PlainValidator(_gaps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +85,5 @@ class RequestResult:
     ttft_s: float | None = None
     e2e_s: float | None = None
     tpot_s: float | None = None
-    itl_s: array[float] = field(default_factory=_no_gaps)
+    itl_s: Gaps = field(default_factory=_gaps)
     tier: Tier | None = None

@@ -7,31 +7,23 @@ from __future__ import annotations
 
 import os
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
-from penstock.api import Tier
 from penstock.core.errors import FULL, ConfigError, PenstockError, unwritable
 from penstock.core.printable import printable
-from penstock.workload.record import RequestResult, RequestStatus
+from penstock.core.validation import findings
+from penstock.workload.record import RequestResult
 from penstock.workload.summary import check_summary
 
 RESULTS_FILE: Final = "results.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 SCHEMA: Final = "penstock-load/1"
-
-_NUMBERS: Final = {
-    **dict.fromkeys(
-        ("line", "arrival_s", "sent_s", "ended_s", "trace_input_tokens", "trace_output_tokens"), int | float
-    ),
-    **dict.fromkeys(
-        ("prompt_tokens", "output_tokens", "cached_tokens", "ttft_s", "e2e_s", "tpot_s"), int | float | None
-    ),
-}
-"""Numbers of a line, and whether they may be unknown."""
+_RESULT: Final = TypeAdapter(RequestResult)
 
 _DECIMALS = 6
 """Microseconds: finer than any clock here is read."""
@@ -118,52 +110,30 @@ def _lost(directory: Path, exc: OSError) -> PenstockError:
 
 def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:
     """Return the JSON object of one result."""
-    line: dict[str, Any] = {
-        "id": result.id,
-        "line": result.line,
-        "arrival_s": round(result.arrival_s, _DECIMALS),
-        "sent_s": round(result.sent_s, _DECIMALS),
-        "ended_s": round(result.ended_s, _DECIMALS),
-        "status": result.status.value,
-        "http_status": result.http_status,
-        "error": result.error,
-        "error_class": result.error_class,
-        "trace_input_tokens": result.trace_input_tokens,
-        "trace_output_tokens": result.trace_output_tokens,
-        "block_ids": result.block_ids,
-        "is_prompt_exact": result.is_prompt_exact,
-        "prompt_tokens": result.prompt_tokens,
-        "output_tokens": result.output_tokens,
-        "cached_tokens": result.cached_tokens,
-    }
-    for name in ("ttft_s", "e2e_s", "tpot_s"):
-        value = getattr(result, name)
-        line[name] = None if value is None else round(value, _DECIMALS)
-    if result.tier is not None:
-        line["tier"] = result.tier.value
-    if with_gaps:
-        line["itl_s"] = [round(gap, _DECIMALS) for gap in result.itl_s]
+    line: dict[str, Any] = {field.name: _plain(getattr(result, field.name)) for field in fields(result)}
+    if result.tier is None:
+        del line["tier"]
+    if not with_gaps:
+        del line["itl_s"]
     return line
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, array):
+        return [round(each, _DECIMALS) for each in value]
+    return round(value, _DECIMALS) if isinstance(value, float) else value
 
 
 def from_line(line: dict[str, Any]) -> RequestResult:
     """Return the result that `to_line` wrote.
 
     Raises:
-        KeyError, ValueError, TypeError: not such a line.
+        ValueError, TypeError: not such a line.
     """
-    for key, kinds in _NUMBERS.items():
-        if not isinstance(line.get(key, 0), kinds):
-            raise TypeError(f"{key}: {line[key]!r} is no number")
-    fields = dict(line)
-    tier, ids = fields.pop("tier", None), fields.pop("block_ids", None)
-    return RequestResult(
-        status=RequestStatus(fields.pop("status")),
-        itl_s=array("f", fields.pop("itl_s", ())),
-        block_ids=None if ids is None else tuple(ids),
-        tier=None if tier is None else Tier(tier),
-        **fields,
-    )
+    try:
+        return _RESULT.validate_python(line)
+    except ValidationError as exc:
+        raise ValueError(findings(exc, root="line", most=1)) from exc
 
 
 def read_run(directory: Path) -> LoadRun:
@@ -186,7 +156,7 @@ def read_run(directory: Path) -> LoadRun:
     for number, text in enumerate(_read(path).splitlines(), start=1):
         try:
             results.append(from_line(orjson.loads(text)))
-        except (KeyError, ValueError, TypeError, AttributeError) as exc:
+        except (ValueError, TypeError) as exc:
             raise ConfigError(f"{path}:{number}: not a result of `penstock load`: {exc}") from exc
     results.sort(key=lambda result: (result.arrival_s, result.line))
     return LoadRun(printable(summary), tuple(results))

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.core.errors import ConfigError
+from penstock.core.validation import findings
 
 
 class _Part(BaseModel):
@@ -149,6 +150,6 @@ def check_summary(summary: dict[str, Any], place: str) -> None:
     try:
         _Summary.model_validate(summary)
     except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{place}: {key}: {first['msg']}; it was not written by `penstock load`") from exc
+        raise ConfigError(
+            f"{place}: {findings(exc, root='summary', most=1)}; it was not written by `penstock load`"
+        ) from exc

@@ -331,7 +331,7 @@ async def test_the_next_turn_is_read_from_decode(serving, hand_over):
 
 async def test_a_turn_that_comes_too_late_is_computed(serving, hand_over):
     """The decoder's time to live is over: it counts, and prefill answers as if there had been none."""
-    config = lease_of(600, decoder_kv_blocks_ttl=6, **BOTH_WAYS)
+    config = lease_of(600, decoder_kv_blocks_ttl=30, **BOTH_WAYS)
     async with (
         serving(role="prefill", kv_transfer_config=config) as prefill,
         serving(role="prefill", kv_transfer_config=config) as other,

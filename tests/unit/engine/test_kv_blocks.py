@@ -7,21 +7,6 @@ from hypothesis import strategies as st
 from penstock.engine.core.kv_blocks import BlockPool
 
 
-def test_blank_blocks_are_handed_out_in_order():
-    """A new pool hands out 0, 1, 2 and counts them as used."""
-    pool = BlockPool(3)
-    assert pool.claim((), 2) == [0, 1]
-    assert (pool.used, pool.free) == (2, 1)
-
-
-def test_claim_beyond_capacity_changes_nothing():
-    """A claim that does not fit returns None and leaves the pool as it was."""
-    pool = BlockPool(2)
-    pool.claim((), 1)
-    assert pool.claim((), 2) is None
-    assert pool.used == 1
-
-
 def test_released_keyed_block_is_found_again():
     """A released block keeps its content until it is evicted."""
     pool = BlockPool(4)
@@ -74,14 +59,6 @@ def test_hits_on_idle_blocks_need_room_too():
     pool.release(blocks)
     assert pool.claim([1], 3) is None
     assert len(pool.claim([1], 2)) == 2
-
-
-def test_second_block_of_a_key_stays_anonymous():
-    """Equal content computed twice is cached once."""
-    pool = BlockPool(2)
-    first, second = pool.claim((), 2)
-    pool.register((first, second), (9, 9))
-    assert pool.cached == 1
 
 
 def test_double_release_is_refused():

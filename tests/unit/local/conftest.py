@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from penstock.local.statefile import ProcessEntry, StateFile
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from states import make_entry, make_state
+from states import SLEEP, make_entry, make_state
 
 
 @pytest.fixture
@@ -42,6 +46,26 @@ def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Yield a function that starts a program in a group of its own; what is left of the groups is killed."""
+    started = []
+
+    def start(code: str = SLEEP, **env: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", code]
+        variables = {**os.environ, **env}
+        process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, start_new_session=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 8.0) -> object:

@@ -5,6 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile
+from penstock.local.store import StateStore, UnwritableError
+
+GRAPH = """
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {name: tiny}
+spec:
+  model: {name: m, servedName: m}
+  runtime: simulated
+  services:
+    frontend: {role: router}
+    worker: {role: aggregated}
+"""
+SLEEP = "import time; time.sleep(60)"
+LEADER = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], env={{}})
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+"""A leader like vLLM's: the child's environment is blank, so it carries no mark."""
+
+
+class Disk(StateStore):
+    """A statefile on a disk that is full for the next few writes."""
+
+    full_writes = 0.0
+
+    def _replace(self, state):
+        if self.full_writes:
+            self.full_writes -= 1
+            raise UnwritableError(f"{self.path}: cannot be written: No space left on device")
+        super()._replace(state)
 
 
 def make_state(namespace: str = "dynamo", *, gpus: int = 8, budget: int | None = None, **fields) -> StateFile:

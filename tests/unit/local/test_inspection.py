@@ -2,12 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import psutil
 import pytest
+from states import LEADER
 
 from penstock.core.local_state import EntryState
 from penstock.local.inspection import hung, orphans
@@ -15,44 +14,23 @@ from penstock.local.liveness import MARK_VARIABLE, identify
 from penstock.local.ports import ephemeral_port
 from penstock.local.store import StateStore
 
-LEADER = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={})
-print(child.pid, flush=True)
-time.sleep(60)
-"""
-
 
 @pytest.fixture
-def spawn(state_folder):
-    """Yield a function that starts a leader with one unmarked child; returns it and the child's pid."""
-    started = []
+def lead(spawn, state_folder):
+    """Return a function that starts a leader with one unmarked child; returns it and the child's pid."""
 
     def start(namespace=None):
         mark = {} if namespace is None else {MARK_VARIABLE: str(state_folder / f"{namespace}.json")}
-        process = subprocess.Popen(
-            [sys.executable, "-c", LEADER],
-            env={**os.environ, **mark},
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        started.append(process)
+        process = spawn(LEADER, **mark)
         return process, int(process.stdout.readline())
 
-    yield start
-    for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+    return start
 
 
 @pytest.fixture
-def arbiter():
-    """Yield the identity of a process that stands in for an arbiter."""
-    process = subprocess.Popen(["sleep", "60"])
-    yield identify(process.pid)
-    process.kill()
-    process.wait()
+def arbiter(spawn):
+    """Return the identity of a process that stands in for an arbiter."""
+    return identify(spawn().pid)
 
 
 def entry_with(entry_of, pid, **fields):
@@ -60,31 +38,31 @@ def entry_with(entry_of, pid, **fields):
     return entry_of("decode", state=EntryState.READY, pid=pid, started=identify(pid).started, **fields)
 
 
-def test_of_a_graph_without_an_arbiter_every_process_is_a_stray(spawn, state_folder, state_of, entry_of):
+def test_of_a_graph_without_an_arbiter_every_process_is_a_stray(lead, state_folder, state_of, entry_of):
     """The recorded one, its child whose environment is blank, and one of a graph whose file is gone."""
-    leader, child = spawn()
+    leader, child = lead()
     StateStore.of("n").write(state_of("n").with_entry("n_decode", entry_with(entry_of, leader.pid)))
-    marked, _ = spawn("gone")
+    marked, _ = lead("gone")
     found = {(orphan.namespace, orphan.pid) for orphan in orphans(state_folder)}
     assert found == {("n", leader.pid), ("n", child), ("gone", marked.pid)}
     assert {orphan.reason for orphan in orphans(state_folder)} == {"its graph has no arbiter"}
 
 
 def test_of_a_running_graph_only_what_its_file_does_not_name_is_a_stray(
-    spawn, state_folder, state_of, entry_of, arbiter
+    lead, state_folder, state_of, entry_of, arbiter
 ):
     """Recorded processes and their children are supervised; a marked one besides is leaked."""
-    leader, _ = spawn("n")
-    leaked, _ = spawn("n")
+    leader, _ = lead("n")
+    leaked, _ = lead("n")
     state = state_of("n", pid=arbiter.pid, started=arbiter.started)
     StateStore.of("n").write(state.with_entry("n_decode", entry_with(entry_of, leader.pid)))
     (orphan,) = orphans(state_folder)
     assert (orphan.pid, orphan.reason) == (leaked.pid, "its graph's statefile does not name it")
 
 
-async def test_a_stopped_child_of_a_supervised_process_hangs_it(spawn, state_of, entry_of, arbiter):
+async def test_a_stopped_child_of_a_supervised_process_hangs_it(lead, state_of, entry_of, arbiter):
     """The API server of vLLM answers while its engine core is stopped; the leader is what `kill -9` must end."""
-    leader, child = spawn()
+    leader, child = lead()
     os.kill(child, signal.SIGSTOP)
     while psutil.Process(child).status() != psutil.STATUS_STOPPED:
         pass
@@ -95,10 +73,10 @@ async def test_a_stopped_child_of_a_supervised_process_hangs_it(spawn, state_of,
     assert found.reason == f"its process {child} ({name}) is stopped by a signal or a debugger"
 
 
-async def test_a_stopped_process_and_one_that_does_not_answer_hang(spawn, state_of, entry_of, arbiter):
+async def test_a_stopped_process_and_one_that_does_not_answer_hang(lead, state_of, entry_of, arbiter):
     """SIGSTOP is observed in the process itself, a port that nobody listens on by asking."""
-    stopped, _ = spawn()
-    silent, _ = spawn()
+    stopped, _ = lead()
+    silent, _ = lead()
     os.kill(stopped.pid, signal.SIGSTOP)
     while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
         pass

@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 
 import psutil
 import pytest
@@ -34,25 +32,6 @@ time.sleep(60)
 
 
 @pytest.fixture
-def spawn():
-    """Yield a function that starts a program in a group of its own; all are killed afterwards."""
-    started = []
-
-    def start(code):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        os.killpg(process.pid, 9)
-        process.wait()
-        process.stdout.close()
-
-
-@pytest.fixture
 async def foreign():
     """Yield the port of a server in this process that answers every health check with 200."""
 
@@ -68,7 +47,7 @@ async def foreign():
 @pytest.mark.parametrize("code", [SERVER, PARENT])
 def test_a_port_is_held_by_a_process_or_its_children_and_by_no_other(spawn, code):
     """A worker may leave listening to a child; another process' port is not its own."""
-    process, other = spawn(code), spawn("import time; time.sleep(60)")
+    process, other = spawn(code), spawn()
     port = int(process.stdout.readline())
     assert holds_port(identify(process.pid), port) is True
     assert holds_port(identify(other.pid), port) is False
@@ -96,7 +75,7 @@ async def test_the_answer_of_another_process_on_the_port_is_not_health(spawn, fo
         ports={"port": foreign},
         health_path="/health",
     )
-    other = await seen_of(entry, spawn("import time; time.sleep(60)").pid)
+    other = await seen_of(entry, spawn().pid)
     assert (other.healthy_s, other.port_taken) == (None, True)
     own = await seen_of(entry, os.getpid())
     assert own.healthy_s is not None

@@ -70,12 +70,12 @@ def test_what_is_wanted_is_started_and_marked(next_action, entry_state, observed
 @pytest.mark.parametrize(
     ("failures", "ran_s", "was_ready", "expected"),
     [
-        (0, 0.1, False, RestartLater(NAME, NOW + 0.25, 1, "boom")),
-        (1, 0.1, False, RestartLater(NAME, NOW + 0.5, 2, "boom")),
-        (3, 9.9, True, RestartLater(NAME, NOW + 2.0, 4, "boom")),
+        (0, 0.1, False, RestartLater(NAME, "boom", NOW + 0.25, 1)),
+        (1, 0.1, False, RestartLater(NAME, "boom", NOW + 0.5, 2)),
+        (3, 9.9, True, RestartLater(NAME, "boom", NOW + 2.0, 4)),
         (4, 0.1, False, Abandon(NAME, "gave up after 5 failures in a row; the last: boom")),
         (4, 60.0, False, Abandon(NAME, "gave up after 5 failures in a row; the last: boom")),
-        (4, 10.0, True, RestartLater(NAME, NOW + 0.25, 1, "boom")),
+        (4, 10.0, True, RestartLater(NAME, "boom", NOW + 0.25, 1)),
     ],
 )
 def test_a_crash_is_restarted_after_pauses_that_double_and_end(

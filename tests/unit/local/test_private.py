@@ -5,21 +5,12 @@ import stat
 from pathlib import Path
 
 import pytest
+from states import GRAPH
 
 from penstock.core.errors import ConfigError
 from penstock.local import private
 from penstock.local.store import StateStore
 from penstock.local.up import UpOptions, up
-
-GRAPH = """
-apiVersion: penstock.dev/v1alpha1
-kind: GraphDeployment
-metadata: {name: tiny}
-spec:
-  model: {name: m, servedName: m}
-  runtime: simulated
-  services: {frontend: {role: router}, worker: {role: aggregated}}
-"""
 
 
 @pytest.fixture

@@ -1,25 +1,15 @@
 """The supervisor's edits: guarded against others' edits, a lost file and a full disk."""
 
+import math
 from dataclasses import replace
 
 import pytest
+from states import Disk
 
 from penstock.core.local_state import EntryState
 from penstock.local.liveness import ProcessId
 from penstock.local.merge import merge
 from penstock.local.record import Record
-from penstock.local.store import StateStore, UnwritableError
-
-
-class Disk(StateStore):
-    """A statefile on a disk that may be full."""
-
-    is_full = False
-
-    def _replace(self, state):
-        if self.is_full:
-            raise UnwritableError(f"{self.path}: cannot be written: No space left on device")
-        super()._replace(state)
 
 
 @pytest.fixture
@@ -39,7 +29,7 @@ def record(disk):
 
 def test_on_a_full_disk_a_crashed_worker_can_be_restarted(disk, record):
     """The edits hold in memory and say what is wanted, though the file keeps its old content."""
-    disk.is_full = True
+    disk.full_writes = math.inf
     record.restarting("n_decode", "killed by SIGKILL")
     assert record.claim_start("n_decode").state is EntryState.STARTING
     record.started("n_decode", ProcessId(8, "b/2"))
@@ -51,9 +41,9 @@ def test_on_a_full_disk_a_crashed_worker_can_be_restarted(disk, record):
 
 def test_edits_held_in_memory_reach_the_file_with_what_others_wrote(disk, record, entry_of):
     """Once there is room both the supervisor's and the planner's edits stand in the file."""
-    disk.is_full = True
+    disk.full_writes = math.inf
     record.started("n_decode", ProcessId(8, "b/2"))
-    disk.is_full = False
+    disk.full_writes = 0
     disk.update(lambda state: (state.change("n_decode", state=EntryState.DRAINING), None))
     disk.update(lambda state: (state.with_entry("n_decode_1", entry_of("decode")), None))
     assert record.read() == disk.read()
@@ -64,11 +54,11 @@ def test_edits_held_in_memory_reach_the_file_with_what_others_wrote(disk, record
 
 def test_a_file_lost_on_a_full_disk_lives_on_in_memory_until_there_is_room(disk, record):
     """Nothing is forgotten and nothing fails meanwhile."""
-    disk.is_full = True
+    disk.full_writes = math.inf
     disk.path.unlink()
     record.restarting("n_decode", "why")
     assert record.read().entries["n_decode"].restarts == 1
-    disk.is_full = False
+    disk.full_writes = 0
     assert record.read().entries["n_decode"].restarts == 1
     assert disk.read().entries["n_decode"].restarts == 1
 

@@ -1,28 +1,16 @@
 """A successor takes over a killed arbiter's file: when it may, when it waits, when it ends."""
 
 import os
-import subprocess
 
 import pytest
+from states import Disk
 
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.local import arbiter
 from penstock.local.arbiter import end_unrecorded, resume_in_time
 from penstock.local.liveness import MARK_VARIABLE, identify
-from penstock.local.store import StateStore, UnwritableError
+from penstock.local.store import UnwritableError
 from penstock.local.watchdog import Watchdog
-
-
-class Disk(StateStore):
-    """A statefile on a disk that is full for the next few writes."""
-
-    full_writes = 0
-
-    def _replace(self, state):
-        if self.full_writes:
-            self.full_writes -= 1
-            raise UnwritableError(f"{self.path}: cannot be written: No space left on device")
-        super()._replace(state)
 
 
 @pytest.fixture
@@ -58,29 +46,13 @@ def test_it_gives_up_after_its_time(disk, monkeypatch):
         resume_in_time(disk)
 
 
-@pytest.fixture
-def spawn(disk):
-    """Yield a function that starts a marked process; all are killed afterwards."""
-    started = []
-
-    def start():
-        started.append(
-            subprocess.Popen(["sleep", "60"], env={MARK_VARIABLE: str(disk.path)}, start_new_session=True)
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
-
 def test_what_was_started_and_not_recorded_is_ended_and_nothing_else(disk, spawn, entry_of):
     """A recorded process and the new watchdog carry the mark too and stay."""
-    recorded, orphan = spawn(), spawn()
+    mark = {MARK_VARIABLE: str(disk.path)}
+    recorded, orphan = spawn(**mark), spawn(**mark)
     found = identify(recorded.pid)
     entry = entry_of("decode", pid=found.pid, started=found.started)
-    watchdog = Watchdog(["true"], {**os.environ, MARK_VARIABLE: str(disk.path)})
+    watchdog = Watchdog(["true"], {**os.environ, **mark})
     watchdog.start()
     try:
         end_unrecorded(disk, disk.read().with_entry("n_decode", entry), watchdog)

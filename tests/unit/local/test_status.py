@@ -154,16 +154,6 @@ def test_no_control_character_of_a_ledger_is_shown(tmp_path):
     assert [decision.id for decision in LedgerTail(str(tmp_path)).newest()] == [r"d1\x1b[2J"]
 
 
-def test_a_new_ledger_is_read_from_its_begin(tmp_path):
-    """A file that became shorter is another file."""
-    path = tmp_path / "ledger.jsonl"
-    tail = LedgerTail(str(tmp_path))
-    path.write_text(record(1) + record(2))
-    tail.newest()
-    path.write_text(record(3))
-    assert tail.newest()[-1].id == "d000003"
-
-
 @pytest.mark.parametrize(
     ("content", "pid", "expected"),
     [

@@ -76,4 +76,3 @@ async def test_a_stop_that_had_begun_goes_on_after_a_kill_of_the_arbiter(store):
     supervisor.adopt()
     await supervisor.stop_tick()
     assert launcher.sent == [("n_decode", signal.SIGTERM)]
-    assert supervisor._stop.requested

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from states import GRAPH, LEADER
 
 from penstock.cli import local as cli
 from penstock.cli.graph import validate
@@ -20,18 +21,6 @@ from penstock.local.store import StateStore
 from penstock.local.up import UpOptions, _wait_ready, prepare, ready_timeout_s, up
 from penstock.runtimes import extras
 
-GRAPH = """
-apiVersion: penstock.dev/v1alpha1
-kind: GraphDeployment
-metadata: {name: tiny}
-spec:
-  model: {name: m, servedName: m}
-  runtime: simulated
-  services:
-    frontend: {role: router}
-    worker: {role: aggregated}
-"""
-
 
 @pytest.fixture
 def manifest(tmp_path):
@@ -39,18 +28,6 @@ def manifest(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(GRAPH)
     return path
-
-
-@pytest.fixture
-def orphan(state_folder):
-    """Yield a process that a killed arbiter of namespace tiny left."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
-        env={**os.environ, MARK_VARIABLE: str(state_folder / "tiny.json")},
-    )
-    yield process
-    process.kill()
-    process.wait()
 
 
 def ignore(*_args):
@@ -171,9 +148,10 @@ async def test_a_bad_manifest_and_bad_options_are_refused(tmp_path, manifest):
             await up(manifest, options, ignore)
 
 
-def test_recovery_ends_orphans_and_removes_the_stale_file(state_of, orphan):
+def test_recovery_ends_orphans_and_removes_the_stale_file(state_of, spawn):
     """A killed arbiter's file and processes go, and the user is told."""
     store = StateStore.of("tiny")
+    orphan = spawn(**{MARK_VARIABLE: str(store.path)})
     store.write(state_of("tiny", pid=999_999_999))
     notes = recover(store)
     assert orphan.wait(5) is not None
@@ -213,19 +191,15 @@ def test_down_of_a_killed_arbiter_clears_up_and_of_nothing_says_so(state_of):
         down("tiny", timeout_s=None, now=False, progress=ignore)
 
 
-def test_down_ends_the_children_of_a_real_engine_whose_arbiter_and_leader_were_killed(state_of, entry_of):
+def test_down_ends_the_children_of_a_real_engine_whose_arbiter_and_leader_were_killed(
+    state_of, entry_of, spawn
+):
     """Their environment is blank, so the recorded group alone leads to them; the note names them."""
-    code = "import subprocess as s, sys; print(s.Popen(['sleep', '60'], env={}).pid, flush=True); input()"
-    leader = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    leader = spawn(LEADER)
     child = int(leader.stdout.readline())
     entry = entry_of("worker", pid=leader.pid, started=identify(leader.pid).started)
-    with leader:
-        leader.kill()
+    leader.kill()
+    leader.wait()
     StateStore.of("tiny").write(state_of("tiny", pid=999_999_999).with_entry("tiny_worker", entry))
     stopped = down("tiny", timeout_s=None, now=False, progress=ignore)
     assert f"ended process {child} of an earlier run" in stopped.notes

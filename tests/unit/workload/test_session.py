@@ -280,30 +280,18 @@ async def test_nothing_is_sent_to_an_address_that_does_not_answer(azure_file, un
         ({"models": []}, NoEndpointsError, "lists no model"),
         ({"ready": 503}, NoEndpointsError, "no worker of role decode is ready"),
         ({"url": "https://x"}, ConfigError, "plain http"),
+        ({"models": ["gpt"]}, ConfigError, "'llama': .* serves gpt"),
+        ({"models": None}, UpstreamConnectError, "answers 404, not a list of models"),
     ],
 )
 async def test_a_server_that_cannot_serve_is_said_so(azure_file, fake_server, changes, error, message):
-    """Three ways to find out before sending."""
+    """Each way is found out before sending."""
     for name, value in changes.items():
         setattr(fake_server, name, value)
 
     with pytest.raises(error, match=message):
-        await _run(_config(azure_file, fake_server))
+        await _run(_config(azure_file, fake_server, model="llama"))
     assert fake_server.bodies == []
-
-
-async def test_a_model_that_is_not_served_is_refused(azure_file, fake_server):
-    """The message lists those that are."""
-    with pytest.raises(ConfigError, match=r"'gpt': .* serves llama"):
-        await _run(_config(azure_file, fake_server, model="gpt"))
-
-
-async def test_an_address_that_speaks_something_else_is_refused(azure_file, fake_server):
-    """An answer that is no list of models comes from no OpenAI server."""
-    fake_server.models = None
-
-    with pytest.raises(UpstreamConnectError, match="answers 404, not a list of models"):
-        await _run(_config(azure_file, fake_server))
 
 
 async def test_the_servers_say_how_late_they_ran(azure_file, fake_server):

@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.core.errors import ConfigError
+from penstock.core.validation import findings
 from penstock.engine.profiles.schema import Profile
 
 _SUFFIX = ".yaml"
@@ -52,10 +53,7 @@ def parse(text: str, *, origin: str) -> Profile:
     except yaml.YAMLError as exc:
         raise ConfigError(f"profile {origin}: not YAML: {exc}") from exc
     except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, error['loc'])) or 'file'}: {error['msg']}" for error in exc.errors()
-        )
-        raise ConfigError(f"profile {origin}: {problems}") from exc
+        raise ConfigError(f"profile {origin}: {findings(exc, root='file')}") from exc
     if profile.kv_capacity_tokens < 1:
         raise ConfigError(f"profile {origin}: kv.derived: the weights leave no memory for the KV cache")
     return profile

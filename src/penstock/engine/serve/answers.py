@@ -204,11 +204,6 @@ def _counts(prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
     }
 
 
-def problem(message: str, status: int, kind: str) -> bytes:
-    """Return an error object in vLLM's form."""
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": status}})
-
-
 def _opening(call: EngineCall, choice: Choice, head: dict[str, Any]) -> bytes:
     if call.api is Api.CHAT:
         delta = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, **_chat_open()}

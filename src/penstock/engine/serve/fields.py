@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.core.errors import PenstockError
+from penstock.core.http.problem import error_body
 
 _OBJECT_ERRORS = frozenset({"dict_type", "model_type"})
 
@@ -32,8 +32,7 @@ class RequestError(PenstockError):
 
     def body(self) -> bytes:
         """Return the JSON error object."""
-        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
-        return orjson.dumps({"error": error})
+        return error_body(str(self), kind=self.kind, code=self.status, param=self.param)
 
 
 class Fields(BaseModel):

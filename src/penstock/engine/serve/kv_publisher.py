@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.core.errors import ConfigError, PortInUseError
 from penstock.core.logs import get_logger
 from penstock.core.simulated_tokens import token_ids
+from penstock.core.validation import read_json_flag
 from penstock.engine.core.kv_facts import BlocksRemoved, BlocksStored, KvFact
 from penstock.engine.serve.kv_replay import NUMBER_BYTES, KvReplay
 
@@ -59,13 +60,7 @@ def parse_events_config(text: str | None) -> KvEventsConfig:
     """
     if text is None:
         return KvEventsConfig()
-    try:
-        config = KvEventsConfig.model_validate_json(text)
-    except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'JSON'}: {problem['msg']}" for problem in exc.errors()
-        )
-        raise ConfigError(f"{_FLAG}: {problems}") from exc
+    config = read_json_flag(KvEventsConfig, text, _FLAG)
     if config.model_extra:
         log.info("kv-events-config keys without meaning here are ignored", keys=sorted(config.model_extra))
     return config

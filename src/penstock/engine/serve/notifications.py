@@ -12,6 +12,7 @@ from typing import Annotated
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from penstock.core.validation import findings
 from penstock.engine.core.fan_out import Read
 
 MAX_RANKS = 1024
@@ -65,10 +66,8 @@ def parse(body: bytes) -> Notification:
     try:
         message = _Message.model_validate_json(body)
     except ValidationError as exc:
-        first = exc.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "body"
         raise ValueError(
-            f"{place}: {first['msg']}; a notification is engine_id, heartbeat: [request id] and "
+            f"{findings(exc, root='body', most=1)}; a notification is engine_id, heartbeat: [request id] and "
             "read: [[request id, rank, reader, readers]]"
         ) from exc
     return Notification(message.engine_id, [Read(*row) for row in message.read], message.heartbeat)

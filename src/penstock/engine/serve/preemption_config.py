@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.core.errors import ConfigError
+from penstock.core.validation import read_json_flag
 from penstock.engine.core.preemption import PreemptionTerms
 from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.profiles import Profile
@@ -51,10 +51,4 @@ def parse_preemption_config(text: str) -> PreemptionConfig:
     Raises:
         ConfigError: it is not JSON, or a key is unknown or out of its bounds; each is named.
     """
-    try:
-        return PreemptionConfig.model_validate_json(text)
-    except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'JSON'}: {problem['msg']}" for problem in exc.errors()
-        )
-        raise ConfigError(f"--preemption-config: {problems}") from exc
+    return read_json_flag(PreemptionConfig, text, "--preemption-config")

@@ -7,6 +7,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -14,9 +15,10 @@ import orjson
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.messages import Headers
+from penstock.core.http.problem import error_body
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
 from penstock.core.logs import get_logger
-from penstock.engine.serve import answers, metrics, notifications, protocol
+from penstock.engine.serve import metrics, notifications, protocol
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.protocol import Api, EngineCall
 from penstock.engine.serve.request_gate import AtCapacity, RequestGate
@@ -57,9 +59,9 @@ class EngineServer:
         self._serial = itertools.count()
         self._created_s = int(time.time())
         self._routes: dict[tuple[str, str], Route] = {
-            ("POST", "/v1/completions"): self._completions,
-            ("POST", "/v1/chat/completions"): self._chat,
-            ("POST", "/v1/responses"): self._responses,
+            ("POST", "/v1/completions"): partial(self._generate, api=Api.COMPLETIONS),
+            ("POST", "/v1/chat/completions"): partial(self._generate, api=Api.CHAT),
+            ("POST", "/v1/responses"): partial(self._generate, api=Api.RESPONSES),
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
@@ -113,20 +115,11 @@ class EngineServer:
             status, kind = (405, "MethodNotAllowedError") if known else (404, "NotFoundError")
             message = f"{request.method} {request.path} is not served here."
             headers = ((b"allow", known.encode()),) if known else ()
-            responder.send(status, answers.problem(message, status, kind), headers=headers)
+            responder.send(status, error_body(message, kind=kind, code=status), headers=headers)
             return
         await route(request, responder)
 
-    async def _completions(self, request: Request, responder: Responder) -> None:
-        await self._generate(request, responder, Api.COMPLETIONS)
-
-    async def _chat(self, request: Request, responder: Responder) -> None:
-        await self._generate(request, responder, Api.CHAT)
-
-    async def _responses(self, request: Request, responder: Responder) -> None:
-        await self._generate(request, responder, Api.RESPONSES)
-
-    async def _generate(self, request: Request, responder: Responder, api: Api) -> None:
+    async def _generate(self, request: Request, responder: Responder, *, api: Api) -> None:
         given_id = request.headers.get(_REQUEST_ID)
         headers = () if given_id is None else ((_REQUEST_ID, given_id),)
         if self.state != "ready":
@@ -197,7 +190,7 @@ class EngineServer:
             message = notifications.parse(request.body)
         except ValueError as exc:
             self.worker.metrics.count_ignored(metrics.IgnoredNotification.MALFORMED)
-            responder.send(400, answers.problem(str(exc), 400, "BadRequestError"))
+            responder.send(400, error_body(str(exc), kind="BadRequestError", code=400))
             return
         unknown = self.worker.notified(message)
         responder.send(200, orjson.dumps({"unknown": unknown}))
@@ -205,7 +198,7 @@ class EngineServer:
 
 def _refuse(responder: Responder, message: str, headers: Headers) -> None:
     """Answer that there is no room now."""
-    body = answers.problem(message, 503, "ServiceUnavailableError")
+    body = error_body(message, kind="ServiceUnavailableError", code=503)
     responder.send(503, body, headers=(*headers, (b"retry-after", _RETRY_AFTER_S)))
 
 

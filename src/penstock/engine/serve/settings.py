@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.logs import get_logger
 from penstock.core.tiers import TierPriority
+from penstock.core.validation import read_json_flag
 from penstock.engine import profiles
 from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
 from penstock.engine.core.engine import EngineSettings
@@ -309,13 +310,7 @@ def _parse_preemption(flags: ServeFlags, profile: profiles.Profile) -> Preemptio
 def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
     if flags.kv_transfer_config is None:
         return _KvTransferConfig()
-    try:
-        config = _KvTransferConfig.model_validate_json(flags.kv_transfer_config)
-    except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'JSON'}: {problem['msg']}" for problem in exc.errors()
-        )
-        raise ConfigError(f"--kv-transfer-config: {problems}") from exc
+    config = read_json_flag(_KvTransferConfig, flags.kv_transfer_config, "--kv-transfer-config")
     expected = _ROLE_OF_KV_ROLE.get(config.kv_role or "", flags.role)
     if expected is not flags.role:
         raise ConfigError(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock.core.http.problem import error_body
 from penstock.core.http.server import Responder
 from penstock.engine.core.requests import FinishReason, RequestState
 from penstock.engine.serve.answers import (
@@ -20,7 +21,6 @@ from penstock.engine.serve.answers import (
     CompletionFormat,
     Finished,
     Format,
-    problem,
 )
 from penstock.engine.serve.protocol import Api, Choice, EngineCall
 from penstock.engine.serve.responses import ResponseFormat
@@ -256,7 +256,7 @@ class Reply:
         if self._responder.started:
             self._responder.abort()
         else:
-            self._responder.send(status, problem(message, status, kind), headers=self._headers)
+            self._responder.send(status, error_body(message, kind=kind, code=status), headers=self._headers)
 
     def abandon(self) -> None:
         """Take note that nothing more is to be sent."""
