@@ -67,7 +67,7 @@ def penstock_errors(about: str) -> Iterator[None]:
 def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
     """Return Penstock's error for one foreign exception."""
     if isinstance(exc, ApiException):
-        error = _error_class(exc.status)(f"{about}: {exc.status}: {_message(exc.body or '')}")
+        error = _error_class(exc.status or 500)(f"{about}: {exc.status}: {_message(exc.body or '')}")
         if isinstance(error, UnavailableError):
             error.retry_after_s = retry_after_seconds(exc)
         return error
@@ -81,7 +81,8 @@ def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
 
 def event_error(status: Mapping[str, Any], about: str) -> ClusterError:
     """Return the error that a watch's ERROR event carries; one without a code is a failure of the server."""
-    code = status.get("code", 500)
+    code = status.get("code")
+    code = code if isinstance(code, int) else 500
     return _error_class(code)(f"{about}: {code}: {status.get('message') or 'no message'}")
 
 

@@ -60,6 +60,8 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 
+USER_AGENT: Final = "penstock"
+
 _WARNINGS_KEPT: Final = 100
 """Chosen: different warnings of the server that are logged once each."""
 
@@ -279,7 +281,7 @@ def _api_client(configuration: Configuration) -> ApiClient:
         api = ApiClient(configuration)
     except OSError as exc:
         raise ConfigError(f"kubeconfig: certificate or key not usable: {exc}") from exc
-    api.user_agent = "penstock"
+    api.user_agent = USER_AGENT
     fence = aiohttp.TraceConfig()
     fence.on_request_headers_sent.append(_check_fence)
     api.rest_client.pool_manager = _session(api, trace_configs=[fence])
@@ -298,6 +300,7 @@ def _session(api: ApiClient, **options: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"user-agent": USER_AGENT},
         read_bufsize=2**21,
         **options,
     )
