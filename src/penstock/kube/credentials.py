@@ -75,6 +75,11 @@ async def read_credentials(*, kubeconfig: Path | None, context: str | None) -> C
     return found
 
 
+def remove_key_files() -> None:
+    """Remove the files into which the package copied inline keys; it would keep them until the process ends."""
+    kube_config._cleanup_temp_files()  # noqa: SLF001 - there is no public way
+
+
 async def _read(paths: str, context: str | None) -> Credentials:
     configuration = Configuration(host="")
     files = [os.path.expanduser(each) for each in paths.split(os.pathsep)]  # noqa: ASYNC240, PTH111 - as above

@@ -24,7 +24,7 @@ from kubernetes.aio.utils.retry import Backoff, on_retry_after_error, retry_afte
 
 from penstock.core.errors import ClusterError, ConfigError, UnavailableError
 from penstock.core.logs import get_logger
-from penstock.kube.credentials import Credentials, read_credentials
+from penstock.kube.credentials import Credentials, read_credentials, remove_key_files
 from penstock.kube.failures import FOREIGN, NOT_SENT, cluster_error, penstock_errors
 
 log = get_logger(__name__)
@@ -281,6 +281,8 @@ def _api_client(configuration: Configuration) -> ApiClient:
         api = ApiClient(configuration)
     except OSError as exc:
         raise ConfigError(f"kubeconfig: certificate or key not usable: {exc}") from exc
+    finally:
+        remove_key_files()
     api.user_agent = USER_AGENT
     fence = aiohttp.TraceConfig()
     fence.on_request_headers_sent.append(_check_fence)

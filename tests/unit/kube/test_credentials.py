@@ -62,11 +62,14 @@ async def test_an_expired_token_of_a_plugin_is_asked_for_again(api, write_kubeco
         (answer('{"clientCertificateData":"x","clientKeyData":"y"}'), "certificate or key not usable"),
     ],
 )
-async def test_a_plugin_that_fails_is_quoted(write_kubeconfig, plugin, script, words):
-    """Its own words, and its name; nothing is sent without credentials."""
+async def test_a_plugin_that_fails_is_quoted(write_kubeconfig, plugin, script, words, tmp_path, monkeypatch):
+    """Its own words; nothing is sent without credentials, and no key stays in a file."""
+    (tmp_path / "copies").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "copies"))
     path = write_kubeconfig("https://127.0.0.1:1", user=plugin(script))
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         await KubeClient.connect(kubeconfig=path)
+    assert list((tmp_path / "copies").iterdir()) == []
 
 
 async def test_a_plugin_that_fails_later_fails_the_call(api, write_kubeconfig, plugin, tmp_path):
