@@ -24,6 +24,15 @@ def plugin(tmp_path):
     return make
 
 
+@pytest.fixture
+def copies(tmp_path, monkeypatch):
+    """The folder of temporary files."""
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
 def answer(status):
     """Return a plugin's script that answers an ExecCredential."""
     kind = '"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential"'
@@ -62,14 +71,12 @@ async def test_an_expired_token_of_a_plugin_is_asked_for_again(api, write_kubeco
         (answer('{"clientCertificateData":"x","clientKeyData":"y"}'), "certificate or key not usable"),
     ],
 )
-async def test_a_plugin_that_fails_is_quoted(write_kubeconfig, plugin, script, words, tmp_path, monkeypatch):
+async def test_a_plugin_that_fails_is_quoted(write_kubeconfig, plugin, script, words, copies):
     """Its own words; nothing is sent without credentials, and no key stays in a file."""
-    (tmp_path / "copies").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "copies"))
     path = write_kubeconfig("https://127.0.0.1:1", user=plugin(script))
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         await KubeClient.connect(kubeconfig=path)
-    assert list((tmp_path / "copies").iterdir()) == []
+    assert list(copies.iterdir()) == []
 
 
 async def test_a_plugin_that_fails_later_fails_the_call(api, write_kubeconfig, plugin, tmp_path):
