@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from penstock.core.errors import (
-    ClusterError,
     ConflictError,
     ForbiddenError,
     InvalidObjectError,
@@ -275,15 +274,3 @@ async def test_an_absent_server_is_unavailable_within_the_budget(own_api_server,
         assert time.monotonic() - started_s < 5.0
     finally:
         await client.close()
-
-
-async def test_a_fenced_client_writes_only_while_it_may(client, namespace):
-    """A process whose leadership is over reads on, but its writes are not sent."""
-    is_leading = True
-    fenced = client.fenced(lambda: is_leading)
-    await fenced.apply(config_map(namespace, a="1"), field_manager=ME)
-    is_leading = False
-    with pytest.raises(ClusterError, match="not the leader"):
-        await fenced.apply(config_map(namespace, a="2"), field_manager=ME)
-    assert (await fenced.get(CONFIG_MAP, "settings", namespace=namespace))["data"] == {"a": "1"}
-    await client.apply(config_map(namespace, a="3"), field_manager=ME)

@@ -9,9 +9,6 @@ import pytest
 from penstock.core.errors import (
     ClusterError,
     ConfigError,
-    ConflictError,
-    ForbiddenError,
-    InvalidObjectError,
     UnavailableError,
 )
 from penstock.kube.client import KubeClient
@@ -196,19 +193,6 @@ async def test_a_token_file_beside_the_kubeconfig(api, write_kubeconfig):
     await client.raw_get("/version")
     assert {each.headers["authorization"] for each in api.asked} == {"Bearer secret"}
     await client.close()
-
-
-async def test_errors_name_the_call(api, client):
-    """Method and path stand in the message."""
-    api.script = [(409, api.status(409, "the object has been modified"))]
-    with pytest.raises(ConflictError, match=r"^DELETE /api/v1/namespaces/x/configmaps/a: 409: the object"):
-        await client.delete(CONFIG_MAP, "a", namespace="x")
-    api.script = [(422, api.status(422))]
-    with pytest.raises(InvalidObjectError, match=r"^PATCH"):
-        await client.apply(OBJECT, field_manager=ME)
-    api.script = [(403, api.status(403))]
-    with pytest.raises(ForbiddenError, match=r"^GET"):
-        await client.get(CONFIG_MAP, "a")
 
 
 async def test_a_write_that_waited_is_not_sent_once_leadership_is_over(api, client, no_pause):
