@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,7 +15,6 @@ import aiohttp
 import orjson
 
 from penstock.core.errors import ClusterError, ExpiredError, InvalidObjectError
-from penstock.kube.credentials import Credentials
 from penstock.kube.kinds import Kind, kind_of
 from penstock.kube.transport import KubeCall, Transport
 
@@ -76,13 +75,13 @@ class KubeClient:
         Raises:
             ConfigError: there are no credentials, or they cannot be used.
         """
-        credentials = await Credentials.load(kubeconfig=kubeconfig, context=context)
-        return cls(await Transport.open(credentials, rng or random.Random()))  # noqa: S311 - jitter
+        rng = rng or random.Random()  # noqa: S311 - jitter
+        return cls(await Transport.open(rng, kubeconfig=kubeconfig, context=context))
 
     @property
     def server(self) -> str:
         """URL of the API server."""
-        return self._transport.credentials.server
+        return str(self._transport.credentials.configuration.host)
 
     @property
     def rng(self) -> random.Random:
@@ -92,7 +91,7 @@ class KubeClient:
     @property
     def credentials_version(self) -> int:
         """Grows whenever the credentials are read again."""
-        return self._transport.credentials.version
+        return self._transport.version
 
     async def renew_credentials(self, seen: int) -> None:
         """Read the credentials again unless that happened since version ``seen``.
@@ -233,8 +232,7 @@ class KubeClient:
         params = _write_params(field_manager, dry_run=dry_run)
         params["force"] = "true" if force else "false"
         path = self._path_of(obj, subresource)
-        # JSON is YAML, and it is what is cheap to write.
-        return await self._write("PATCH", path, params, obj, "application/apply-patch+yaml")
+        return await self._write(KubeCall("PATCH", path, params, obj, "application/apply-patch+yaml"))
 
     async def create(
         self, obj: Mapping[str, Any], *, field_manager: str, dry_run: bool = False
@@ -249,7 +247,7 @@ class KubeClient:
         kind = kind_of(obj)
         path = kind.path(obj.get("metadata", {}).get("namespace") or self.namespace)
         params = _write_params(field_manager, dry_run=dry_run)
-        return await self._write("POST", path, params, obj, "application/json", is_repeatable=False)
+        return await self._write(KubeCall("POST", path, params, obj, is_repeatable=False))
 
     async def patch(
         self,
@@ -286,7 +284,8 @@ class KubeClient:
         params = _write_params(field_manager, dry_run=dry_run)
         content_type = "application/merge-patch+json" if is_merge else "application/json-patch+json"
         # Repeating "append to the list" appends twice; a merge patch says the same thing again.
-        return await self._write("PATCH", path, params, patch, content_type, is_repeatable=is_merge)
+        body = patch if is_merge else list(patch)
+        return await self._write(KubeCall("PATCH", path, params, body, content_type, is_repeatable=is_merge))
 
     async def delete(
         self,
@@ -323,7 +322,7 @@ class KubeClient:
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         path = kind.path(namespace or self.namespace, name)
-        await self._write("DELETE", path, {}, options, "application/json")
+        await self._write(KubeCall("DELETE", path, {}, options))
 
     async def raw_get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path of the server, ``/version`` for example.
@@ -340,7 +339,8 @@ class KubeClient:
             ClusterError: the server refused or failed; its message quotes what stands at the path.
         """
         call = KubeCall("GET", path, {}, is_repeatable=False)
-        return (await self._transport.send(call)).decode(errors="replace")
+        response = await self._transport.send(call)
+        return (await response.read()).decode(errors="replace")
 
     async def server_time_s(self) -> float:
         """Return the server's clock, whole seconds since the epoch.
@@ -349,7 +349,7 @@ class KubeClient:
             ClusterError: the server refused or failed, or did not say.
         """
         call = KubeCall("GET", "/version", {})
-        said = (await self._transport.ask(call)).headers.get("date", "")
+        said = (await self._transport.send(call)).headers.get("date", "")
         try:
             return parsedate_to_datetime(said).timestamp()
         except ValueError as exc:
@@ -359,14 +359,14 @@ class KubeClient:
     async def watch(
         self, kind: Kind, *, namespace: str | None, params: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch and give its body as it arrives; `Informer` is its caller.
+        """Open a watch and give its body line by line; `Informer` is its caller.
 
         Raises:
             ClusterError: it was refused, broke off or went silent.
         """
         call = KubeCall("GET", kind.path(namespace), {**params, "watch": "true"})
-        async with self._transport.stream(call) as pieces:
-            yield pieces
+        async with self._transport.stream(call) as lines:
+            yield lines
 
     async def close(self) -> None:
         """Close all connections."""
@@ -379,20 +379,10 @@ class KubeClient:
         namespace = metadata.get("namespace") or self.namespace
         return kind_of(obj).path(namespace, metadata["name"], subresource=subresource)
 
-    async def _write(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str],
-        body: Any,
-        content_type: str,
-        *,
-        is_repeatable: bool = True,
-    ) -> dict[str, Any]:
-        content = orjson.dumps(body)
-        call = KubeCall(method, path, params, content, content_type, is_repeatable, self._refusal(path))
-        call.check()
-        return await self._send(call)
+    async def _write(self, call: KubeCall) -> dict[str, Any]:
+        fenced = replace(call, refusal=self._refusal(call.path))
+        fenced.check()
+        return await self._send(fenced)
 
     def _refusal(self, path: str) -> Callable[[], str | None] | None:
         """Return what tells why this view may not write to ``path`` now."""
@@ -414,9 +404,9 @@ class KubeClient:
         return await self._send(KubeCall(method, path, params or {}))
 
     async def _send(self, call: KubeCall) -> dict[str, Any]:
-        body = await self._transport.send(call, is_urgent=self._is_urgent)
+        response = await self._transport.send(call, is_urgent=self._is_urgent)
         try:
-            answer = orjson.loads(body)
+            answer = orjson.loads(await response.read())
         except orjson.JSONDecodeError as exc:
             raise ClusterError(f"{call}: the answer is no JSON: {exc}") from exc
         if not isinstance(answer, dict):

@@ -1,15 +1,18 @@
-"""Turns what the API server and the libraries below report into Penstock's own errors; the only place that does."""
+"""Turns what the official client and the libraries below it raise into Penstock's own errors; the only place that does."""
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Final
 
 import aiohttp
 import orjson
 from aiohttp.http_exceptions import HttpProcessingError
+from kubernetes.aio.client import ApiException
+from kubernetes.aio.config import ConfigException
+from kubernetes.aio.utils.retry import retry_after_seconds
 
 from penstock.core.errors import (
     ClusterError,
@@ -22,19 +25,27 @@ from penstock.core.errors import (
     UnavailableError,
 )
 
-FOREIGN: Final = (
-    aiohttp.ClientError,
-    HttpProcessingError,
-    ssl.SSLError,
-    OSError,
-)
-"""All that a call of the API server may raise."""
+FOREIGN: Final = (ApiException, ConfigException, aiohttp.ClientError, HttpProcessingError, OSError)
+"""All that a call of the API server may raise; TLS errors and timeouts are OSErrors."""
 
 NOT_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 """The server has seen nothing of the request, so any request may be repeated."""
 
 _TEXT_LIMIT: Final = 400
 """Chosen: characters of a body that is not a Status, enough for a proxy's message."""
+
+_ERRORS: Final[Mapping[int, type[ClusterError]]] = MappingProxyType(
+    {
+        401: ForbiddenError,
+        403: ForbiddenError,
+        404: NotFoundError,
+        408: UnavailableError,
+        409: ConflictError,
+        410: ExpiredError,
+        429: UnavailableError,
+    }
+)
+"""What else the server refuses is an invalid request; from 500 on it is unavailable."""
 
 
 @contextmanager
@@ -55,6 +66,11 @@ def penstock_errors(about: str) -> Iterator[None]:
 
 def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
     """Return Penstock's error for one foreign exception."""
+    if isinstance(exc, ApiException):
+        error = _error_class(exc.status or 500)(f"{about}: {exc.status}: {_message(exc.body or '')}")
+        if isinstance(error, UnavailableError):
+            error.retry_after_s = retry_after_seconds(exc)
+        return error
     if isinstance(exc, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
         return ConfigError(f"{about}: {exc}: not an address; correct the cluster's server in the kubeconfig")
     if isinstance(exc, aiohttp.TooManyRedirects):
@@ -63,39 +79,22 @@ def cluster_error(exc: BaseException, about: str) -> ClusterError | ConfigError:
     return UnavailableError(f"{about}: the API server does not answer: {text}")
 
 
-def status_error(status: int, body: bytes, headers: Mapping[str, str], about: str) -> ClusterError:
-    """Return the error for an answer of status 400 or more; the message is the server's own."""
-    message = f"{about}: {_message(status, body)}"
-    if status in {401, 403}:
-        return ForbiddenError(message)
-    if status == 404:
-        return NotFoundError(message)
-    if status == 409:
-        return ConflictError(message)
-    if status == 410:
-        return ExpiredError(message)
-    if status in {408, 429} or status >= 500:
-        return UnavailableError(message, retry_after_s=_retry_after_s(headers))
-    return InvalidObjectError(message)
-
-
 def event_error(status: Mapping[str, Any], about: str) -> ClusterError:
-    """Return the error that a watch's ERROR event carries."""
+    """Return the error that a watch's ERROR event carries; one without a code is a failure of the server."""
     code = status.get("code")
-    return status_error(code if isinstance(code, int) else 500, orjson.dumps(status), {}, about)
+    code = code if isinstance(code, int) else 500
+    return _error_class(code)(f"{about}: {code}: {status.get('message') or 'no message'}")
 
 
-def _message(status: int, body: bytes) -> str:
+def _error_class(status: int) -> type[ClusterError]:
+    return _ERRORS.get(status, UnavailableError if status >= 500 else InvalidObjectError)
+
+
+def _message(body: str) -> str:
+    """Return the message of a Status, or the beginning of what a proxy answered in its place."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
         answer = None
-    if isinstance(answer, dict) and isinstance(answer.get("message"), str) and answer["message"]:
-        return f"{status}: {answer['message']}"
-    return f"{status}: {body[:_TEXT_LIMIT].decode('utf-8', 'replace').strip() or 'no message'}"
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    # The API server sends whole seconds; a proxy's date form is not worth a parser.
-    text = headers.get("retry-after", "")
-    return float(text) if text.isdigit() else None
+    message = answer.get("message") if isinstance(answer, dict) else None
+    return str(message or body[:_TEXT_LIMIT].strip() or "no message")

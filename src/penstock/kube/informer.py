@@ -26,9 +26,6 @@ log = get_logger(__name__)
 STREAM_S: Final = (300, 600)
 """Chosen: the server ends each watch after a time drawn from here, so that clients spread over its replicas."""
 
-LINE_LIMIT: Final = 16 * 1024 * 1024
-"""Bytes of one event. etcd holds objects of at most 1.5 MiB; more is no Kubernetes answer."""
-
 SETTLED_S: Final = 5.0
 """Chosen: a stream that lived this long was a good one; the next may start at once."""
 
@@ -184,19 +181,12 @@ class Informer:
             "timeoutSeconds": str(self._client.rng.randint(*STREAM_S)),
             **({"labelSelector": self._selector} if self._selector else {}),
         }
-        async with self._client.watch(self._kind, namespace=self._namespace, params=params) as pieces:
+        async with self._client.watch(self._kind, namespace=self._namespace, params=params) as lines:
             self._heard()
-            rest = b""
-            async for piece in pieces:
-                *lines, rest = (rest + piece if rest else piece).split(b"\n")
-                for line in lines:
-                    self._take_line(line)
-                if len(rest) > LINE_LIMIT:
-                    raise ClusterError(f"watch {self._kind.plural}: an event of more than {LINE_LIMIT} bytes")
+            async for line in lines:
+                self._take_line(line)
 
     def _take_line(self, line: bytes) -> None:
-        if not line:
-            return
         try:
             event = orjson.loads(line)
             what, obj = event["type"], event["object"]

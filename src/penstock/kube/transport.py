@@ -1,6 +1,6 @@
-"""One authenticated HTTP session to the API server: retries, renewed credentials, bounded time.
+"""Sends calls with the official client, and adds what it lacks: tries for every verb, renewed credentials, a fence.
 
-`KubeClient` is its only caller. Bodies go through as bytes; what they mean is not known here.
+`KubeClient` is its only caller.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from multidict import CIMultiDictProxy
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.dynamic.exceptions import UnauthorizedError
+from kubernetes.aio.utils.retry import Backoff, on_retry_after_error, retry_after_seconds
 
 from penstock.core.errors import ClusterError, ConfigError, UnavailableError
 from penstock.core.logs import get_logger
-from penstock.kube.backoff import Backoff
-from penstock.kube.credentials import Credentials
-from penstock.kube.failures import FOREIGN, NOT_SENT, cluster_error, penstock_errors, status_error
+from penstock.kube.credentials import Credentials, read_credentials, remove_key_files
+from penstock.kube.failures import FOREIGN, NOT_SENT, cluster_error, penstock_errors
 
 log = get_logger(__name__)
 
@@ -34,6 +37,9 @@ ANSWER_S: Final = 20.0
 
 BUDGET_S: Final = 30.0
 """Chosen: after this long no call is tried again; callers have their own, slower backoff."""
+
+RETRIES: Final = Backoff(steps=12, duration=0.2, factor=1.5, jitter=0.5)
+"""Chosen: pauses of 0.2 to 12 s between the tries of one call, 34 s in all without the jitter."""
 
 SILENCE_S: Final = 100.0
 """Longest silence of a watch: the server sends a bookmark every 60 to 75 s, so the connection is dead after this."""
@@ -54,6 +60,8 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 
+USER_AGENT: Final = "penstock"
+
 _WARNINGS_KEPT: Final = 100
 """Chosen: different warnings of the server that are logged once each."""
 
@@ -66,7 +74,7 @@ class KubeCall:
         method: HTTP method.
         path: Below the server's URL.
         params: Query parameters.
-        content: Body, or None.
+        body: Object to send as JSON, or None.
         content_type: Of the body.
         is_repeatable: A second execution changes nothing more, so lost answers may be asked for again.
         refusal: Asked right before sending, after every wait: why it may not be sent; returns None if it may.
@@ -75,7 +83,7 @@ class KubeCall:
     method: str
     path: str
     params: Mapping[str, str]
-    content: bytes | None = None
+    body: Any = None
     content_type: str = "application/json"
     is_repeatable: bool = True
     refusal: Callable[[], str | None] | None = None
@@ -94,104 +102,69 @@ class KubeCall:
             raise ClusterError(f"{self}: not sent: {why}")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back.
-
-    Attributes:
-        status: HTTP status.
-        headers: Names in any case; repeated ones are kept.
-        body: All of it.
-    """
-
-    status: int
-    headers: CIMultiDictProxy[str]
-    body: bytes
-
-
-class _Connections:
-    """A pool of connections that closes once it is retired and its last user is gone."""
-
-    __slots__ = ("_is_retired", "_users", "session")
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self.session = session
-        self._users = 0
-        self._is_retired = False
-
-    @asynccontextmanager
-    async def borrowed(self) -> AsyncIterator[aiohttp.ClientSession]:
-        self._users += 1
-        try:
-            yield self.session
-        finally:
-            self._users -= 1
-            if self._is_retired and not self._users:
-                await self.session.close()
-
-    async def retire(self) -> None:
-        self._is_retired = True
-        if not self._users:
-            await self.session.close()
+_sending: ContextVar[KubeCall] = ContextVar("_sending")
+"""The call that this task is sending, for `_check_fence`."""
 
 
 class Transport:
-    """Sends calls; one per client."""
+    """Sends calls; one per client.
 
-    def __init__(self, credentials: Credentials, connections: _Connections, rng: random.Random) -> None:
+    Attributes:
+        credentials: As read last.
+        version: Grows whenever the credentials are read again.
+        rng: Generator of all jitter.
+    """
+
+    def __init__(
+        self, credentials: Credentials, rng: random.Random, kubeconfig: Path | None, context: str | None
+    ) -> None:
         self.credentials = credentials
-        self._connections = connections
-        self._rng = rng
+        self.version = 1
+        self.rng = rng
+        self._kubeconfig = kubeconfig
+        self._context = context
+        self._api = _api_client(credentials.configuration)
+        self._retired: ApiClient | None = None
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._lock = asyncio.Lock()
         self._warned: set[str] = set()
 
     @classmethod
-    async def open(cls, credentials: Credentials, rng: random.Random) -> Transport:
-        """Prepare the session; nothing is sent yet.
+    async def open(cls, rng: random.Random, *, kubeconfig: Path | None, context: str | None) -> Transport:
+        """Read the credentials and prepare connections; nothing is sent yet.
 
         Raises:
             ConfigError: the credentials cannot be used.
         """
-        return cls(credentials, _connect(credentials), rng)
-
-    @property
-    def rng(self) -> random.Random:
-        """Generator of all jitter."""
-        return self._rng
+        credentials = await read_credentials(kubeconfig=kubeconfig, context=context)
+        return cls(credentials, rng, kubeconfig, context)
 
     def session(self) -> aiohttp.ClientSession:
         """Return a session of its own for a library that makes its own calls; the caller closes it.
 
         Every request carries the token of that moment; a new certificate or authority needs a new session.
         """
-        credentials = self.credentials
+        configuration = self.credentials.configuration
 
         async def authorize(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
         ) -> aiohttp.ClientResponse:
-            if (token := credentials.token()) is not None:
-                request.headers["authorization"] = f"Bearer {token}"
-            if credentials.tls_server_name is not None:
-                request.server_hostname = credentials.tls_server_name
+            if (token := await configuration.get_api_key_with_prefix("BearerToken")) is not None:
+                request.headers["authorization"] = token
+            if configuration.tls_server_name is not None:
+                request.server_hostname = configuration.tls_server_name
             return await handler(request)
 
-        return _session(credentials, middlewares=(authorize,), proxy=credentials.proxy)
+        return _session(self._api, middlewares=(authorize,), proxy=configuration.proxy)
 
     async def close(self) -> None:
         """Close all connections; calls under way fail."""
-        await self._connections.session.close()
+        await self._api.close()
+        if self._retired is not None:
+            await self._retired.close()
 
-    async def send(self, call: KubeCall, *, is_urgent: bool = False) -> bytes:
-        """Send a call and return the answer's body; see `ask`.
-
-        Raises:
-            ClusterError: or the subclass that fits.
-        """
-        return (await self.ask(call, is_urgent=is_urgent)).body
-
-    async def ask(self, call: KubeCall, *, is_urgent: bool = False) -> Answer:
-        """Send a call and return the whole answer.
+    async def send(self, call: KubeCall, *, is_urgent: bool = False) -> aiohttp.ClientResponse:
+        """Send a call and return the answer, its body read.
 
         Too many requests and failures of the server are tried again with growing pauses, other errors are not.
         Urgent calls do not wait for others to end.
@@ -200,92 +173,34 @@ class Transport:
             ClusterError: or the subclass that fits.
         """
         until_s = time.monotonic() + BUDGET_S
-        backoff = Backoff(self._rng, first_s=0.1, limit_s=5.0)
-        slot = nullcontext() if is_urgent else self._slots
-        while True:
-            try:
-                async with slot:
-                    return await self._attempt(call)
-            except _Again as again:
-                error = again.error
-                pause_s = max(backoff.pause_s(), again.retry_after_s or 0.0)
-                if not again.may_repeat or time.monotonic() + pause_s > until_s:
-                    raise error from again.__cause__
-                log.debug("call tried again", call=str(call), problem=str(error), pause_s=pause_s)
-            await asyncio.sleep(pause_s)
+
+        async def attempt() -> aiohttp.ClientResponse:
+            async with nullcontext() if is_urgent else self._slots:
+                response = await self._attempt(call, ANSWER_S)
+                await response.read()
+                return response
+
+        def is_worth_a_try(exc: Exception) -> bool:
+            left_s = until_s - time.monotonic() - (retry_after_seconds(exc) or 0.0)
+            return left_s > 0 and _may_repeat(call, exc)
+
+        with penstock_errors(str(call)):
+            response: aiohttp.ClientResponse = await on_retry_after_error(
+                RETRIES, is_worth_a_try, attempt, asyncio.sleep, self.rng.random
+            )
+        self._note_warnings(response)
+        return response
 
     @asynccontextmanager
-    async def stream(self, call: KubeCall) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch and give its body in pieces as they arrive; never tried again.
+    async def stream(self, call: KubeCall) -> AsyncIterator[aiohttp.StreamReader]:
+        """Open a watch and give its body as it arrives; never tried again.
 
         Raises:
             ClusterError: it was refused, broke off or went silent.
         """
         with penstock_errors(str(call)):
-            for is_last in (False, True):
-                seen = self.credentials.version
-                async with (
-                    self._connections.borrowed() as session,
-                    self._request(session, call, read_s=SILENCE_S) as response,
-                ):
-                    if response.status == 401 and not is_last:
-                        await self.renew(seen)
-                        continue
-                    if response.status >= 400:
-                        body = await response.read()
-                        raise status_error(response.status, body, response.headers, str(call))
-                    yield response.content.iter_any()
-                    return
-
-    async def _attempt(self, call: KubeCall) -> Answer:
-        for is_last in (False, True):
-            seen = self.credentials.version
-            call.check()
-            async with self._connections.borrowed() as session:
-                try:
-                    async with self._request(session, call, read_s=ANSWER_S) as response:
-                        answer = Answer(response.status, response.headers, await response.read())
-                except FOREIGN as exc:
-                    if isinstance(exc, aiohttp.ClientConnectorCertificateError) and not is_last:
-                        await self.renew(seen)  # the cluster's authority may have changed
-                        continue
-                    error = cluster_error(exc, str(call))
-                    if not isinstance(error, UnavailableError):
-                        raise error from exc
-                    raise _Again(error, may_repeat=call.is_repeatable or isinstance(exc, NOT_SENT)) from exc
-            if answer.status == 401 and not is_last:
-                await self.renew(seen)
-                continue
-            break
-        self._note_warnings(answer)
-        if answer.status < 400:
-            return answer
-        refused = status_error(answer.status, answer.body, answer.headers, str(call))
-        if isinstance(refused, UnavailableError):
-            # 429 says that nothing was done; after other failures that is not known.
-            raise _Again(refused, may_repeat=call.is_repeatable or answer.status == 429)
-        raise refused
-
-    def _request(
-        self, session: aiohttp.ClientSession, call: KubeCall, *, read_s: float
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        headers = {}
-        if call.content is not None:
-            headers["content-type"] = call.content_type
-        token = self.credentials.token()
-        if token is not None:
-            headers["authorization"] = f"Bearer {token}"
-        return session.request(
-            call.method,
-            self.credentials.server + call.path,
-            params=call.params or None,
-            data=_Fenced(call.content, call) if call.content is not None and call.refusal else call.content,
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(connect=CONNECT_S, sock_read=read_s),
-            proxy=self.credentials.proxy,
-            server_hostname=self.credentials.tls_server_name,
-            allow_redirects=False,
-        )
+            async with await self._attempt(call, SILENCE_S) as response:
+                yield response.content
 
     async def renew(self, seen: int) -> None:
         """Read the credentials again, once for all calls that failed by them, and use new connections.
@@ -297,69 +212,105 @@ class Transport:
             ConfigError: what is there now cannot be used.
         """
         async with self._lock:
-            if self.credentials.version != seen:
+            if self.version != seen:
                 return
             log.info(
                 "credentials or certificate refused; reading credentials again",
-                server=self.credentials.server,
+                server=self.credentials.configuration.host,
             )
-            await self.credentials.renew()
-            refused, self._connections = self._connections, _connect(self.credentials)
-            await refused.retire()
+            credentials = await read_credentials(kubeconfig=self._kubeconfig, context=self._context)
+            # Calls under way may end on the old connections, which are closed with the next renewal.
+            ended, self._retired, self._api = (
+                self._retired,
+                self._api,
+                _api_client(credentials.configuration),
+            )
+            self.credentials = credentials
+            self.version += 1
+            if ended is not None:
+                await ended.close()
 
-    def _note_warnings(self, answer: Answer) -> None:
-        for text in answer.headers.getall("warning", ()):
+    async def _attempt(self, call: KubeCall, read_s: float) -> aiohttp.ClientResponse:
+        """Send a call; credentials that are refused, or no longer fit the server's certificate, are renewed once."""
+        seen = self.version
+        try:
+            return await self._request(call, read_s)
+        except (UnauthorizedError, aiohttp.ClientConnectorCertificateError):
+            await self.renew(seen)
+            return await self._request(call, read_s)
+
+    async def _request(self, call: KubeCall, read_s: float) -> aiohttp.ClientResponse:
+        call.check()
+        sending = _sending.set(call)
+        try:
+            response: aiohttp.ClientResponse = await DynamicClient(self._api).request(
+                call.method,
+                call.path,
+                body=call.body,
+                query_params=list(call.params.items()),
+                content_type=call.content_type,
+                serialize=False,
+                _request_timeout=aiohttp.ClientTimeout(connect=CONNECT_S, sock_read=read_s),
+            )
+        finally:
+            _sending.reset(sending)
+        return response
+
+    def _note_warnings(self, response: aiohttp.ClientResponse) -> None:
+        for text in response.headers.getall("warning", ()):
             if text not in self._warned and len(self._warned) < _WARNINGS_KEPT:
                 self._warned.add(text)
                 log.warning("the API server warns", warning=text)
 
 
-class _Again(Exception):  # noqa: N818 - control flow within this module
-    """An attempt failed in a way that may pass."""
-
-    def __init__(self, error: UnavailableError, *, may_repeat: bool) -> None:
-        self.error = error
-        self.retry_after_s = error.retry_after_s
-        self.may_repeat = may_repeat
-        super().__init__(str(error))
+def _may_repeat(call: KubeCall, exc: Exception) -> bool:
+    """Return whether a call that failed may succeed when it is repeated, and changes nothing twice."""
+    if not isinstance(exc, FOREIGN) or not isinstance(cluster_error(exc, str(call)), UnavailableError):
+        return False
+    # 429 says that nothing was done; after other failures that is not known.
+    return call.is_repeatable or isinstance(exc, NOT_SENT) or getattr(exc, "status", None) == 429
 
 
-class _Fenced(aiohttp.BytesPayload):
-    """A body that is held back if its call may not be sent any more; connecting takes time, too.
+def _api_client(configuration: Configuration) -> ApiClient:
+    """Return the official client, on connections as `_session` makes them.
 
-    Without it the server has half a request, which it does not carry out.
+    Raises:
+        ConfigError: a certificate or key cannot be read.
     """
+    try:
+        api = ApiClient(configuration)
+    except OSError as exc:
+        raise ConfigError(f"kubeconfig: certificate or key not usable: {exc}") from exc
+    finally:
+        remove_key_files()
+    api.user_agent = USER_AGENT
+    fence = aiohttp.TraceConfig()
+    fence.on_request_headers_sent.append(_check_fence)
+    api.rest_client.pool_manager = _session(api, trace_configs=[fence])
+    return api
 
-    def __init__(self, content: bytes, call: KubeCall) -> None:
-        super().__init__(content, content_type=call.content_type)
-        self._call = call
 
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        self._call.check()
-        await super().write_with_length(writer, content_length)
-
-
-def _connect(credentials: Credentials) -> _Connections:
-    return _Connections(_session(credentials))
-
-
-def _session(credentials: Credentials, **options: Any) -> aiohttp.ClientSession:
-    proxy = credentials.proxy
-    if proxy is not None and not proxy.startswith(("http://", "https://")):
-        raise ConfigError(f"kubeconfig: proxy-url {proxy!r}: expected http://HOST:PORT or https://HOST:PORT")
+def _session(api: ApiClient, **options: Any) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(
-        ssl=credentials.tls,
+        ssl=api.rest_client.ssl_context,
         limit=0,  # calls are bounded by the transport's own slots, watches by their number
         keepalive_timeout=IDLE_S,
-        resolver=aiohttp.ThreadedResolver(),
         socket_factory=_socket,
     )
+    # Unlike the package's own session it heeds no HTTPS_PROXY: NO_PROXY of a pod names ranges, which Python does
+    # not understand. The buffer is the package's, for watches: a line may be twice as long, etcd holds 1.5 MiB.
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"accept": "application/json", "user-agent": "penstock"},
+        headers={"user-agent": USER_AGENT},
+        read_bufsize=2**21,
         **options,
     )
+
+
+async def _check_fence(*_: object) -> None:
+    """Hold a request back, before its first byte, if it may not be sent any more: connecting takes time, too."""
+    _sending.get().check()
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

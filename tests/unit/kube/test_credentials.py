@@ -8,7 +8,7 @@ import pytest
 from penstock.core.errors import ClusterError, ConfigError
 from penstock.kube import credentials as credentials_module
 from penstock.kube.client import KubeClient
-from penstock.kube.credentials import Credentials
+from penstock.kube.credentials import read_credentials
 
 
 @pytest.fixture
@@ -24,6 +24,15 @@ def plugin(tmp_path):
     return make
 
 
+@pytest.fixture
+def copies(tmp_path, monkeypatch):
+    """The folder of temporary files."""
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
 def answer(status):
     """Return a plugin's script that answers an ExecCredential."""
     kind = '"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential"'
@@ -32,14 +41,13 @@ def answer(status):
 
 async def load(path, context=None):
     """Read a kubeconfig."""
-    return await Credentials.load(kubeconfig=path, context=context)
+    return await read_credentials(kubeconfig=path, context=context)
 
 
 async def test_a_plugin_gives_the_token(write_kubeconfig, plugin):
     """As for the clouds' clusters."""
     found = await load(write_kubeconfig(user=plugin(answer('{"token":"secret"}'))))
-    assert found.token() == "secret"
-    assert not found.has_certificate
+    assert found.configuration.api_key == {"BearerToken": "Bearer secret"}
 
 
 async def test_an_expired_token_of_a_plugin_is_asked_for_again(api, write_kubeconfig, plugin, tmp_path):
@@ -59,17 +67,16 @@ async def test_an_expired_token_of_a_plugin_is_asked_for_again(api, write_kubeco
     ("script", "words"),
     [
         ("echo 'log in first' >&2; exit 3", "process returned 3.*log in first"),
-        ("echo nonsense", "failed to decode process output"),
         (answer("{}"), "missing token or clientCertificateData"),
-        (answer('{"clientCertificateData":"x"}'), "missing clientKeyData"),
         (answer('{"clientCertificateData":"x","clientKeyData":"y"}'), "certificate or key not usable"),
     ],
 )
-async def test_a_plugin_that_fails_is_quoted(write_kubeconfig, plugin, script, words):
-    """Its own words, and its name; nothing is sent without credentials."""
+async def test_a_plugin_that_fails_is_quoted(write_kubeconfig, plugin, script, words, copies):
+    """Its own words; nothing is sent without credentials, and no key stays in a file."""
     path = write_kubeconfig("https://127.0.0.1:1", user=plugin(script))
     with pytest.raises(ConfigError, match=f"(?s){words}"):
-        await load(path)
+        await KubeClient.connect(kubeconfig=path)
+    assert list(copies.iterdir()) == []
 
 
 async def test_a_plugin_that_fails_later_fails_the_call(api, write_kubeconfig, plugin, tmp_path):
@@ -104,24 +111,13 @@ async def test_an_unreadable_certificate_is_named(write_kubeconfig, tmp_path):
         cluster = {"server": "https://127.0.0.1:1", "certificate-authority": file}
         path = write_kubeconfig(clusters=[{"name": "c", "cluster": cluster}])
         with pytest.raises(ConfigError, match=words):
-            await load(path)
+            await KubeClient.connect(kubeconfig=path)
 
 
-async def test_what_no_server_takes_is_refused_at_once(write_kubeconfig):
-    """Passwords ended with Kubernetes 1.19; a cluster without an address is none."""
-    with pytest.raises(ConfigError, match="password: no API server takes them"):
-        await load(write_kubeconfig(user={"username": "a", "password": "b"}))
+async def test_a_cluster_without_an_address_and_an_unknown_proxy_are_refused_at_once(write_kubeconfig):
+    """The package would speak to localhost, or fail at the first call."""
+    socks = {"server": "https://127.0.0.1:1", "proxy-url": "socks5://127.0.0.1:2"}
+    with pytest.raises(ConfigError, match=r"proxy-url 'socks5.*expected http://HOST:PORT"):
+        await load(write_kubeconfig(clusters=[{"name": "c", "cluster": socks}]))
     with pytest.raises(ConfigError, match="server: missing"):
         await load(write_kubeconfig(clusters=[{"name": "c", "cluster": {"insecure-skip-tls-verify": True}}]))
-
-
-async def test_files_of_kubeconfig_are_merged(write_kubeconfig, tmp_path, monkeypatch):
-    """As kubectl does with several paths in KUBECONFIG; the first to name a thing wins."""
-    first = write_kubeconfig("http://127.0.0.1:1")
-    second = tmp_path / "second"
-    second.write_text(
-        first.read_text().replace("127.0.0.1:1", "127.0.0.1:2").replace("name: two", "name: more")
-    )
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'absent'}:{first}:{second}")
-    found = await load(None, "more")
-    assert (found.server, found.namespace) == ("http://127.0.0.1:1", "second")

@@ -6,6 +6,8 @@ import orjson
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import BadHttpMessage
+from kubernetes.aio.client import ApiException
+from kubernetes.aio.config import ConfigException
 from yarl import URL
 
 from penstock.core.errors import (
@@ -18,15 +20,15 @@ from penstock.core.errors import (
     PenstockError,
     UnavailableError,
 )
-from penstock.kube.failures import cluster_error, event_error, penstock_errors, status_error
+from penstock.kube.failures import cluster_error, event_error, penstock_errors
 
 KEY = ConnectionKey("10.0.0.1", 443, True, True, None, None, None)
 REQUEST = aiohttp.RequestInfo(URL("https://10.0.0.1/api"), "GET", {})
 
 
 def foreign_classes():
-    """Every exception class of aiohttp but for those of websockets and of bodies with several parts."""
-    found = {aiohttp.http_exceptions.HttpProcessingError}
+    """Every exception class of aiohttp but for those of websockets and of bodies with several parts, and the official client's."""
+    found = {aiohttp.http_exceptions.HttpProcessingError, ConfigException}
     for _, each in inspect.getmembers(aiohttp, inspect.isclass):
         if issubclass(each, aiohttp.ClientError):
             found.add(each)
@@ -45,6 +47,13 @@ def instance(cls):
             continue
         return found
     raise AssertionError(f"no way to make a {cls}")
+
+
+def refused(status, *, body=b"", headers=None):
+    """Return what becomes of an answer of the API server."""
+    foreign = ApiException(status, body=body.decode())
+    foreign.headers = headers
+    return cluster_error(foreign, "GET /api")
 
 
 @pytest.mark.parametrize("cls", foreign_classes(), ids=lambda cls: cls.__name__)
@@ -106,10 +115,9 @@ def test_a_bad_address_is_the_configurations_fault(foreign):
 )
 def test_statuses(status, error):
     """Each status is one kind of failure; the server's message is kept."""
-    body = orjson.dumps({"kind": "Status", "message": 'pods "a" is wrong'})
-    found = status_error(status, body, {}, "PATCH /api")
+    found = refused(status, body=orjson.dumps({"kind": "Status", "message": 'pods "a" is wrong'}))
     assert type(found) is error
-    assert str(found) == f'PATCH /api: {status}: pods "a" is wrong'
+    assert str(found) == f'GET /api: {status}: pods "a" is wrong'
 
 
 @pytest.mark.parametrize(
@@ -118,7 +126,7 @@ def test_statuses(status, error):
 )
 def test_the_servers_wish_to_be_left_alone_is_kept(headers, seconds):
     """Retry-After in seconds; a date is not read."""
-    assert status_error(429, b"", headers, "GET /api").retry_after_s == seconds
+    assert refused(429, headers=headers).retry_after_s == seconds
 
 
 @pytest.mark.parametrize(
@@ -127,13 +135,13 @@ def test_the_servers_wish_to_be_left_alone_is_kept(headers, seconds):
         (b"", "no message"),
         (b"<html>Bad Gateway", "<html>Bad Gateway"),
         (b"[]", r"\[\]"),
-        (b'{"message": 1}', "message"),
+        (b'{"message": ""}', "message"),
     ],
 )
 def test_a_body_that_is_no_status_is_shown(body, words):
     """A proxy's page instead of a Status still helps."""
     with pytest.raises(UnavailableError, match=words):
-        raise status_error(502, body, {}, "GET /api")
+        raise refused(502, body=body)
 
 
 def test_an_error_event_is_read_by_its_code():

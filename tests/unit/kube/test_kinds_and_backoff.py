@@ -69,9 +69,3 @@ def test_pauses_double_up_to_the_limit(seed, count):
         assert top_s / 2 <= backoff.pause_s() <= top_s
     backoff.reset()
     assert backoff.pause_s() <= 0.2
-
-
-def test_equal_seeds_pause_alike():
-    """The generator is an argument, so a run can be repeated."""
-    first, second = (Backoff(random.Random(7), first_s=1, limit_s=9) for _ in range(2))
-    assert [first.pause_s() for _ in range(5)] == [second.pause_s() for _ in range(5)]

@@ -68,13 +68,6 @@ async def test_a_bookmark_moves_the_place_to_continue(api, follow):
     assert informer.problem is None
 
 
-async def test_an_event_in_pieces_is_one_event(api, follow):
-    """Lines are put together however the network cut them."""
-    line = b'{"type":"ADDED","object":{"metadata":{"namespace":"first","name":"a","resourceVersion":"6"}}}\n'
-    _, changes = await follow([listing(5), api.stream(line[:20], line[20:50], line[50:])], asked_all(api))
-    assert changes == [("ADDED", "a")]
-
-
 @pytest.mark.parametrize("as_event", [True, False])
 async def test_gone_lists_again(api, follow, as_event):
     """410 as an event within the stream or as the answer's status: one new list, and only differences told."""
