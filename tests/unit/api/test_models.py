@@ -5,27 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import (
-    EngineConfig,
     GraphDeployment,
-    LeaseConfig,
     Role,
-    RouterConfig,
     ScalingConfig,
     ServiceSpec,
 )
 from penstock.api.fields import walk
-
-
-def test_lease_and_worker_limits_default_to_their_documents():
-    """Leases of 30 and 480 s, and an overflow queue of 16, as documented."""
-    assert (LeaseConfig().duration_seconds, LeaseConfig().decoder_blocks_ttl_seconds) == (30, 480)
-    assert (EngineConfig().request_limit, EngineConfig().request_queue) == (None, 16)
-
-
-def test_prefill_queue_defaults():
-    """The router holds at most 1,024 prefills for a minute and gives a worker 8,192 tokens at a time."""
-    queue = RouterConfig().prefill_queue
-    assert (queue.max_requests, queue.max_wait_seconds, queue.worker_tokens) == (1024, 60, 8192)
 
 
 def test_router_holds_no_gpus():
