@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -13,6 +12,7 @@ from rich.table import Table
 from penstock.report.text import percent, seconds
 from penstock.workload.record import RequestStatus
 from penstock.workload.replay import Replayer, Snapshot
+from penstock.workload.statistics import percentiles
 
 _PERIOD_S = 0.25
 """Chosen: real seconds; smooth enough to watch, and a thousandth of a core."""
@@ -64,11 +64,7 @@ def tier_table(seen: Snapshot) -> Table:
         table.add_column(heading, justify="left" if heading == "tier" else "right")
     for tier, progress in seen.tiers.items():
         ok, ended = progress.ends[RequestStatus.OK], progress.ends.total()
-        p50, p99 = (
-            np.percentile(progress.ttfts_s, [50, 99], method="inverted_cdf")
-            if progress.ttfts_s
-            else (None, None)
-        )
+        p50, p99 = percentiles(progress.ttfts_s, 50, 99) if progress.ttfts_s else (None, None)
         table.add_row(
             tier.value,
             str(progress.sent),

@@ -28,6 +28,7 @@ from penstock.report.drawing import (
     SKY,
     YELLOW,
     blank_figure,
+    columns,
     legend_above,
     legend_beside,
     seconds_axis,
@@ -36,6 +37,7 @@ from penstock.report.fleet_chart import draw_fleets
 from penstock.report.ledger_view import PlannerRun
 from penstock.report.targets_chart import TALL_INCHES, draw_targets, needing_roles
 from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.statistics import percentiles
 
 _MARGIN = 0.015
 """Chosen: room for a marker at the right edge."""
@@ -100,31 +102,40 @@ def _figure(scene: Scene, title: str, *, is_late_for_gaps: bool = False) -> Figu
     return blank_figure(title + mark, colour="#A00000" if mark else BLACK)
 
 
-def _shade(axes: Axes, run: PlannerRun, span: tuple[float, float]) -> None:
-    label: str | None = "adjusting" if run.config.policy.waits_for_adjustments else "replicas change"
-    for begin_s, end_s in run.adjusting:
-        if end_s >= span[0] and begin_s <= span[1]:
-            axes.axvspan(begin_s, end_s, color=YELLOW, alpha=0.15, linewidth=0, label=label)
-            label = None
+def _over_run(scene: Scene, run: PlannerRun, panels: Sequence[Axes]) -> None:
+    """Give panels the planner's time, its changes in yellow, a grid and legends beside them."""
+    begin_s, end_s = series.shown_span(run, duration_s=scene.duration_s)
+    label = "adjusting" if run.config.policy.waits_for_adjustments else "replicas change"
+    spans = [span for span in run.adjusting if span[1] >= begin_s and span[0] <= end_s]
+    for axes in panels:
+        for number, span in enumerate(spans):
+            own = None if number else label
+            axes.axvspan(*span, color=YELLOW, alpha=0.15, linewidth=0, label=own)
+        axes.set_xlim(begin_s, end_s + _MARGIN * (end_s - begin_s))
+        axes.grid(alpha=0.25)
+        legend_beside(axes)
+    panels[-1].set_xlabel("time (simulated s)")
+
+
+def _over_load(scene: Scene, axes: Axes) -> None:
+    """Give axes the load run's time, a grid and a legend above them."""
+    axes.set_xlim(0, max(scene.duration_s, 1.0))
+    axes.grid(alpha=0.25)
+    legend_above(axes)
 
 
 def replicas(scene: Scene) -> Figure:
     """Replicas of each role, actual and desired, and GPUs against the budget."""
     run = _planner(scene)
-    span = series.shown_span(run, duration_s=scene.duration_s)
     roles = [role for role in ROLE_COLOURS if any(role in sample.pools for sample in run.samples)]
     figure = _figure(scene, "Replicas and GPUs over time")
-    panels = figure.subplots(len(roles) + 1, 1, sharex=True, squeeze=False)[:, 0]
+    panels = list(figure.subplots(len(roles) + 1, 1, sharex=True, squeeze=False)[:, 0])
     for axes, role in zip(panels, roles, strict=False):
         _draw_role(axes, run, role)
     _draw_gpus(panels[-1], run)
     for axes in panels:
-        _shade(axes, run, span)
-        axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.25)
-        legend_beside(axes)
-    panels[-1].set_xlabel("time (simulated s)")
+    _over_run(scene, run, panels)
     return figure
 
 
@@ -147,8 +158,7 @@ def _draw_role(axes: Axes, run: PlannerRun, role: Role) -> None:
     if desired:
         desired.append((max(run.end_s, desired[-1][0]), desired[-1][1]))
         axes.step(
-            [at_s for at_s, _ in desired],
-            [count for _, count in desired],
+            *columns(desired),
             where="post",
             color=BLACK,
             linestyle="--",
@@ -162,7 +172,7 @@ def _draw_role(axes: Axes, run: PlannerRun, role: Role) -> None:
 def _draw_gpus(axes: Axes, run: PlannerRun) -> None:
     steps = gpu_steps(run)
     steps.append((max(run.end_s, steps[-1][0]), steps[-1][1]))
-    times, gpus = [at_s for at_s, _ in steps], [count for _, count in steps]
+    times, gpus = columns(steps)
     axes.fill_between(times, gpus, step="post", color=SKY, alpha=0.35, linewidth=0)
     axes.step(times, gpus, where="post", color=ROLE_COLOURS[Role.PREFILL], linewidth=1.5, label="held")
     budget = run.config.max_gpu_budget
@@ -177,11 +187,10 @@ def _draw_gpus(axes: Axes, run: PlannerRun) -> None:
 def signals(scene: Scene) -> Figure:
     """KV usage and prefill queue, in mode load with their thresholds; decisions as markers where they were taken."""
     run = _planner(scene)
-    span = series.shown_span(run, duration_s=scene.duration_s)
     has_queue = any(Role.PREFILL in sample.pools for sample in run.samples)
     has_thresholds = run.config.mode == Mode.LOAD
     figure = _figure(scene, f"Planner signals{', thresholds' if has_thresholds else ''} and decisions")
-    panels = figure.subplots(2 if has_queue else 1, 1, sharex=True, squeeze=False)[:, 0]
+    panels = list(figure.subplots(2 if has_queue else 1, 1, sharex=True, squeeze=False)[:, 0])
     config = run.config
     kv_role = Role.DECODE if has_queue else Role.AGGREGATED
     kv = [(sample.at_s, sample.kv_mean) for sample in run.samples]
@@ -196,12 +205,7 @@ def signals(scene: Scene) -> Figure:
             "prefill queue\n(requests per worker)" if config.queue_per_worker else "prefill queue\n(requests)"
         )
         _queue_scale(panels[1], [value for _, value in queue if value is not None])
-    for axes in panels:
-        _shade(axes, run, span)
-        axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
-        axes.grid(alpha=0.25)
-        legend_beside(axes)
-    panels[-1].set_xlabel("time (simulated s)")
+    _over_run(scene, run, panels)
     return figure
 
 
@@ -213,29 +217,20 @@ def demand(scene: Scene) -> Figure:
     panels = figure.subplots(3, 1, sharex=True)
     draw_demand(run, span[1] - span[0], panels)
     for axes in panels:
-        _shade(axes, run, span)
         axes.set_ylim(bottom=0)
-        axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
-        axes.grid(alpha=0.25)
-        legend_beside(axes)
+    _over_run(scene, run, panels)
     return figure
 
 
 def targets(scene: Scene) -> Figure:
     """Prediction against truth, attainment, correction factors, and replicas needed beside those there were."""
     run = _planner(scene)
-    span = series.shown_span(run, duration_s=scene.duration_s)
     roles = needing_roles(run)
     figure = _figure(scene, "Mode sla: prediction, targets, correction, replicas")
     figure.set_size_inches(SIZE_INCHES[0], TALL_INCHES)
     panels = figure.subplots(3 + len(roles), 1, sharex=True)
     draw_targets(run, scene.results, roles, panels)
-    for axes in panels:
-        _shade(axes, run, span)
-        axes.set_xlim(span[0], span[1] + _MARGIN * (span[1] - span[0]))
-        axes.grid(alpha=0.25)
-        legend_beside(axes)
-    panels[-1].set_xlabel("time (simulated s)")
+    _over_run(scene, run, panels)
     return figure
 
 
@@ -257,8 +252,7 @@ def _draw_signal(
     points: Sequence[tuple[float, float | None]],
     thresholds: tuple[float, float],
 ) -> None:
-    times = np.array([at_s for at_s, _ in points])
-    values = np.array([np.nan if value is None else value for _, value in points], dtype=np.float64)
+    times, values = columns(points)
     down, up = thresholds
     unpulled = run.adjusting if run.config.policy.waits_for_adjustments else ()
     shown, heights = series.without_lines_across(times, values, unpulled)
@@ -352,9 +346,7 @@ def ttft(scene: Scene) -> Figure:
     over_time.set_xlabel("arrival (simulated s)")
     over_time.set_ylabel("TTFT (simulated s)")
     seconds_axis(over_time, "y", values)
-    over_time.set_xlim(0, max(scene.duration_s, 1.0))
-    over_time.grid(alpha=0.25)
-    legend_above(over_time)
+    _over_load(scene, over_time)
     _draw_cdf(spread, values, "TTFT (simulated s)", ROLE_COLOURS[Role.PREFILL], "requests")
     return figure
 
@@ -374,9 +366,7 @@ def itl(scene: Scene) -> Figure:
     over_time.set_xlabel("time of the token (simulated s)")
     over_time.set_ylabel("ITL (simulated s)")
     seconds_axis(over_time, "y", gaps)
-    over_time.set_xlim(0, max(scene.duration_s, 1.0))
-    over_time.grid(alpha=0.25)
-    legend_above(over_time)
+    _over_load(scene, over_time)
     if not gaps.size:
         over_time.text(
             0.5, 0.5, "the run kept no inter-token gaps", ha="center", transform=over_time.transAxes
@@ -409,9 +399,7 @@ def requests(scene: Scene) -> Figure:
     flight.set_xlabel("time (simulated s)")
     for axes in (arrivals, flight):
         axes.set_ylim(bottom=0)
-        axes.set_xlim(0, max(scene.duration_s, 1.0))
-        axes.grid(alpha=0.25)
-        legend_above(axes)
+        _over_load(scene, axes)
     return figure
 
 
@@ -433,7 +421,7 @@ def _draw_cdf(
     shown, share = series.cdf(values)
     axes.plot(shown, share, color=colour, linewidth=1.8, label=label)
     if values.size:
-        found = np.percentile(values, (50, 90, 99), method="inverted_cdf")
+        found = percentiles(values, 50, 90, 99)
         axes.plot(found, (0.5, 0.9, 0.99), linestyle="none", marker="o", markersize=4, color=BLACK, zorder=4)
         text = "\n".join(
             f"p{rank}  {'≤ ' if at <= least else ''}{at:.3g} s"

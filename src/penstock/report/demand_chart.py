@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from penstock.api import Role
 from penstock.report.demand import demand_bins
-from penstock.report.drawing import BLACK, PURPLE, ROLE_COLOURS, SKY, YELLOW
+from penstock.report.drawing import BLACK, PURPLE, ROLE_COLOURS, SKY, YELLOW, columns
 from penstock.report.ledger_view import PlannerRun
 from penstock.report.series import window_for
 
@@ -40,7 +40,6 @@ def draw_demand(run: PlannerRun, span_s: float, panels: Sequence[Axes]) -> None:
     slo_s = run.config.ttft_slo_s
     waits.axhline(slo_s, color=BLACK, linestyle="--", linewidth=1.0, label=f"TTFT SLO {slo_s:g} s")
     waits.set_ylabel("wait (s)")
-    waits.set_xlabel("time (simulated s)")
 
 
 def _draw_forecasts(axes: Axes, run: PlannerRun) -> None:
@@ -54,8 +53,7 @@ def _draw_forecasts(axes: Axes, run: PlannerRun) -> None:
     if not made:
         return
     axes.plot(
-        [at_s + forecast.horizon_s for at_s, forecast in made],
-        [forecast.tokens_per_s for _, forecast in made],
+        *columns([(at_s + forecast.horizon_s, forecast.tokens_per_s) for at_s, forecast in made]),
         color=BLACK,
         linewidth=1.6,
         linestyle=":",
@@ -67,8 +65,7 @@ def _draw_forecasts(axes: Axes, run: PlannerRun) -> None:
         if forecast.supply_tokens_per_s is not None
     ]
     axes.step(
-        [at_s for at_s, _ in known],
-        [supply for _, supply in known],
+        *columns(known),
         where="post",
         color=YELLOW,
         linewidth=1.8,

@@ -5,6 +5,7 @@ Colours are Okabe and Ito's, which stay apart for the colour-blind; roles keep t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -38,6 +39,12 @@ def blank_figure(title: str, *, colour: str = BLACK) -> Figure:
     return figure
 
 
+def columns(points: Sequence[tuple[float, float | None]]) -> tuple[Floats, Floats]:
+    """Return the two columns of points; what is unknown is NaN, at which a line is broken."""
+    found = np.array(points, dtype=np.float64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
 def legend_beside(axes: Axes) -> None:
     """Put the legend to the right of the axes, where there is one."""
     handles, labels = axes.get_legend_handles_labels()
@@ -66,13 +73,21 @@ def seconds_axis(axes: Axes, which: Literal["x", "y"], values: Floats) -> None:
     """Scale an axis logarithmically, with ticks that read as seconds and do not touch."""
     if not values.size or values.min() <= 0:
         return
-    decades = float(np.log10(values.max() / values.min()))
-    steps = (1.0, 2.0, 5.0) if decades < 1.3 else (1.0, 3.0) if decades < 3 else (1.0,)
     if which == "x":
         axes.set_xscale("log")
     else:
         axes.set_yscale("log")
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_locator(_SecondsLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+class _SecondsLocator(LogLocator):
+    """Chooses ticks by the range that is shown, which every curve of the axes widens."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        """Return the ticks between two values."""
+        decades = np.log10(vmax / vmin) if 0 < vmin < vmax else 0.0
+        self.set_params(subs=(1.0, 2.0, 5.0) if decades < 1.3 else (1.0, 3.0) if decades < 3 else (1.0,))
+        return super().tick_values(vmin, vmax)

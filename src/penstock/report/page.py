@@ -9,25 +9,21 @@ from typing import Any
 
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.report.counterfactual import Counterfactual, sentences
-from penstock.report.demand import demand_line
 from penstock.report.findings import RunReport
 from penstock.report.html_parts import figure, page, pairs, table, text
 from penstock.report.ledger_view import DecisionMark
-from penstock.report.service_time import service_lines
-from penstock.report.targets import target_lines
 from penstock.report.text import (
     COUNTERFACTUAL_COLUMNS,
     LATENCIES,
     RANKS,
     counterfactual_rows,
-    gpu_line,
+    facts,
     latency_cells,
     notes,
     percent,
     process_lags,
     rate,
     seconds,
-    violation_lines,
 )
 
 _CAPTIONS = {
@@ -118,16 +114,9 @@ def _counts(report: RunReport) -> str:
         ("tokens", f"{tokens['prompt']} prompt, {tokens['output']} output"),
         ("prefix-cache hit rate", percent(tokens["prefix_cache_hit_rate"])),
     ]
-    if missed := violation_lines(report.violations):
-        rows.append(("target", missed))
-    if report.service is not None:
-        rows.append(("service time", service_lines(report.service)))
-    if report.demand is not None:
-        rows.append(("demand", demand_line(report.demand).removeprefix("demand: ")))
-    if report.targets is not None:
-        rows.append(("mode sla", target_lines(report.targets)))
-    if report.use is not None:
-        rows.append(("GPU-hours", gpu_line(report.use).removeprefix("GPU-hours: ")))
+    for name, lines in facts(report):
+        shown = [line.removeprefix(f"{name}: ") for line in lines]
+        rows.append((name, shown))
     return pairs(rows)
 
 

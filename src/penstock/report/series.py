@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.report.ledger_view import PlannerRun
 from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.statistics import percentiles
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +58,7 @@ def running_percentiles(
     found = np.full((len(ranks), centres.size), np.nan)
     for column, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if end > begin:
-            found[:, column] = np.percentile(values[begin:end], list(ranks), method="inverted_cdf")
+            found[:, column] = percentiles(values[begin:end], *ranks)
     return centres, found
 
 

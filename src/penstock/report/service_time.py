@@ -13,6 +13,7 @@ import numpy as np
 from penstock.engine.core.latency import PrefillModel
 from penstock.report.series import Floats
 from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.statistics import percentiles
 
 _TAIL = 99.0
 
@@ -105,4 +106,4 @@ def _service_s(result: RequestResult, prefill: PrefillModel) -> float:
 
 
 def _p99(values: Floats) -> float:
-    return float(np.percentile(values, _TAIL, method="inverted_cdf"))
+    return percentiles(values, _TAIL)[0]

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from penstock.api import Role
 from penstock.report.demand import arrivals_over_time
-from penstock.report.drawing import BLACK, BLUE, PURPLE, ROLE_COLOURS, SKY, VERMILION, YELLOW
+from penstock.report.drawing import BLACK, BLUE, PURPLE, ROLE_COLOURS, SKY, VERMILION, YELLOW, columns
 from penstock.report.ledger_view import PlannerRun
 from penstock.report.targets import FACTOR_NAMES, attainment_over_time, kept, readings_of
 from penstock.workload.record import RequestResult
@@ -47,23 +47,14 @@ def draw_targets(
 
 
 def _draw_prediction(run: PlannerRun, axes: Axes) -> None:
-    came = arrivals_over_time(run)
-    axes.plot(
-        [at_s for at_s, _ in came], [rate for _, rate in came], color=SKY, linewidth=1.6, label="came (30 s)"
-    )
+    axes.plot(*columns(arrivals_over_time(run)), color=SKY, linewidth=1.6, label="came (30 s)")
     expected = sorted(
         (mark.at_s + part.forecast.horizon_s, part.forecast.tokens_per_s)
         for mark in run.decisions
         for part in mark.roles
         if part.forecast is not None
     )
-    axes.plot(
-        [at_s for at_s, _ in expected],
-        [rate for _, rate in expected],
-        color=BLACK,
-        linewidth=0.9,
-        label="predicted",
-    )
+    axes.plot(*columns(expected), color=BLACK, linewidth=0.9, label="predicted")
     axes.set_ylabel("uncached\ntokens / s")
     axes.set_ylim(bottom=0)
 

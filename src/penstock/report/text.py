@@ -196,32 +196,38 @@ def _tokens_line(summary: dict[str, Any]) -> Text:
     )
 
 
+def facts(report: RunReport) -> list[tuple[str, list[str]]]:
+    """Return what was found beside the load run's own figures: a name and its sentences, for terminal and page."""
+    found = [("target", violation_lines(report.violations))]
+    if report.service is not None:
+        found.append(("service time", service_lines(report.service)))
+    if report.demand is not None:
+        found.append(("demand", [demand_line(report.demand)]))
+    if report.targets is not None:
+        found.append(("mode sla", target_lines(report.targets)))
+    if report.use is not None:
+        found.append(("GPU-hours", [gpu_line(report.use)]))
+    return [(name, lines) for name, lines in found if lines]
+
+
 def report_text(report: RunReport) -> RenderableType:
     """Return the whole report for a terminal: load, targets, GPU-hours, each change with its reason."""
     parts = [load_summary(report.load.summary)]
-    parts.extend(Text(line) for line in violation_lines(report.violations))
-    if report.service is not None:
-        parts.extend(Text(line) for line in service_lines(report.service))
-    if report.demand is not None:
-        parts.append(Text(demand_line(report.demand)))
-    if report.targets is not None:
-        parts.extend(Text(line) for line in target_lines(report.targets))
+    parts.extend(Text(line) for _, lines in facts(report) for line in lines)
     if report.planner is not None:
-        parts.append(planner_summary(report.planner, report.use))
+        parts.append(planner_summary(report.planner))
     if report.counterfactual is not None:
         parts.append(counterfactual_summary(report.counterfactual))
     parts.extend(Text(note, style="bold yellow") for note in report.notes)
     return Group(*parts)
 
 
-def planner_summary(run: PlannerRun, use: GpuUse | None) -> RenderableType:
-    """Return GPU-hours against both static baselines, and every decision that changed something."""
-    parts: list[RenderableType] = []
-    if use is not None:
-        parts.append(Text(gpu_line(use)))
+def planner_summary(run: PlannerRun) -> RenderableType:
+    """Return how many decisions there were, and every one that changed something."""
     changes = [mark for mark in run.decisions if mark.is_change]
     held = len(run.decisions) - len(changes)
-    parts.append(Text(f"{len(run.decisions)} decisions, {len(changes)} with a change, {held} held"))
+    counted = Text(f"{len(run.decisions)} decisions, {len(changes)} with a change, {held} held")
+    parts: list[RenderableType] = [counted]
     if changes:
         table = Table()
         table.add_column("time", justify="right")

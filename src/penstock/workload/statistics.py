@@ -58,12 +58,18 @@ class ScheduleLag:
     servers: tuple[ServerLag, ...] = ()
 
 
+def percentiles(values: Floats | Sequence[float], *percents: float) -> tuple[float, ...]:
+    """Return percentiles by nearest rank, each a value that occurred; there must be one at least."""
+    found = np.percentile(np.asarray(values, dtype=np.float64), percents, method="inverted_cdf")
+    return tuple(map(float, found))
+
+
 def describe(values: Floats | Sequence[float]) -> dict[str, float | int | None]:
     """Return count, mean, p50, p90, p99 and max; all but the count are None without values."""
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0:
         return {"count": 0, "mean": None, "p50": None, "p90": None, "p99": None, "max": None}
-    p50, p90, p99 = np.percentile(array, [50, 90, 99], method="inverted_cdf")
+    p50, p90, p99 = percentiles(array, 50, 90, 99)
     figures = {"mean": array.mean(), "p50": p50, "p90": p90, "p99": p99, "max": array.max()}
     return {"count": int(array.size), **{name: round(float(value), 6) for name, value in figures.items()}}
 

@@ -19,15 +19,7 @@ from penstock.performance.profile import plain_profile
 from penstock.performance.recommend import Targets
 
 TARGETS = Targets(3000, 150, 0.2, 0.02)
-FLAGS = ClusterFlags(
-    kubernetes=True,
-    request_name=None,
-    image=None,
-    config_map=None,
-    namespace=None,
-    kubeconfig=None,
-    context=None,
-)
+FLAGS = ClusterFlags(kubernetes=True)
 LINES = ["Suggested prefill TP:1 (TTFT 1.00 ms, throughput 2.00 tokens/s/GPU)"]
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from importlib import resources
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 
 import orjson
@@ -248,6 +249,30 @@ def test_thresholds_are_drawn_where_the_planner_goes_by_them(written, mode, line
 
     labels = [text.get_text() for text in charts.signals(scene).axes[0].get_legend().get_texts()]
     assert len([label for label in labels if label.startswith(("up above", "down below"))]) == lines
+
+
+def test_the_labels_of_the_latency_axis_do_not_touch(written):
+    """A request's TPOT may lie decades below the shortest gap that is shown."""
+    charts = importlib.import_module("penstock.report.charts")
+    results = analyse(written[1] / "run").load.results
+    scene = charts.Scene(
+        results=(replace(results[0], tpot_s=1e-4), *results[1:]),
+        planner=None,
+        duration_s=600.0,
+        ttft_target_s=None,
+        itl_target_s=None,
+        is_distorted=False,
+        is_itl_distorted=False,
+        shortest_gap_s=0.02,
+    )
+    figure = charts.itl(scene)
+    figure.draw_without_rendering()
+    axes = figure.axes[1]
+    low, high = axes.get_xlim()
+    labels = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+    boxes = [label.get_window_extent() for label in labels]
+    assert len(boxes) >= 3
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def _reported(run, ledger, out, *more):
