@@ -60,6 +60,9 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
 
+RETIRED_S: Final = 2 * (CONNECT_S + ANSWER_S)
+"""Connections that newer credentials replaced so long ago carry no call any more; a watch is opened again."""
+
 USER_AGENT: Final = "penstock"
 
 _WARNINGS_KEPT: Final = 100
@@ -124,7 +127,7 @@ class Transport:
         self._kubeconfig = kubeconfig
         self._context = context
         self._api = _api_client(credentials.configuration)
-        self._retired: ApiClient | None = None
+        self._retired: list[tuple[float, ApiClient]] = []
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._lock = asyncio.Lock()
         self._warned: set[str] = set()
@@ -160,8 +163,8 @@ class Transport:
     async def close(self) -> None:
         """Close all connections; calls under way fail."""
         await self._api.close()
-        if self._retired is not None:
-            await self._retired.close()
+        for _, api in self._retired:
+            await api.close()
 
     async def send(self, call: KubeCall, *, is_urgent: bool = False) -> aiohttp.ClientResponse:
         """Send a call and return the answer, its body read.
@@ -219,16 +222,14 @@ class Transport:
                 server=self.credentials.configuration.host,
             )
             credentials = await read_credentials(kubeconfig=self._kubeconfig, context=self._context)
-            # Calls under way may end on the old connections, which are closed with the next renewal.
-            ended, self._retired, self._api = (
-                self._retired,
-                self._api,
-                _api_client(credentials.configuration),
-            )
-            self.credentials = credentials
+            fresh = _api_client(credentials.configuration)
+            now_s = time.monotonic()
+            # Calls under way end on the old connections.
+            self._retired.append((now_s, self._api))
+            self._api, self.credentials = fresh, credentials
             self.version += 1
-            if ended is not None:
-                await ended.close()
+            while self._retired[0][0] < now_s - RETIRED_S:
+                await self._retired.pop(0)[1].close()
 
     async def _attempt(self, call: KubeCall, read_s: float) -> aiohttp.ClientResponse:
         """Send a call; credentials that are refused, or no longer fit the server's certificate, are renewed once."""
