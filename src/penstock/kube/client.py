@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
@@ -358,7 +358,7 @@ class KubeClient:
     @asynccontextmanager
     async def watch(
         self, kind: Kind, *, namespace: str | None, params: Mapping[str, str]
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
+    ) -> AsyncIterator[AsyncIterable[bytes]]:
         """Open a watch and give its body line by line; `Informer` is its caller.
 
         Raises:
