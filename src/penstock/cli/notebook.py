@@ -84,7 +84,7 @@ def simulate(
         TypeError: there is no such option.
     """
     graph = load_graph(graph) if isinstance(graph, (str, Path)) else graph
-    policy = "least-loaded" if graph is None else graph.spec.router.policy.value
+    policy = "least-loaded" if graph is None else graph.spec.router.policy
     source = trace.name if isinstance(trace, Trace) else str(trace)
     plan = make_plan(SimulateOptions(**{"policy": policy, **options}, trace=source), graph=graph)
     return Comparison(json.loads(to_json(run_plan(plan, processes=processes))))
