@@ -156,7 +156,6 @@ def test_an_oracle_serves_a_step_that_it_foresaw(oracle_world, mode):
     assert mode is FREE or max(sizes) == 1
 
 
-@pytest.mark.nightly
 def test_what_a_search_found_is_what_a_run_shows(oracle_world):
     """Share in time and GPU-seconds are the simulated ones of its schedule."""
     scenario = oracle_world()
