@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
+
+from penstock.core.percentiles import percentile
 
 WINDOW_SAMPLES = 4096
 """Chosen: about a minute of engine steps, 32 KB of floats."""
@@ -26,17 +27,6 @@ class LagTracker:
         self._samples.append(lag_s if lag_s > 0 else 0.0)
         self.total += 1
 
-    def quantile_s(self, q: float) -> float | None:
-        """Return the nearest-rank quantile in simulated seconds, or None without samples.
-
-        Args:
-            q: Rank in (0, 1].
-        """
-        if not self._samples:
-            return None
-        ordered = sorted(self._samples)
-        return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
-
     def p99_s(self) -> float | None:
         """Return the 99th percentile in simulated seconds, or None without samples."""
-        return self.quantile_s(0.99)
+        return percentile(self._samples, 99)

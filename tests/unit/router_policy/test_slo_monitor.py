@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Tier
-from penstock.router.policy.sliding_window import SlidingWindow, percentile
+from penstock.core.percentiles import percentile
+from penstock.router.policy.sliding_window import SlidingWindow
 from penstock.router.policy.slo_monitor import EndedRequest, SheddingSettings, SloMonitor
 from penstock.router.policy.tiers import TierSettings
 

@@ -1,10 +1,8 @@
-"""Values of the last seconds, and their percentiles. Pure."""
+"""Values of the last seconds. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from math import ceil
 
 MOST_VALUES = 8192
 """Chosen: 270 requests/s of one tier in 30 s; of more, the newest count."""
@@ -34,16 +32,3 @@ class SlidingWindow:
         while values and values[0][0] <= now_s - self.length_s:
             values.popleft()
         return [value for at_s, value in values if at_s > since_s]
-
-
-def percentile(values: Iterable[float], percent: float) -> float | None:
-    """Return a percentile by nearest rank: the smallest value that ``percent`` of them do not exceed.
-
-    Of 100 values the 99th percentile is the second largest, of fewer the largest. None without values.
-
-    Args:
-        values: In any order.
-        percent: Above 0, at most 100.
-    """
-    ordered = sorted(values)
-    return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else None

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from penstock.api import Tier
-from penstock.router.policy.sliding_window import SlidingWindow, percentile
+from penstock.core.percentiles import percentile
+from penstock.router.policy.sliding_window import SlidingWindow
 from penstock.router.policy.tiers import PRIORITIES, SloTarget, TierSettings
 
 EVALUATE_S: Final = 1.0
