@@ -40,34 +40,21 @@ def test_two_clocks_of_one_speed_agree():
     assert before <= between <= after
 
 
-def test_no_samples_give_no_percentile():
-    """Unknown is None, never 0."""
-    assert LagTracker().p99_s() is None
-
-
-def test_the_percentile_is_the_nearest_rank():
-    """Of 1..100 the 99th percentile is 99 and the median 50."""
-    lag = LagTracker()
-    for value in range(1, 101):
+@pytest.mark.parametrize(
+    ("samples", "window", "p99_s"),
+    [
+        ([], 4096, None),
+        (range(1, 101), 4096, 99),
+        ([-5.0], 4096, 0.0),
+        ([100.0, 1.0, 1.0], 2, 1.0),
+    ],
+    ids=["unknown is none", "nearest rank", "early is no lag", "an old spike leaves the window"],
+)
+def test_the_lag_is_the_99th_percentile_of_the_newest_samples(samples, window, p99_s):
+    """The total remembers all of them."""
+    lag = LagTracker(window=window)
+    for value in samples:
         lag.record(value)
 
-    assert lag.p99_s() == 99
-
-
-def test_being_early_counts_as_no_lag():
-    """Negative lateness is 0, and still counts as a sample."""
-    lag = LagTracker()
-    lag.record(-5.0)
-
-    assert lag.p99_s() == 0.0
-    assert lag.total == 1
-
-
-def test_only_the_newest_window_counts():
-    """An old spike leaves the window; the total remembers all samples."""
-    lag = LagTracker(window=2)
-    for value in (100.0, 1.0, 1.0):
-        lag.record(value)
-
-    assert lag.p99_s() == 1.0
-    assert lag.total == 3
+    assert lag.p99_s() == p99_s
+    assert lag.total == len(samples)

@@ -24,11 +24,6 @@ def test_bounds_are_inclusive_and_counts_cumulative():
     assert histogram.total == 22.5
 
 
-def test_an_empty_histogram_counts_nothing():
-    """Before the first sample every bucket is 0."""
-    assert BucketCounts((1.0,)).cumulative() == [0, 0]
-
-
 @pytest.mark.parametrize(
     "bounds",
     [TTFT_BOUNDS_S, TOKEN_GAP_BOUNDS_S, REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, ROUTER_ITL_BOUNDS_S],

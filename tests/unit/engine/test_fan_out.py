@@ -28,18 +28,6 @@ def test_degrees_that_do_not_divide_are_refused():
         list(reads_of("a", 3, 2))
 
 
-def test_each_rank_is_free_when_all_its_readers_are_done():
-    """Two prefill ranks, four decode ranks: the first rank after its two readers, the prompt after all four."""
-    progress = ReadProgress(2)
-    first, second, third, fourth = reads_of("a", 2, 4)
-    assert not progress.note(third)
-    assert progress.held_ranks == {0, 1}
-    assert not progress.note(first)
-    assert not progress.note(second)
-    assert progress.held_ranks == {1}
-    assert progress.note(fourth)
-
-
 def test_a_read_that_comes_twice_counts_once():
     """Else a rank would be freed while its second reader still reads."""
     progress = ReadProgress(1)

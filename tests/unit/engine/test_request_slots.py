@@ -3,15 +3,12 @@
 import asyncio
 import json
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.core.errors import ConfigError
 from penstock.engine.core.request_slots import RequestSlots, SlotState
 from penstock.engine.serve.request_gate import AtCapacity, RequestGate
-from penstock.engine.serve.settings import ServeFlags, resolve
 
 LIMIT, QUEUE = 3, 2
 
@@ -156,17 +153,3 @@ async def test_a_worker_rejects_beyond_its_limit_and_queue(serving):
         for post in posts:
             assert (await post)["usage"]["completion_tokens"] == 40
         assert await client.metric("penstock_engine_request") == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"engine_request_limit": 0}, "--engine-request-limit: 0 must be 1 or more"),
-        ({"engine_request_limit": -3}, "--engine-request-limit: -3 must be 1 or more"),
-        ({"engine_request_queue": 1}, "--engine-request-queue: 1 must be 2 or more"),
-    ],
-)
-def test_bounds_of_limit_and_queue(flags, says):
-    """Each names the flag, the value and the bound."""
-    with pytest.raises(ConfigError, match=says):
-        resolve(ServeFlags("llama", "h200-llama-3.1-8b-tp1", **flags))

@@ -51,22 +51,6 @@ async def test_stream_has_one_event_per_token_and_usage(serving):
         assert whole["choices"][0]["text"] == "".join(texts)
 
 
-async def test_chat_streams_and_answers(serving):
-    """Both forms give the same text; the stream opens with the role."""
-    fields = {
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_completion_tokens": 4,
-        "ignore_eos": True,
-    }
-    async with serving() as client:
-        status, body, _ = await client.post("/v1/chat/completions", fields)
-        events = await events_of(await client.stream("/v1/chat/completions", **fields))
-    assert status == 200
-    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
-    text = "".join(event["choices"][0]["delta"]["content"] for event in events)
-    assert text == body["choices"][0]["message"]["content"]
-
-
 async def test_stream_interval_merges_tokens(serving):
     """The first token comes alone, then three at a time, the rest at the end."""
     async with serving(stream_interval=3) as client:
