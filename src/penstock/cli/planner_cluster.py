@@ -68,6 +68,16 @@ class Listen:
     port: int
 
 
+def _refuse(flags: ClusterFlags, said: Mapping[str, Any], *, speed: float) -> None:
+    """Refuse options that have no effect on Kubernetes or exclude each other."""
+    if flags.all_namespaces and said.get("namespace") is not None:
+        raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
+    if speed != 1:
+        raise ConfigError(f"--speed: {speed:g}; pods live in real time, leave it out on Kubernetes")
+    if "router-url" in said:
+        raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
+
+
 def run_on_cluster(
     flags: ClusterFlags, said: Mapping[str, Any], *, speed: float, listen: Listen, dry_run: bool
 ) -> None:
@@ -87,12 +97,7 @@ def run_on_cluster(
     overrides = {
         key: value for key, value in said.items() if key not in {"namespace", "environment", "log-dir"}
     }
-    if flags.all_namespaces and namespace is not None:
-        raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
-    if speed != 1:
-        raise ConfigError(f"--speed: {speed:g}; pods live in real time, leave it out on Kubernetes")
-    if "router-url" in overrides:
-        raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
+    _refuse(flags, said, speed=speed)
     if dry_run:
         watched = {"all-namespaces": flags.all_namespaces, "graph-name": flags.graph_name}
         click.echo(orjson.dumps({**said, **watched}, option=orjson.OPT_INDENT_2))

@@ -210,6 +210,14 @@ class KopfOperator:
         async def change(body: kopf.Body, **_: Any) -> None:
             view.report(dict(body))
 
+        @kopf.on.event(*_selector(kind), registry=registry, when=self._is_ours)
+        async def seen(body: kopf.Body, **_: Any) -> None:
+            # Kopf skips its handlers while it does not know whether its finalizer was written, and only a further
+            # event would bring them: the answer of that write may be lost.
+            metadata = body["metadata"]
+            if self._finalizer in metadata.get("finalizers", ()) and not self._diffbase.has(metadata["uid"]):
+                view.report(dict(body))
+
         @kopf.on.event(*_selector(kind), registry=registry, when=_is_gone)
         async def gone(body: kopf.Body, **_: Any) -> None:
             self._diffbase.forget(body["metadata"]["uid"])

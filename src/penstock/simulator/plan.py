@@ -73,7 +73,6 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
     slo_s = _slo_s(options, graph)
     config = planner_config(graph, pools, max_gpus=options.max_gpus, slo_s=slo_s)
     planners = chosen_planners(options.planners, config, pools, itl_slo_s=options.itl_slo_s)
-    names = _policy_names(options, graph)
     workload = WorkloadSpec(
         options.trace,
         options.spread,
@@ -84,16 +83,7 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
         tiers=options.tiers,
     )
     rates: tuple[float | None, ...] = options.qps or (None,)
-    counts = _router_counts(options)
-    groups = {
-        count: RouterGroup(count, _owners(options, graph, count), options.propagation_delay_s)
-        for count in counts
-    }
-    routers = {
-        name if len(counts) == 1 else routers_label(name, count): (_router(options, name, graph), group)
-        for name in names
-        for count, group in groups.items()
-    }
+    routers = _routers(options, graph)
     worlds = {
         _label(label, planner, routers, planners): Scenario(
             pools=pools,
@@ -119,6 +109,22 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
     )
     shown = tuple(RunSpec(name, scenario, workload, rates[-1], 0) for name, scenario in worlds.items())
     return RunPlan(runs, shown, _notes(workload, pools, graph), compares_planners=len(planners) > 1)
+
+
+def _routers(
+    options: SimulateOptions, graph: GraphDeployment | None
+) -> dict[str, tuple[RouterConfig, RouterGroup]]:
+    """Return every router that is compared, by its label."""
+    counts = _router_counts(options)
+    groups = {
+        count: RouterGroup(count, _owners(options, graph, count), options.propagation_delay_s)
+        for count in counts
+    }
+    return {
+        name if len(counts) == 1 else routers_label(name, count): (_router(options, name, graph), group)
+        for name in _policy_names(options, graph)
+        for count, group in groups.items()
+    }
 
 
 def run_plan(
