@@ -136,6 +136,11 @@ def test_on_kubernetes_only_what_was_said_overrides_the_graphs(tmp_path):
         ([*CLUSTER, "--kubeconfig", "/nowhere"], ConfigError, "/nowhere"),
         (["--namespace", "Not A Label"], ConfigError, "--namespace"),
         (["--speed", "0"], ConfigError, "--speed"),
+        (
+            ["--profile", "p"],
+            ConfigError,
+            "--profile: p, but mode adaptive plans by no profile; leave it out",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(
