@@ -439,11 +439,3 @@ def test_memory_of_another_version_is_read_as_far_as_it_is_known():
     plain["adaptive"]["kv"]["load_s"] = plain["adaptive"]["kv"].pop("light_s")
     after = read(plain)
     assert (after.kv.light_s, after.kv.done_tokens) == (0.0, read(state.memory).kv.done_tokens)
-
-
-def test_memory_survives_its_own_plain_form():
-    """What is written is read back the same."""
-    _, state = _after(30, rate=18_000.0, waiting=3.0)
-    memory = read(orjson.loads(orjson.dumps(to_plain(state.memory))))
-    assert write(memory) == write(read(state.memory))
-    assert read({}) == AdaptiveMemory()

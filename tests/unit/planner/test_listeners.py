@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import re
@@ -482,18 +481,3 @@ async def test_the_state_file_holds_the_planner_now(world):
     (decision,) = state["decisions"]
     assert decision["roles"]["decode"]["sentence"] == "decode 1 -> 2: KV 0.95 > 0.90"
     assert decision["at_s"] == 30.0
-
-
-async def test_a_state_file_that_cannot_be_written_stops_nothing(world, monkeypatch, caplog):
-    """It is for looking only."""
-    from pathlib import Path
-
-    def full(*_args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    writer = SnapshotWriter(world.folder, now_s=lambda: world.time.at_s)
-    world.watcher.tick = writer.tick
-    await world.run_until(35)
-    assert len(world.watcher.decisions) == 1
-    assert [r.getMessage() for r in caplog.records if "observer" in r.getMessage()] == ["observer failed"]

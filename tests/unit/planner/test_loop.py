@@ -52,28 +52,6 @@ async def test_a_ramp_scales_decode_by_one_per_interval_and_blocks_in_between(wo
     assert not [p for p in _records(world, "pull") if 1030 < p["at_s"] <= 1042]
 
 
-async def test_the_budget_holds_at_every_look_at_the_backend(world):
-    """Growth stops at 8 GPUs, draining workers included, however long the load lasts."""
-    world.load.kv = lambda now, _workers: 0.95 if now % 400 < 300 else 0.1
-    world.load.queue = lambda now, workers: 9.0 * workers if now % 300 < 200 else 0.0
-    await world.run_until(4000)
-    assert max(world.backend.seen_gpus) == 8
-    assert Reason.GPU_BUDGET in _reasons(world) or Reason.GPU_BUDGET_YIELDED in _reasons(world, P)
-    assert min(r.desired for d in world.watcher.decisions for r in d.roles) == 1
-
-
-async def test_grace_keeps_a_new_decode_worker_for_three_intervals(world):
-    """Load falls right after the worker came: held three times, then drained."""
-    world.load.kv = lambda now, _workers: 0.95 if now <= 1030 else 0.1
-    await world.run_until(200)
-    assert _reasons(world)[:5] == [
-        Reason.ABOVE_THRESHOLD,
-        *[Reason.DECODE_GRACE_PERIOD] * 3,
-        Reason.BELOW_THRESHOLD,
-    ]
-    assert world.backend.calls == [(D, 2, "d000001"), (D, 1, "d000005")]
-
-
 async def test_no_operation_decides_and_records_but_asks_for_nothing(world):
     """Decisions are in the ledger, the backend is never asked."""
     world.config = replace(world.config, no_operation=True)
@@ -82,16 +60,6 @@ async def test_no_operation_decides_and_records_but_asks_for_nothing(world):
     assert [r.action for d in world.watcher.decisions for r in d.roles if r.role is D] == [Action.UP] * 3
     assert world.backend.calls == []
     assert _records(world, "actuation") == []
-
-
-async def test_unknown_metrics_change_nothing(world):
-    """NaN everywhere, for hours: every decision says why it holds."""
-    world.load.kv = lambda _now, _workers: float("nan")
-    world.load.queue = lambda _now, _workers: None
-    await world.run_until(3600)
-    assert set(_reasons(world)) == {Reason.METRIC_UNKNOWN}
-    assert set(_reasons(world, P)) == {Reason.METRIC_UNKNOWN}
-    assert world.backend.calls == []
 
 
 async def test_a_replica_that_never_becomes_ready_is_withdrawn_at_the_deadline(world):
@@ -107,18 +75,6 @@ async def test_a_replica_that_never_becomes_ready_is_withdrawn_at_the_deadline(w
         withdrawn.roles[0].sentence == "decode 2 -> 1: withdrawn, never became ready: not ready after 100 s"
     )
     assert _reasons(world)[2:4] == [Reason.WITHDRAWAL_BACKOFF] * 2
-
-
-async def test_a_replica_that_the_backend_gives_up_is_withdrawn_with_its_reason(world):
-    """The backend's own words, long before the deadline."""
-    world.backend.never_ready = frozenset({D})
-    world.backend.gives_up_s = 20.0
-    world.load.kv = lambda _now, _workers: 0.95
-    await world.run_until(60)
-    assert [d.roles[0].sentence for d in world.watcher.decisions[1:]] == [
-        "decode 2 -> 1: withdrawn, never became ready: exited with code 1 five times: no CUDA device"
-    ]
-    assert world.watcher.decisions[1].at_s == 1050.0
 
 
 async def test_a_drain_that_never_ends_does_not_freeze_the_planner(world):

@@ -197,11 +197,6 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text, problem):
         join(given={}, file=file)
 
 
-def test_no_ceiling_is_said_with_none():
-    """On the command line as in YAML."""
-    assert join(given={"max-gpu-budget": "none"}).max_gpu_budget is None
-
-
 @pytest.mark.parametrize("mode", ["adaptive", "load"])
 def test_mode_step_and_slo_come_from_the_graph(mode):
     """The decision gets all three; a flag wins."""
@@ -254,12 +249,6 @@ def test_without_a_log_dir_the_ledger_lies_beside_the_statefile(tmp_path, monkey
     monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
     assert join(given={"namespace": "llama"}).log_folder() == tmp_path / "llama-planner"
     assert join(given={"log-dir": "log/planner"}).log_folder().parts == ("log", "planner")
-
-
-def test_the_queue_is_divided_by_the_workers_only_on_request():
-    """The document compares the whole queue."""
-    assert join(given={}).decide_config().queue_per_worker is False
-    assert join(given={"prefill-queue-per-worker": "true"}).decide_config().queue_per_worker is True
 
 
 def test_scaling_to_zero_is_the_graphs_to_say_and_the_flags_to_change(tmp_path):

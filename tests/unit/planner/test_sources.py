@@ -13,7 +13,7 @@ from penstock.core.errors import ObservationError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer
 from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.reading import Quality, judge, missing
+from penstock.planner.decide.reading import Quality, judge
 from penstock.planner.sources import pages as pages_module
 from penstock.planner.sources.base import Query, Readings
 from penstock.planner.sources.chain import SourceChain
@@ -102,13 +102,6 @@ async def test_the_router_tells_queue_and_kv_with_their_ages(pages):
     assert readings.latency["itl"] == ()
 
 
-async def test_a_router_without_the_queue_metric_leaves_it_missing(pages):
-    """Absent is not zero."""
-    async with _serving("") as url:
-        readings = await RouterSource(pages, at(url), now_s=lambda: 0.0).read(Query((_prefill(0),), 10.0))
-    assert readings.queue == missing("not reported", source="router")
-
-
 @pytest.mark.parametrize(
     ("page", "status", "message"),
     [
@@ -122,22 +115,6 @@ async def test_a_router_that_answers_nonsense_is_gone(pages, page, status, messa
     async with _serving(page, status) as url:
         with pytest.raises(ObservationError, match=message):
             await RouterSource(pages, at(url), now_s=lambda: 0.0).read(Query((), 10.0))
-
-
-async def test_a_router_that_hangs_is_given_up(pages, monkeypatch):
-    """The pull's time-out ends it."""
-    monkeypatch.setattr(pages_module, "PULL_TIMEOUT_S", 0.05)
-
-    async def never(_request, _responder):
-        await asyncio.sleep(30)
-
-    silent = HttpServer(never)
-    await silent.start("127.0.0.1", 0)
-    with pytest.raises(ObservationError, match=r"127\.0\.0\.1"):
-        await RouterSource(pages, at(f"http://127.0.0.1:{silent.port}"), now_s=lambda: 0.0).read(
-            Query((), 10.0)
-        )
-    await silent.close(grace_s=0)
 
 
 async def test_a_hung_worker_does_not_hold_up_every_pull(pages, real_s, monkeypatch):
@@ -520,19 +497,6 @@ async def test_the_queue_in_prometheus_is_the_own_graphs_and_counts_once(prometh
     assert (readings.queue.value, readings.queue.why) == (expected, "")
 
 
-async def test_a_router_without_a_series_makes_the_queue_unknown_in_prometheus(prometheus):
-    """Its part is not 0, and no worker's own queue stands in for it."""
-    series = {
-        QUEUE: [(ROUTER_A, 3, 1.0)],
-        "vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 0, 1.0)],
-    }
-    async with _serving(_prometheus(series)) as url:
-        source = prometheus(url, routers=["10.0.1.1:8000", "10.0.1.2:8000"])
-        readings = await source.read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
-    assert readings.queue.value is None
-    assert readings.queue.why.startswith(f"{QUEUE}: 1 of 2 routers have a series")
-
-
 GONE_ROUTER = {"instance": "10.0.1.9:8000", "pod": "chat-router-gone", "graph": "chat"}
 
 
@@ -561,15 +525,6 @@ async def test_a_gone_routers_series_stands_for_no_router(prometheus, ready, val
         )
     assert (readings.queue.value, readings.queue.why.removeprefix(f"{QUEUE}: ")) == (value, why)
     assert readings.queue.at_least is (ready == [])
-
-
-async def test_while_no_router_is_ready_prometheus_knows_a_lower_bound(prometheus):
-    """The graph's routers are between two pods: what the workers queue is a part of what waits."""
-    series = {"vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 2, 1.0)]}
-    async with _serving(_prometheus(series)) as url:
-        source = prometheus(url, routers=[])
-        readings = await source.read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
-    assert (readings.queue.value, readings.queue.at_least) == (2.0, True)
 
 
 async def test_a_data_parallel_workers_engines_are_averaged_in_prometheus(prometheus):
