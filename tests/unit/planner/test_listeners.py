@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from metrics_page import page_after
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
-from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
@@ -293,28 +293,11 @@ async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path
 # ---------------------------------------------------------------- metrics
 
 
-async def _page_after(world, seconds):
-    """Return the numbers of a graph's metrics page by name, without prefix, and the values of their other labels."""
-    metrics = PlannerMetrics()
-    world.watch(metrics.of("serving", "llama"))
-    await world.run_until(seconds)
-    page = metrics.page().decode()
-    names = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE penstock_")}
-    return {
-        (each.name.removeprefix("penstock_").removeprefix("planner_"), *_other_labels(each)): each.value
-        for each in parse_samples(page, names)
-    }
-
-
-def _other_labels(sample):
-    return (value for key, value in sample.labels.items() if key not in ("namespace", "graph"))
-
-
 async def test_the_metrics_page_shows_demand_decisions_replicas_and_ages(world):
     """Of the newest pull and the newest tick; counters by role, action and reason."""
     world.load.kv = lambda _now, _workers: 0.95
     world.load.demand = _demand
-    found = await _page_after(world, 100)
+    found = await page_after(world, 100)
     expected = {
         ("arrivals_per_second",): 4,
         ("rejected_per_second",): 1,
@@ -338,7 +321,7 @@ async def test_unknown_readings_are_nan_on_the_page(world):
     """Unknown is not zero."""
     world.load.kv = lambda _now, _workers: None
     world.load.queue = lambda _now, _workers: None
-    found = await _page_after(world, 5)
+    found = await page_after(world, 5)
     rates = ("arrivals_per_second", "rejected_per_second", "oldest_wait_seconds")
     for name in ("kv_usage_fraction", "prefill_queue_requests", *rates):
         assert math.isnan(found[name,]), name
