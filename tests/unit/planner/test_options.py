@@ -244,13 +244,6 @@ def test_an_aggregated_graph_needs_only_one_floor():
     assert options.max_gpu_budget == 1
 
 
-def test_without_a_log_dir_the_ledger_lies_beside_the_statefile(tmp_path, monkeypatch):
-    """Decisions are recorded in any case."""
-    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
-    assert join(given={"namespace": "llama"}).log_folder() == tmp_path / "llama-planner"
-    assert join(given={"log-dir": "log/planner"}).log_folder().parts == ("log", "planner")
-
-
 def test_scaling_to_zero_is_the_graphs_to_say_and_the_flags_to_change(tmp_path):
     """Its router and its services are set up for it; any other's would refuse the request that should wake it."""
     with pytest.raises(InvalidSpecError) as excinfo:
