@@ -38,6 +38,12 @@ def profile_of(speed=1.0):
     )
 
 
+FEW_POINTS = PerformanceProfile(
+    PrefillTable((100.0, 100_000.0), (0.01, 10.0)),
+    DecodeTable((8000.0,), (0.1, 1.0), ((0.01, 0.02),), ((100.0, 900.0),), 100_000.0),
+)
+"""The smallest profile of an engine of 10,000 prompt tokens/s."""
+
 CONFIG = DecideConfig(
     mode=Mode.SLA,
     adjustment_interval_s=5.0,

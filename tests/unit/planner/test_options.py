@@ -3,19 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sla_load import FEW_POINTS
 
 from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.api.planner import PlannerConfig
 from penstock.core.errors import InvalidSpecError
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.options import FLAGS, SETTINGS, PlannerOptions, join
-
-PROFILE = PerformanceProfile(
-    PrefillTable((100.0, 1000.0), (0.1, 1.0)), DecodeTable((100.0,), (1.0,), ((0.01,),), ((100.0,),), 1000.0)
-)
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1
@@ -218,18 +213,18 @@ def test_mode_sla_takes_its_targets_from_the_graph_and_its_profile_as_given():
     """The targets of planner.sla, not the router's; a flag wins; what is no mode's own is left out of the others."""
     sla = "    mode: sla\n    sla: {ttftSeconds: 0.3, itlSeconds: 0.02, attainment: 0.95}\n    maxGpuBudget: null"
     graph = load_graph(GRAPH.replace("    maxGpuBudget: null", sla))
-    config = join(given={}, graph=graph).decide_config(graph, PROFILE)
+    config = join(given={}, graph=graph).decide_config(graph, FEW_POINTS)
     assert (config.mode, config.ttft_slo_s, config.itl_slo_s, config.attainment) == (
         Mode.SLA,
         0.3,
         0.02,
         0.95,
     )
-    assert config.performance is PROFILE
+    assert config.performance is FEW_POINTS
     assert join(given={"ttft-slo": 0.4}, graph=graph).ttft_slo == 0.4
     adaptive = join(given={"mode": "adaptive"}, graph=graph)
     assert adaptive.ttft_slo == graph.spec.router.ttft_slo_seconds
-    other = adaptive.decide_config(graph, PROFILE)
+    other = adaptive.decide_config(graph, FEW_POINTS)
     assert (other.itl_slo_s, other.performance) == (None, None)
 
 

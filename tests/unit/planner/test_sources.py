@@ -238,12 +238,20 @@ QUERY = Query((_decode(0), _prefill(0)), 10.0)
 GONE = ObservationError("connection refused")
 
 
-async def test_the_second_source_is_not_asked_while_the_first_knows_everything():
-    """No worker is scraped twice."""
-    first, second = _Scripted("router", (0.9, 3)), _Scripted("scrape", (0.1, 0))
+AGGREGATED = Query((Endpoint("llama_decode_0", Role.AGGREGATED, "http://x"),), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "demand", "query"),
+    [((0.9, 3), None, QUERY), ((0.9, 3), (), QUERY), ((0.9, None), None, AGGREGATED)],
+    ids=["all", "all but the demand of a first pull", "all that an aggregated graph has"],
+)
+async def test_the_second_source_is_not_asked_while_the_first_knows_everything(answer, demand, query):
+    """No worker is scraped for what it could not tell or what the graph does not have."""
+    first, second = _Scripted("router", answer, demand=demand), _Scripted("scrape", (0.1, 0))
     chain, _ = _chain(first, second)
-    readings = await chain.read(QUERY)
-    assert (readings.kv["llama_decode_0"].value, readings.queue.value, second.calls) == (0.9, 3.0, 0)
+    readings = await chain.read(query)
+    assert (readings.kv["llama_decode_0"].value, readings.demand, second.calls) == (0.9, None, 0)
     assert chain.serving == "router"
 
 
@@ -324,14 +332,6 @@ async def test_workers_that_left_are_forgotten():
     assert readings.kv["llama_decode_0"].quality is Quality.MISSING
 
 
-async def test_an_aggregated_graph_needs_no_queue():
-    """The backup is not asked for what the graph does not have."""
-    first, second = _Scripted("router", (0.9, None)), _Scripted("scrape", (0.1, 0))
-    chain, _ = _chain(first, second)
-    readings = await chain.read(Query((Endpoint("llama_agg", Role.AGGREGATED, "http://x"),), 10.0))
-    assert (readings.kv["llama_agg"].value, second.calls) == (0.9, 0)
-
-
 async def test_demand_comes_from_the_first_source_that_counts_it():
     """The preferred source cannot know it: the router is asked for it, and the workers are not."""
     demand = Demand(period_s=1.0, arrivals=5)
@@ -343,14 +343,6 @@ async def test_demand_comes_from_the_first_source_that_counts_it():
     assert readings.demand == demand
     assert (readings.queue.value, readings.queue.source) == (3.0, "prometheus")
     assert (second.calls, third.calls) == (1, 0)
-
-
-async def test_an_unknown_demand_asks_no_worker():
-    """The router's first pull has no period yet; scraping could not help."""
-    first, second = _Scripted("router", (0.9, 3), demand=()), _Scripted("scrape", (0.1, 0))
-    chain, _ = _chain(first, second)
-    assert (await chain.read(QUERY)).demand is None
-    assert second.calls == 0
 
 
 async def test_waiting_requests_of_workers_are_kept_like_their_kv():
@@ -576,16 +568,10 @@ async def test_without_a_router_prometheus_asks_for_the_workers_queues(prometheu
 
 
 @pytest.mark.parametrize(
-    ("page", "status"), [("{}", 200), ("<html>", 200), ('{"status":"error"}', 400), ("", 500)]
+    ("page", "status"), [("{}", 200), ("<html>", 200), ('{"status":"error"}', 400), ("", 500), ("", None)]
 )
-async def test_a_prometheus_that_answers_nonsense_is_gone(prometheus, page, status):
-    """Whatever the library raises becomes one kind of error."""
+async def test_a_prometheus_that_answers_nonsense_or_nothing_is_gone(prometheus, page, status):
+    """Whatever the library raises becomes one kind of error, without its own retries."""
     async with _serving(page, status) as url:
         with pytest.raises(ObservationError, match="prometheus: "):
-            await prometheus(url).read(QUERY)
-
-
-async def test_a_prometheus_that_is_not_there_is_gone(prometheus):
-    """Connection refused, without the library's own retries."""
-    with pytest.raises(ObservationError, match="prometheus: "):
-        await prometheus("http://127.0.0.1:9").read(QUERY)
+            await prometheus(url if status else "http://127.0.0.1:9").read(QUERY)
