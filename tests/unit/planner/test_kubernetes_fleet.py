@@ -18,13 +18,13 @@ from penstock.planner.cluster.plan import parse, plan_of
 from penstock.planner.cluster.profiles import ConfigMapProfiles
 from penstock.planner.cluster.service import ClusterService
 from penstock.planner.cluster.status import PlannerReason
-from penstock.planner.cluster.watch import Watch, _trim_adapter, _trim_graph, _trim_pod
+from penstock.planner.cluster.watch import Watch, _trim_adapter
 
 A, B = ("serving", "a"), ("serving", "b")
 
 
-def _graph(name="a", generation=1, uid="u1", router=None, **planner):
-    scaling = {"minReplicas": 1, "maxReplicas": 4}
+def _graph(name="a", generation=1, uid="u1", router=None, is_fixed=False, **planner):
+    scaling = None if is_fixed else {"minReplicas": 1, "maxReplicas": 4}
     return {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "GraphDeployment",
@@ -139,21 +139,16 @@ async def test_every_graph_gets_a_loop_and_loses_it_when_it_is_gone(world):
 
 
 async def test_a_loop_is_restarted_only_by_what_it_depends_on(world):
-    """A status, a router's setting: no. The planner's section: yes."""
+    """A status, a router's setting: no. The planner's section, another graph of the same name: yes."""
     await world.put(_graph("a"))
     await world.put(_graph("a"))
     await world.put(_graph("a", generation=2, router={"policy": "round-robin"}))
     assert world.begun == [("a", 30)]
     await world.put(_graph("a", generation=3, adjustmentIntervalSeconds=60))
     assert world.begun == [("a", 30), ("a", 60)]
+    await world.put(_graph("a", generation=3, uid="u2", adjustmentIntervalSeconds=60))
+    assert len(world.begun) == 3
     assert set(world.running) == {A}
-
-
-async def test_a_graph_made_anew_under_the_same_name_gets_a_new_loop(world):
-    """Another uid: another graph."""
-    await world.put(_graph("a"))
-    await world.put(_graph("a", uid="u2"))
-    assert len(world.begun) == 2
 
 
 @pytest.mark.parametrize(
@@ -162,6 +157,7 @@ async def test_a_graph_made_anew_under_the_same_name_gets_a_new_loop(world):
         ({"enabled": False}, PlannerReason.DISABLED, "spec.planner.enabled is false"),
         ({"environment": "local"}, PlannerReason.DISABLED, "spec.planner.environment is local"),
         ({"bogus": 1}, PlannerReason.MISCONFIGURED, "spec.planner.bogus"),
+        ({"is_fixed": True}, PlannerReason.DISABLED, "no worker service has spec.services.*.scaling"),
     ],
 )
 async def test_why_a_graph_is_not_planned_is_said_and_a_change_starts_it(world, planner, reason, words):
@@ -175,15 +171,6 @@ async def test_why_a_graph_is_not_planned_is_said_and_a_change_starts_it(world, 
     assert set(world.running) == {A}
 
 
-async def test_a_graph_without_scaling_has_nothing_to_plan(world):
-    """Fixed numbers of replicas."""
-    graph = _graph("a")
-    for service in graph["spec"]["services"].values():
-        service.pop("scaling", None)
-    await world.put(graph)
-    assert world.said == [("a", PlannerReason.DISABLED, "no worker service has spec.services.*.scaling")]
-
-
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
@@ -193,25 +180,21 @@ async def test_a_graph_without_scaling_has_nothing_to_plan(world):
     ],
 )
 async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, monkeypatch, failure, reason):
-    """The other one goes on; the failed one comes back after a pause."""
+    """The other one goes on; the failed one comes back after a pause, or at once when somebody has repaired it."""
     monkeypatch.setattr(fleet_module, "FIRST_PAUSE_S", 0.3)
     world.failures[A] = [failure]
     await world.put(_graph("b"))
     await world.put(_graph("a"))
     assert set(world.running) == {B}
     assert [said[:2] for said in world.said] == [("a", reason)]
-    async with asyncio.timeout(30):
-        while A not in world.running:  # noqa: ASYNC110 - a pause of 0.3 s
-            await asyncio.sleep(0.01)
+    await _until(lambda: A in world.running)
     assert world.begun == [("b", 30), ("a", 30), ("a", 30)]
-
-
-async def test_a_failed_graph_that_is_changed_does_not_wait_for_its_pause(world):
-    """Somebody has repaired it."""
-    world.failures[A] = [RuntimeError("a bug")]
-    await world.put(_graph("a"))
-    await world.put(_graph("a", generation=2))
+    monkeypatch.setattr(fleet_module, "FIRST_PAUSE_S", 600.0)
+    world.failures[B] = [failure]
+    await world.put(_graph("b", uid="u2"))
     assert set(world.running) == {A}
+    await world.put(_graph("b", generation=2, uid="u2"))
+    assert set(world.running) == {A, B}
 
 
 def _profile(**changes):
@@ -403,29 +386,20 @@ def test_only_the_named_graph_is_marked():
 
 
 def test_a_graph_that_is_being_deleted_is_none_to_plan():
-    """Its status may still be written."""
+    """Its status may still be written; of the object only what is read is kept."""
     watch, _ = _watch()
     graph = _graph("a")
-    graph["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    graph["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "managedFields": [{}]}
+    graph["status"]["conditions"] = [{"type": "Ready"}, {"type": "PlannerActive"}]
     _feed(watch, "graphs", "ADDED", graph)
     assert watch.graph(A) is None
-    assert watch.live(A) is not None
+    assert "managedFields" not in watch.live(A)["metadata"]
+    assert watch.live(A)["status"]["conditions"] == [{"type": "PlannerActive"}]
 
 
 def test_a_watch_that_has_not_listed_yet_is_a_problem():
     """Nothing seen is not nothing there."""
     assert _watch()[0].problem() == "graphs: not listed yet"
-
-
-def test_objects_are_trimmed_to_what_is_read():
-    """Memory is bounded by graphs and pods, not by their histories."""
-    graph = _graph("a")
-    graph["metadata"] |= {"managedFields": [{}], "annotations": {"k": "v"}}
-    graph["status"]["conditions"] = [{"type": "Ready"}, {"type": "PlannerActive"}]
-    trimmed = _trim_graph(graph)
-    assert set(trimmed["metadata"]) == {"name", "namespace", "uid", "generation"}
-    assert trimmed["status"]["conditions"] == [{"type": "PlannerActive"}]
-    assert set(_trim_pod(_pod("d0"))) == {"metadata", "key", "facts"}
 
 
 @pytest.mark.parametrize(
