@@ -10,11 +10,11 @@ from pathlib import Path
 import orjson
 import pytest
 from click.testing import CliRunner
+from served import served
 
 from penstock.api import Role
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
-from penstock.core.http.server import HttpServer
 from penstock.planner import service as planner_service
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import join
@@ -188,15 +188,9 @@ async def _run(backend, router_url="http://127.0.0.1:9", **given):
 
 async def test_a_planner_pulls_decides_records_and_draws_in_real_time(tmp_path):
     """Against a served router page at speed 200: one decision, asked of the target, replayable."""
-
-    async def handle(_request, responder):
-        responder.send(200, PAGE.encode(), content_type="text/plain")
-
-    router = HttpServer(handle)
-    await router.start("127.0.0.1", 0)
     backend = _Backend()
-    await _run(backend, f"http://127.0.0.1:{router.port}", log_dir=str(tmp_path), mode="load")
-    await router.close(grace_s=0)
+    async with served(PAGE) as url:
+        await _run(backend, url, log_dir=str(tmp_path), mode="load")
     assert backend.requests[0] == (D, 2, "d000001")
     ledger = read_ledger(tmp_path)
     kinds = [r["type"] for r in ledger.records]
