@@ -173,10 +173,9 @@ def test_one_incomplete_pull_of_thirty_is_enough_to_keep_the_size(make):
     """Down needs every pull of the interval complete."""
     pulls = [make.pull(float(t), kv=[0.1, 0.1]) for t in range(1, 30)]
     decision, _ = _run(make.window(*pulls, make.pull(30.0, kv=[0.1, None])))
-    found = next(r for r in decision.roles if r.role is Role.DECODE)
-    assert found.reason is Reason.METRIC_UNKNOWN
+    assert _outcome(decision, Role.DECODE)[1] is Reason.METRIC_UNKNOWN
     assert (
-        found.sentence
+        _sentence_of(decision, Role.DECODE)
         == "decode 2: KV 0.10 < 0.50 of what is known, but 1 of 30 pulls incomplete (w1: not reported)"
     )
 
@@ -270,8 +269,7 @@ def test_a_burst_that_is_over_does_not_grow_prefill(make):
     pulls = [make.pull(float(t), queue=30.0 if 10 < t <= 20 else 0.0) for t in range(1, 31)]
     decision, _ = _run(make.window(*pulls))
     assert _outcome(decision, Role.PREFILL) == (Action.HOLD, Reason.PREFILL_QUEUE_FALLING, 0)
-    prefill = next(each for each in decision.roles if each.role is Role.PREFILL)
-    assert prefill.sentence.endswith("but it is worked off: 0.00 < 0.50 in 3 intervals")
+    assert _sentence_of(decision, Role.PREFILL).endswith("but it is worked off: 0.00 < 0.50 in 3 intervals")
 
 
 # ---------------------------------------------------------------- prefill trend
