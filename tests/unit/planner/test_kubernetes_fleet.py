@@ -64,6 +64,7 @@ class _World:
         )
         self.config_maps = {}
         self.read_failure = None
+        self.reads = 0
         self._task = None
 
     def graph(self, key):
@@ -71,6 +72,7 @@ class _World:
 
     async def get(self, kind, name, *, namespace):
         """Return a ConfigMap as the API server would."""
+        self.reads += 1
         if self.read_failure is not None:
             raise self.read_failure
         if (kind, namespace, name) not in self.config_maps:
@@ -108,6 +110,11 @@ class _World:
         del self.graphs[key]
         self.fleet.mark(key)
         await self.settle()
+
+    async def read_twice(self):
+        """Wait until profiles have been read twice from now on: what the first read found is done by the second."""
+        before = self.reads
+        await _until(lambda: self.reads >= before + 2)
 
     async def settle(self):
         for _ in range(30):
@@ -259,7 +266,7 @@ async def test_a_changed_profile_restarts_the_loop_and_a_rewritten_one_does_not(
     await world.put(_graph("a", **_SLA))
     assert len(world.begun) == 1
     world.profile(_profile(), version="2")
-    await asyncio.sleep(0.1)
+    await world.read_twice()
     assert len(world.begun) == 1
     world.profile(_profile(model="org/M"), version="3")
     await _until(lambda: len(world.begun) == 2 and A in world.running)
@@ -284,7 +291,7 @@ async def test_a_profile_that_goes_ends_the_loop_and_one_that_cannot_be_read_doe
     world.profile(_profile())
     await world.put(_graph("a", **_SLA))
     world.read_failure = UnavailableError("no answer")
-    await asyncio.sleep(0.1)
+    await world.read_twice()
     assert set(world.running) == {A}
     world.read_failure = None
     world.config_maps.clear()
