@@ -419,27 +419,18 @@ def test_a_configuration_from_before_there_were_modes_is_the_documents_rule():
 
 @pytest.mark.parametrize(
     ("amount", "max_step", "free", "expected"),
-    [(3, 1, 8, 1), (3, 2, 8, 2), (3, None, 8, 3), (3, None, 2, 2), (1, 1, 0, 0)],
+    [(3, 1, 8, 1), (3, 2, 8, 2), (3, None, 8, 3), (3, None, 2, 2), (1, 1, 0, 0), (-4, None, 8, -3)],
 )
-def test_a_larger_scale_up_is_cut_to_the_step_and_to_the_budget(make, amount, max_step, free, expected):
-    """As many replicas as step and free GPUs allow, none rather than one too many."""
-    window = make.steady(kv=[0.7])
-    config = replace(CONFIG, max_gpu_budget=2 + free, max_step=max_step, mode="static")
+def test_a_larger_step_is_cut_to_step_budget_and_floor(make, amount, max_step, free, expected):
+    """As many replicas as step and free GPUs allow, none rather than one too many; of five, two are the floor."""
+    window = make.steady(kv=[0.7] * 5)
+    bounds = {"max_gpu_budget": 6 + free, "max_step": max_step, "min_replicas": {Role.DECODE: 2}}
     asks = {Role.PREFILL: 0, Role.DECODE: amount}
+    config = replace(CONFIG, **bounds, mode="static")
     decision, state = finish(_asking(window, asks), window, PlannerState(), config)
-    found = next(r for r in decision.roles if r.role is Role.DECODE)
-    assert found.desired - found.current == expected
-    assert decision.gpus_after == decision.gpus + expected
-    assert state.of(Role.DECODE).asked == (1 + expected if expected else None)
-
-
-def test_a_larger_scale_down_ends_at_the_floor(make):
-    """Four of five are to go, the floor is two: three go."""
-    window = make.steady(kv=[0.1] * 5)
-    config = replace(CONFIG, max_step=None, min_replicas={Role.DECODE: 2}, mode="static")
-    asks = {Role.PREFILL: 0, Role.DECODE: -4}
-    decision, _ = finish(_asking(window, asks), window, PlannerState(), config)
-    assert _outcome(decision, Role.DECODE) == (Action.DOWN, Reason.BELOW_THRESHOLD, -3)
+    assert _outcome(decision, Role.DECODE)[2] == expected
+    assert decision.gpus_after == decision.gpus + max(0, expected)
+    assert state.of(Role.DECODE).asked == (5 + expected if expected > 0 else None)
 
 
 def _asking(window, asks):

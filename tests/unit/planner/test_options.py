@@ -80,20 +80,10 @@ def test_every_setting_of_a_graphs_planner_has_one_declaration():
         assert (option.default, option.description) == (of_graph.default, of_graph.description)
 
 
-def test_the_documents_yaml_form_is_read(tmp_path):
-    """Planner: with kebab-case keys; other components' sections are not its business."""
-    file = tmp_path / "disagg.yaml"
-    file.write_text(
-        "Frontend: {port: 8000}\nPlanner:\n  environment: local\n  no-operation: true\n  log-dir: log/planner\n"
-    )
-    options = join(given={}, file=file)
-    assert (options.no_operation, options.log_dir) == (True, "log/planner")
-
-
 def test_flags_beat_the_file_and_the_file_beats_the_graph(tmp_path):
-    """Each layer only fills in what those above leave open."""
+    """Each layer only fills in what those above leave open; other components' sections of the file are not read."""
     file = tmp_path / "planner.yaml"
-    file.write_text("Planner: {adjustment-interval: 60, min-gpu-budget: 2}\n")
+    file.write_text("Frontend: {port: 8000}\nPlanner:\n  adjustment-interval: 60\n  min-gpu-budget: 2\n")
     graph = load_graph(GRAPH)
     options = join(given={"adjustment-interval": "90"}, file=file, graph=graph)
     assert (options.adjustment_interval, options.min_gpu_budget) == (90.0, 2)

@@ -78,12 +78,8 @@ def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--no-operation"], True),
-        (["--no-operation=true"], True),
-        (["--no-operation=false"], False),
-        (["--no-operation", "--max-gpu-budget", "4"], True),
-        (["--operate"], False),
-        ([], True),
+        *((["--no-operation"], True), (["--no-operation=true"], True), (["--no-operation=false"], False)),
+        *((["--no-operation", "--max-gpu-budget", "4"], True), (["--operate"], False), ([], True)),
     ],
 )
 def test_no_operation_is_written_as_in_the_document(tmp_path, arguments, expected):
