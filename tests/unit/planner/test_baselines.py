@@ -180,13 +180,8 @@ def test_kpa_panics_at_twice_the_capacity_and_holds_what_it_reached():
 
     assert (reached, during, after) == (25, 25, 12)
     assert memory == kpa.Panic()
-
-
-def test_kpa_without_data_changes_nothing():
-    """Neither pods nor memory."""
-    memory = kpa.Panic(3.0, 7)
-
-    assert kpa.scaled(None, None, target=1.0, ready=4, now_s=9.0, memory=memory) == (None, memory)
+    blind = kpa.Panic(3.0, 7)  # without data neither pods nor memory change
+    assert kpa.scaled(None, None, target=1.0, ready=4, now_s=9.0, memory=blind) == (None, blind)
 
 
 def test_kpa_starts_in_panic_where_more_than_one_is_there():
@@ -222,16 +217,12 @@ def test_dynamo_decode_thresholds_and_guard(fraction, ready, expected):
 
 
 def test_dynamo_waits_for_a_starting_engine_and_drops_it_after_two_looks():
-    """Idle while one starts: held once, dropped at the second agreeing observation."""
+    """Idle while one starts: held once, dropped at the second agreeing observation; without iteration events held."""
+    assert desired("dynamo-load", pull(kv=None)) == {Role.PREFILL: 2, Role.DECODE: 2}
     idle = [pull(5.0 * i, prefill=2, starting=1, demand=Demand(5.0)) for i in (1, 2)]
 
     assert desired("dynamo-load", idle[0])[Role.PREFILL] == 3
     assert desired("dynamo-load", *idle)[Role.PREFILL] == 2
-
-
-def test_dynamo_without_data_of_an_engine_holds():
-    """No iteration events, no decision."""
-    assert desired("dynamo-load", pull(kv=None)) == {Role.PREFILL: 2, Role.DECODE: 2}
 
 
 # -- Dynamo's throughput loop -----------------------------------------------------------------------
