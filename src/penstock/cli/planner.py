@@ -125,6 +125,10 @@ def run(
     performance = None
     if options.mode == PlannerMode.SLA:
         performance = planning_profile(None if graph is None else graph.spec, options.profile)
+    elif said.get("profile") is not None:
+        raise ConfigError(
+            f"--profile: {options.profile}, but mode {options.mode} plans by no profile; leave it out, or give --mode sla"
+        )
     if dry_run:
         click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,21 +77,17 @@ class Observers:
 
     def tick(self, view: View) -> None:
         """Notify all of a tick."""
-        for observer in self._observers:
-            try:
-                observer.tick(view)
-            except Exception as exc:  # noqa: BLE001 - whatever an observer does wrong must not stop decisions
-                self._note(observer, exc)
+        self._notify(lambda observer: observer.tick(view))
 
     def decided(self, decision: Decision, view: View) -> None:
         """Notify all of a decision."""
+        self._notify(lambda observer: observer.decided(decision, view))
+
+    def _notify(self, tell: Callable[[Observer], None]) -> None:
         for observer in self._observers:
             try:
-                observer.decided(decision, view)
-            except Exception as exc:  # noqa: BLE001 - as above
-                self._note(observer, exc)
-
-    def _note(self, observer: Observer, exc: Exception) -> None:
-        if id(observer) not in self._failed:
-            self._failed.add(id(observer))
-            log.warning("observer failed", observer=type(observer).__name__, error=repr(exc))
+                tell(observer)
+            except Exception as exc:  # noqa: BLE001 - whatever an observer does wrong must not stop decisions
+                if id(observer) not in self._failed:
+                    self._failed.add(id(observer))
+                    log.warning("observer failed", observer=type(observer).__name__, error=repr(exc))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,10 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, judge, missing
-from penstock.planner.ledger import Ledger
+from penstock.planner.ledger import Ledger, read_ledger
 from penstock.planner.loop import LoopSettings, PlannerLoop
-from penstock.planner.observers import Observers, View
-from penstock.planner.sources.base import Query, Readings
+from penstock.planner.observers import Observer, Observers, View
+from penstock.planner.sources.base import Buckets, Query, Readings
 from penstock.planner.targets.base import Endpoint, PoolState, TargetState
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -262,6 +262,35 @@ class _World:
             time=self.time,
             observers=Observers([self.watcher]),
         )
+
+    def records(self, kind: str) -> list[dict]:
+        """Return the ledger's records of a type."""
+        return [record for record in read_ledger(self.folder).records if record["type"] == kind]
+
+    def watch(self, observer: Observer) -> None:
+        """Show the loop to this observer only."""
+        self.watcher.tick, self.watcher.decided = observer.tick, observer.decided
+
+    def measure_latency(self, latency: Callable[[float], Mapping[str, Buckets]]) -> None:
+        """Let the source read these histograms, by seconds since the start."""
+        read = self.load.read
+
+        async def with_latency(query):
+            return replace(await read(query), latency=latency(self.time.at_s - 1000))
+
+        self.load.read = with_latency
+
+    def edit_at(self, at_s: float, role: Role, replicas: int) -> None:
+        """Let somebody else set a role's replicas, at seconds since the start."""
+        observe = self.backend.observe
+
+        async def edited():
+            if self.time.at_s != 1000 + at_s:
+                return await observe()
+            self.backend.replicas[role], self.backend.starting[role] = replicas, []
+            return replace(await observe(), edited=frozenset({role}))
+
+        self.backend.observe = edited
 
     async def run_until(self, at_s: float, planner: PlannerLoop | None = None) -> None:
         """Let one planner work until virtual time ``at_s`` after the start at 1000."""

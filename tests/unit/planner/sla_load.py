@@ -38,6 +38,12 @@ def profile_of(speed=1.0):
     )
 
 
+FEW_POINTS = PerformanceProfile(
+    PrefillTable((100.0, 100_000.0), (0.01, 10.0)),
+    DecodeTable((8000.0,), (0.1, 1.0), ((0.01, 0.02),), ((100.0, 900.0),), 100_000.0),
+)
+"""The smallest profile of an engine of 10,000 prompt tokens/s."""
+
 CONFIG = DecideConfig(
     mode=Mode.SLA,
     adjustment_interval_s=5.0,
@@ -77,11 +83,11 @@ def pull_of(at_s, *, prefill=2, decode=2, rate=4.0, isl=1000.0, speed=1.0, itl_s
     return summarise(Observation(at_s, pools, usage, queue, seen, waits))
 
 
-def decided_after(seconds, state=None, *, start_s=0, config=CONFIG, **load):
+def decided_after(seconds, state=None, *, start_s=0, config=CONFIG, pull=pull_of, **load):
     """Decide every 5 s under one load; return the last decision by role, and the state."""
     state = state or PlannerState()
     for end in range(start_s + 5, start_s + seconds + 1, 5):
-        pulls = tuple(pull_of(float(s), **load) for s in range(end - 4, end + 1))
+        pulls = tuple(pull(float(s), **load) for s in range(end - 4, end + 1))
         decision, state = decide(Window(end - 5.0, float(end), pulls), state, config)
     return {role.role: role for role in decision.roles}, state
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sla_load import decided_after, step_of
 
 from penstock.api import Role
 from penstock.planner.decide.adaptive import supply, trend
@@ -52,13 +54,7 @@ def _pull(at_s, *, prefill=1, decode=1, starting=0, rate=0.0, kv=0.3, inside=0.0
     return summarise(Observation(at_s, pools, usage, queue, seen if known else None, waits))
 
 
-def _after(seconds, state=None, *, start_s=0, config=CONFIG, **load):
-    """Decide every 5 s under one load; return the last decision by role, and the state."""
-    state = state or PlannerState()
-    for end in range(start_s + 5, start_s + seconds + 1, 5):
-        pulls = tuple(_pull(float(s), **load) for s in range(end - 4, end + 1))
-        decision, state = decide(Window(end - 5.0, float(end), pulls), state, config)
-    return {role.role: role for role in decision.roles}, state
+_after = partial(decided_after, pull=_pull, config=CONFIG)
 
 
 def test_demand_above_what_the_workers_are_seen_to_do_grows_prefill():
@@ -93,7 +89,7 @@ def test_what_was_served_late_grows_nothing_once_nothing_comes():
     for start in range(195, 330, 5):
         found, state = _after(5, state, start_s=start, prefill=3, rate=0.0)
         assert found[Role.PREFILL].action is not Action.UP, start
-        late = next(step for step in found[Role.PREFILL].steps if step.name == "late")
+        late = step_of(found[Role.PREFILL], "late")
         assert late.outcome == "pass"
         assert late.inputs["busy_ahead"] < 0.5
 
@@ -111,7 +107,7 @@ def test_a_clients_first_minutes_are_no_slope_for_a_slow_start():
     state = _slow_to_start()
     for start in range(600, 900, 5):
         found, state = _after(5, state, start_s=start, rate=3_000.0)
-        demand = next(step for step in found[Role.PREFILL].steps if step.name == "demand")
+        demand = step_of(found[Role.PREFILL], "demand")
         assert found[Role.PREFILL].action is Action.HOLD, start
         assert demand.inputs["tokens_per_s_ahead"] <= 2.01 * 3_000
 
@@ -120,7 +116,7 @@ def test_a_pool_that_was_needed_a_minute_ago_is_kept():
     """19,500 tokens/s for minutes, then 2,000: what two would just have carried holds the third, and nothing else."""
     _, peak = _after(120, rate=19_500.0, prefill=3)
     found, _ = _after(40, peak, start_s=120, rate=2000.0, prefill=3)
-    after = next(step for step in found[Role.PREFILL].steps if step.name == "projected_work").inputs
+    after = step_of(found[Role.PREFILL], "projected_work").inputs
     assert found[Role.PREFILL].action is Action.HOLD
     assert after["peak_after"] > 0.8
     assert after["busy_after"] < 0.5
@@ -132,7 +128,7 @@ def test_a_cache_that_was_full_minutes_ago_keeps_its_workers():
     _, peak = _after(120, decode=2, kv=0.7, rate=1000.0)
     soon, state = _after(240, peak, start_s=120, decode=2, kv=0.1, rate=1000.0)
     late, _ = _after(40, state, start_s=360, decode=2, kv=0.1, rate=1000.0)
-    after = next(step for step in soon[Role.DECODE].steps if step.name == "projected_kv").inputs
+    after = step_of(soon[Role.DECODE], "projected_kv").inputs
     assert after["projected_kv_peak"] > 0.6
     assert after["projected_kv"] < 0.45
     assert (soon[Role.DECODE].action, late[Role.DECODE].action) == (Action.HOLD, Action.DOWN)
@@ -141,7 +137,7 @@ def test_a_cache_that_was_full_minutes_ago_keeps_its_workers():
 def test_a_queue_that_is_there_counts_whatever_the_workers_should_have_done():
     """10,000 tokens/s on two workers of 10,000 each, and 15 s of work waits all the same: requests are late."""
     found, _ = _after(60, rate=10_000.0, prefill=2, waiting=50.0, waiting_tokens=300_000.0)
-    late = next(step for step in found[Role.PREFILL].steps if step.name == "late")
+    late = step_of(found[Role.PREFILL], "late")
     assert late.inputs["late_share"] > 0.5
 
 
@@ -150,10 +146,7 @@ def test_a_long_prompt_makes_nothing_late_while_another_worker_is_idle():
     load = {"rate": 10_000.0, "prefill": 3, "in_flight_tokens": 300_000.0, "prefilled_tokens": 20_000.0}
     idle, _ = _after(60, prefilling_workers=2.0, **load)
     full, _ = _after(60, prefilling_workers=3.0, **load)
-    shares = [
-        next(step for step in found[Role.PREFILL].steps if step.name == "late").inputs["late_share"]
-        for found in (idle, full)
-    ]
+    shares = [step_of(found[Role.PREFILL], "late").inputs["late_share"] for found in (idle, full)]
     assert shares[0] == 0
     assert shares[1] > 0.5
 
@@ -174,7 +167,7 @@ def _joint(pull):
 def test_a_worker_that_idles_is_not_taken_for_a_slow_one():
     """2,000 tokens/s keep one worker busy a fifth of the time: its throughput is still 10,000, and one is enough."""
     found, _ = _after(60, rate=2000.0)
-    demand = next(step for step in found[Role.PREFILL].steps if step.name == "demand")
+    demand = step_of(found[Role.PREFILL], "demand")
     assert found[Role.PREFILL].action is Action.HOLD
     assert demand.inputs["worker_tokens_per_s"] == pytest.approx(SPEED)
 
@@ -439,11 +432,3 @@ def test_memory_of_another_version_is_read_as_far_as_it_is_known():
     plain["adaptive"]["kv"]["load_s"] = plain["adaptive"]["kv"].pop("light_s")
     after = read(plain)
     assert (after.kv.light_s, after.kv.done_tokens) == (0.0, read(state.memory).kv.done_tokens)
-
-
-def test_memory_survives_its_own_plain_form():
-    """What is written is read back the same."""
-    _, state = _after(30, rate=18_000.0, waiting=3.0)
-    memory = read(orjson.loads(orjson.dumps(to_plain(state.memory))))
-    assert write(memory) == write(read(state.memory))
-    assert read({}) == AdaptiveMemory()

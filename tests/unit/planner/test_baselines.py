@@ -69,6 +69,9 @@ def desired(mode, *pulls, budget=64):
         # By the same rules: the one that is silent counts as 0 on the way up, as on target on the way down.
         ((1000.0, 1, 1, 0, 400.0), 2, 3),
         ((100.0 + 100, 2, 2, 0, 400.0), 4, 3),
+        # 1.2 times the target over what is known, 0.6 once the silent half counts as 0: nothing changes.
+        ((1.2, 1, 1, 0, 1.0), 2, 2),
+        ((0.0, 0, 3, 0, 1.0), 3, None),
     ],
 )
 def test_hpa_pod_metrics(metric, current, expected):
@@ -76,21 +79,10 @@ def test_hpa_pod_metrics(metric, current, expected):
     assert hpa.pods_desired(hpa.PodMetric(*metric), current) == expected
 
 
-def test_hpa_changes_nothing_if_the_missing_turn_the_direction():
-    """1.2 times the target over what is known, 0.6 once the silent half counts as 0."""
-    assert hpa.pods_desired(hpa.PodMetric(1.2, 1, 1, 0, 1.0), 2) == 2
-
-
-def test_hpa_without_any_pod_knows_nothing():
-    """No metric, no number."""
-    assert hpa.pods_desired(hpa.PodMetric(0.0, 0, 3, 0, 1.0), 3) is None
-
-
-def test_hpa_external_metrics_are_totals_over_a_target_per_replica():
-    """12 at a target of 3 want 4; within 10% of what 4 are to carry, 4 stay; nothing wants none."""
-    assert hpa.external_desired(12.0, 3.0, 2) == 4
-    assert hpa.external_desired(13.0, 3.0, 4) == 4
-    assert hpa.external_desired(0.0, 3.0, 4) == 0
+@pytest.mark.parametrize(("total", "current", "expected"), [(12.0, 2, 4), (13.0, 4, 4), (0.0, 4, 0)])
+def test_hpa_external_metrics_are_totals_over_a_target_per_replica(total, current, expected):
+    """A target of 3 each; within 10% of what 4 are to carry, 4 stay."""
+    assert hpa.external_desired(total, 3.0, current) == expected
 
 
 @pytest.mark.parametrize(
@@ -188,13 +180,8 @@ def test_kpa_panics_at_twice_the_capacity_and_holds_what_it_reached():
 
     assert (reached, during, after) == (25, 25, 12)
     assert memory == kpa.Panic()
-
-
-def test_kpa_without_data_changes_nothing():
-    """Neither pods nor memory."""
-    memory = kpa.Panic(3.0, 7)
-
-    assert kpa.scaled(None, None, target=1.0, ready=4, now_s=9.0, memory=memory) == (None, memory)
+    blind = kpa.Panic(3.0, 7)  # without data neither pods nor memory change
+    assert kpa.scaled(None, None, target=1.0, ready=4, now_s=9.0, memory=blind) == (None, blind)
 
 
 def test_kpa_starts_in_panic_where_more_than_one_is_there():
@@ -230,16 +217,12 @@ def test_dynamo_decode_thresholds_and_guard(fraction, ready, expected):
 
 
 def test_dynamo_waits_for_a_starting_engine_and_drops_it_after_two_looks():
-    """Idle while one starts: held once, dropped at the second agreeing observation."""
+    """Idle while one starts: held once, dropped at the second agreeing observation; without iteration events held."""
+    assert desired("dynamo-load", pull(kv=None)) == {Role.PREFILL: 2, Role.DECODE: 2}
     idle = [pull(5.0 * i, prefill=2, starting=1, demand=Demand(5.0)) for i in (1, 2)]
 
     assert desired("dynamo-load", idle[0])[Role.PREFILL] == 3
     assert desired("dynamo-load", *idle)[Role.PREFILL] == 2
-
-
-def test_dynamo_without_data_of_an_engine_holds():
-    """No iteration events, no decision."""
-    assert desired("dynamo-load", pull(kv=None)) == {Role.PREFILL: 2, Role.DECODE: 2}
 
 
 # -- Dynamo's throughput loop -----------------------------------------------------------------------

@@ -6,10 +6,9 @@ import os
 from dataclasses import replace
 
 import pytest
+from sla_load import FEW_POINTS
 
 from penstock.api import Role
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.observation import Demand
 from penstock.planner.ledger import read_ledger
@@ -82,12 +81,7 @@ def _prepare_adaptive(world):
 def _prepare_sla(world):
     """The same in mode sla: what it learns and corrects is in the recorded state."""
     _prepare_adaptive(world)
-    rows = ((0.01, 0.02),)
-    profile = PerformanceProfile(
-        PrefillTable((100.0, 100_000.0), (0.01, 10.0)),
-        DecodeTable((8000.0,), (0.1, 1.0), rows, ((100.0, 900.0),), 100_000.0),
-    )
-    world.config = replace(world.config, mode=Mode.SLA, itl_slo_s=0.02, performance=profile)
+    world.config = replace(world.config, mode=Mode.SLA, itl_slo_s=0.02, performance=FEW_POINTS)
     return world
 
 

@@ -32,6 +32,7 @@ role_states = st.builds(
     asked=st.one_of(st.none(), st.integers(1, 8)),
     withdrawals=st.integers(0, 3),
     backoff=st.integers(0, 4),
+    owed=st.booleans(),
 )
 states = st.builds(
     PlannerState,

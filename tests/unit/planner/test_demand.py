@@ -102,25 +102,14 @@ def test_several_routers_add_up():
     assert (demand.in_flight_tokens, demand.prefilling_workers) == (16.0, 2)
 
 
-def test_what_was_refused_is_as_uncached_as_what_was_routed():
-    """Of 900 tokens 300 were routed, a third of them uncached: of the 600 refused ones a third counts."""
-    _, demand = _metered(
-        (0.0, {"a": _door()}),
-        (1.0, {"a": _door(prompt_tokens=900, routed_tokens=300, routed_uncached=100, refused=2)}),
-    )
-    assert demand.uncached_tokens == 300
-
-
-def test_without_a_routed_request_nothing_is_known_to_be_cached():
-    """All were refused: their prompts count in full."""
-    _, demand = _metered((0.0, {"a": _door()}), (1.0, {"a": _door(prompt_tokens=900, refused=3)}))
-    assert demand.uncached_tokens == 900
-
-
-def test_without_a_waiting_request_there_is_no_oldest_wait():
-    """The router's 0 is not a wait of 0 s."""
-    _, demand = _metered((0.0, {"a": _door()}), (1.0, {"a": _door()}))
-    assert demand.oldest_wait_s is None
+@pytest.mark.parametrize(
+    ("routed", "uncached"), [({"routed_tokens": 300, "routed_uncached": 100}, 300), ({}, 900)]
+)
+def test_what_was_refused_is_as_uncached_as_what_was_routed(routed, uncached):
+    """Of 900 tokens 300 were routed, a third of them uncached: a third of the 600 refused ones counts; without any, all."""
+    after = _door(prompt_tokens=900, refused=2, **routed)
+    _, demand = _metered((0.0, {"a": _door()}), (1.0, {"a": after}))
+    assert (demand.uncached_tokens, demand.oldest_wait_s) == (uncached, None)
 
 
 @pytest.mark.parametrize(

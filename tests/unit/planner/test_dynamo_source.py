@@ -7,12 +7,13 @@ frontend's twice, a second apart. Histograms that nobody reads were taken out.
 from __future__ import annotations
 
 import dataclasses
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served import served
 
 from penstock.api import Role
 from penstock.api.runtimes import RuntimeTraits
@@ -20,7 +21,6 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, ObservationError
 from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer
 from penstock.planner.decide.reading import Quality
 from penstock.planner.sources.base import Query
 from penstock.planner.sources.door import door_source
@@ -182,19 +182,8 @@ def test_demand_is_never_negative(gained, gauges, prefilling, pending):
 @asynccontextmanager
 async def serving(**pages):
     """Serve each page at a URL of its own; yield the URLs by name."""
-    servers = {}
-    for name, page in pages.items():
-
-        async def handle(_request, responder, page=page):
-            responder.send(200, page.encode(), content_type="text/plain")
-
-        servers[name] = HttpServer(handle)
-        await servers[name].start("127.0.0.1", 0)
-    try:
-        yield {name: f"http://127.0.0.1:{server.port}" for name, server in servers.items()}
-    finally:
-        for server in servers.values():
-            await server.close(grace_s=0)
+    async with AsyncExitStack() as stack:
+        yield {name: await stack.enter_async_context(served(page)) for name, page in pages.items()}
 
 
 async def readings_of(urls, *, frontends):

@@ -17,10 +17,6 @@ from penstock.planner.replay import replay
 D, P = Role.DECODE, Role.PREFILL
 
 
-def _records(world, kind):
-    return [r for r in read_ledger(world.folder).records if r["type"] == kind]
-
-
 @pytest.fixture(name="going_on")
 def _going_on(world):
     """A world whose planner decides every 15 s whatever starts; replicas take 40 s."""
@@ -35,7 +31,7 @@ async def test_a_start_stops_neither_pulls_nor_decisions(going_on):
     going_on.load.kv = lambda _now, _workers: 0.95
     going_on.load.queue = lambda now, workers: 3.0 * workers if 1025 < now < 1050 else 1.0 * workers
     await going_on.run_until(60)
-    assert [p["at_s"] - 1000 for p in _records(going_on, "pull")] == [float(t) for t in range(1, 61)]
+    assert [p["at_s"] - 1000 for p in going_on.records("pull")] == [float(t) for t in range(1, 61)]
     assert [d.at_s - 1000 for d in going_on.watcher.decisions] == [15.0, 30.0, 45.0, 60.0]
     assert going_on.backend.calls[:2] == [(D, 2, "d000001"), (P, 3, "d000002")]
     assert {view.phase for view in going_on.watcher.views} == {PlannerPhase.OBSERVING}
@@ -45,7 +41,7 @@ async def test_a_replicas_start_is_timed_from_its_decision(going_on):
     """Asked for at 15 s, ready at 55 s; the ledger has both and the views the newest time."""
     going_on.load.kv = lambda now, _workers: 0.95 if now < 1020 else 0.5
     await going_on.run_until(70)
-    (started,) = _records(going_on, "started")
+    (started,) = going_on.records("started")
     assert (started["role"], started["asked_s"], started["at_s"], started["took_s"]) == (
         "decode",
         1015.0,
@@ -64,7 +60,7 @@ async def test_a_late_replica_is_withdrawn_while_the_other_role_goes_on(going_on
     going_on.load.queue = lambda now, workers: 3.0 * workers if now < 1020 else 1.0 * workers
     await going_on.run_until(80)
     assert [call[:2] for call in going_on.backend.calls] == [(D, 2), (P, 3), (D, 1)]
-    (withdrawal,) = [r for r in _records(going_on, "decision") if r["kind"] == "withdrawal"]
+    (withdrawal,) = [r for r in going_on.records("decision") if r["kind"] == "withdrawal"]
     assert withdrawal["at_s"] == 1066.0
     assert withdrawal["decision"]["roles"][0]["sentence"].endswith("not ready after 50 s")
     # All pools count: prefill 3, decode 1 and the late one.
@@ -78,9 +74,9 @@ async def test_a_replica_that_the_backend_gives_up_is_withdrawn_at_once(going_on
     going_on.backend.gives_up_s = 5.0
     going_on.load.kv = lambda now, _workers: 0.95 if now < 1020 else 0.5
     await going_on.run_until(40)
-    (withdrawal,) = [r for r in _records(going_on, "decision") if r["kind"] == "withdrawal"]
+    (withdrawal,) = [r for r in going_on.records("decision") if r["kind"] == "withdrawal"]
     assert withdrawal["at_s"] == 1020.0
-    assert _records(going_on, "started") == []
+    assert going_on.records("started") == []
 
 
 async def test_a_drain_that_never_ends_blocks_nothing(going_on):
@@ -96,18 +92,10 @@ async def test_a_drain_that_never_ends_blocks_nothing(going_on):
 
 async def test_somebody_elses_number_begins_an_interval_and_forgets_the_start(going_on):
     """What they set is planned from; the planner's own start is no longer waited for."""
-    observe = going_on.backend.observe
     going_on.deadline_s = 20.0
     going_on.backend.never_ready = frozenset({D})
     going_on.load.kv = lambda now, _workers: 0.95 if now < 1020 else 0.5
-
-    async def edited():
-        if going_on.time.at_s == 1025.0:
-            going_on.backend.replicas[D], going_on.backend.starting[D] = 1, []
-            return replace(await observe(), edited=frozenset({D}))
-        return await observe()
-
-    going_on.backend.observe = edited
+    going_on.edit_at(25.0, D, 1)
     await going_on.run_until(60)
     assert [call[:2] for call in going_on.backend.calls] == [(D, 2)]
     assert [d.at_s - 1000 for d in going_on.watcher.decisions] == [15.0, 40.0, 55.0]
@@ -121,7 +109,7 @@ async def test_a_start_outlives_another_clock_with_a_new_deadline(going_on):
     await going_on.run_until(40)
     going_on.timeline = "other@1"
     await going_on.run_until(100)
-    (withdrawal,) = [r for r in _records(going_on, "decision") if r["kind"] == "withdrawal"]
+    (withdrawal,) = [r for r in going_on.records("decision") if r["kind"] == "withdrawal"]
     assert 1090.0 <= withdrawal["at_s"] <= 1092.0
 
 

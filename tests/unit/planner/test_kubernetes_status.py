@@ -192,7 +192,7 @@ async def _said(world, seconds):
     """Return the distinct (reason, lastDecision) of a run, in order."""
     said = []
     listener = StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append)
-    world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
+    world.watch(listener)
     await world.run_until(seconds)
     distinct = []
     for report in said:
@@ -213,10 +213,18 @@ async def test_a_run_reports_only_its_changes(world):
     ]
 
 
-async def test_metrics_that_nobody_knows_are_reported_after_a_while(world):
-    """Not for a hiccup of a few seconds; and it ends with the first known pull."""
-    world.load.kv = lambda now, _workers: None if 1005 < now <= 1008 or 1012 <= now < 1030 else 0.7
-    assert [reason for reason, *_ in await _said(world, 40)] == ["Observing", "MetricsMissing", "Observing"]
+@pytest.mark.parametrize(
+    ("unknown", "seconds", "reasons"),
+    [
+        (((1005, 1008), (1012, 1029)), 40, ["Observing", "MetricsMissing", "Observing"]),
+        (((1011, 1999),), 95, ["Observing", "MetricsMissing"]),
+    ],
+    ids=["after more than a hiccup, until the first known pull", "over the ends of intervals"],
+)
+async def test_metrics_that_nobody_knows_are_reported_after_a_while(world, unknown, seconds, reasons):
+    """A new interval begins without a pull, which says nothing about the metrics."""
+    world.load.kv = lambda now, _workers: None if any(a < now <= b for a, b in unknown) else 0.7
+    assert [reason for reason, *_ in await _said(world, seconds)] == reasons
 
 
 @pytest.mark.parametrize(("mode", "reasons"), [(Mode.ADAPTIVE, ["MetricsMissing"]), (Mode.LOAD, [])])
@@ -225,12 +233,6 @@ async def test_a_demand_that_no_router_tells_is_reported_where_it_is_needed(worl
     world.config = replace(world.config, mode=mode)
     world.load.demand = lambda now: Demand(period_s=1.0) if now < 1005 else None
     assert [reason for reason, *_ in await _said(world, 25)] == ["Observing", *reasons]
-
-
-async def test_missing_metrics_stay_missing_over_the_ends_of_intervals(world):
-    """A new interval begins without a pull, which says nothing about the metrics."""
-    world.load.kv = lambda now, _workers: None if now >= 1012 else 0.7
-    assert [reason for reason, *_ in await _said(world, 95)] == ["Observing", "MetricsMissing"]
 
 
 async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):
@@ -297,7 +299,7 @@ async def test_every_change_is_an_event_with_its_sentence_and_id(world):
     """Scaled up, withdrawn with a warning; holding is none."""
     notes = []
     listener = EventListener(notes.append)
-    world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
+    world.watch(listener)
     world.backend.never_ready, world.backend.gives_up_s = frozenset({D}), 5.0
     world.load.kv = lambda now, _workers: 0.95 if now <= 1030 else 0.7
     await world.run_until(100)

@@ -166,7 +166,8 @@ def test_one_ledger_has_one_writer(ledger):
 
 
 def test_the_tail_begins_at_the_last_anchor(ledger):
-    """Records before the newest anchor are not needed and not returned."""
+    """Records before the newest anchor are not needed and not returned; without a file there are none."""
+    assert ledger.tail(ANCHORS) == []
     for record in ("decision", "pull", "decision", "actuation", "pull"):
         ledger.append({"type": record})
     assert [r["type"] for r in ledger.tail(ANCHORS)] == ["decision", "actuation", "pull"]
@@ -188,13 +189,6 @@ def test_the_tail_of_a_long_ledger_is_found_across_chunks(ledger, monkeypatch):
         ledger.append({"type": "pull", "slot": slot, "text": "x" * (slot * 17)})
     tail = ledger.tail(ANCHORS)
     assert [r.get("slot") for r in tail] == [None, *range(20)]
-
-
-def test_no_file_has_no_tail(tmp_path):
-    """A first start finds nothing."""
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    assert ledger.tail(ANCHORS) == []
-    ledger.close()
 
 
 def test_an_unreadable_ledger_is_set_aside_under_a_new_name(ledger):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import re
@@ -11,12 +10,12 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from metrics_page import page_after
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
-from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
@@ -33,8 +32,14 @@ from penstock.planner.snapshot import SnapshotWriter
 D, P = Role.DECODE, Role.PREFILL
 
 
-def _drawn(folder):
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+async def _drawn_in(world, seconds):
+    """Return the content of the event files that a run leaves."""
+    board = Dashboard(world.folder / "board", world.config)
+    world.watch(board)
+    await world.run_until(seconds)
+    board.close()
+    assert board.dropped == 0
+    events = EventAccumulator(str(world.folder / "board"), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     return events
 
@@ -42,25 +47,12 @@ def _drawn(folder):
 @pytest.fixture(name="drawn")
 async def _drawn_run(world, tmp_path):
     """Two minutes of a ramp with latencies, drawn; returns the event files' content."""
-    read = world.load.read
-
-    async def with_latency(query):
-        from penstock.planner.sources.base import Readings
-
-        answer = await read(query)
-        count = world.time.at_s - 1000
-        buckets = ((0.1, count), (0.5, 2 * count), (float("inf"), 2 * count))
-        return Readings(answer.kv, answer.queue, demand=answer.demand, latency={"ttft": buckets, "itl": ()})
-
-    world.load.read = with_latency
+    world.measure_latency(
+        lambda count: {"ttft": ((0.1, count), (0.5, 2 * count), (math.inf, 2 * count)), "itl": ()}
+    )
     world.load.kv = lambda _now, _workers: 0.95
     world.load.demand = lambda now: _demand(now) if now < 1100 else None
-    board = Dashboard(tmp_path / "board", DecideConfig())
-    world.watcher.tick, world.watcher.decided = board.tick, board.decided
-    await world.run_until(120)
-    board.close()
-    assert board.dropped == 0
-    return _drawn(tmp_path / "board")
+    return await _drawn_in(world, 120)
 
 
 def _demand(now_s):
@@ -135,11 +127,13 @@ def _points(*demands, config=None):
     return points(Figures(config, is_held=False, demands=list(demands)), is_decided=False)
 
 
-def test_demand_is_averaged_over_the_pulls_of_a_point():
-    """Two pulls of different length: requests over seconds, not a mean of rates."""
-    short, long = Demand(period_s=1.0, arrivals=9), Demand(period_s=2.0, arrivals=0, waiting=3)
-    found = _points(short, long)
+def test_a_point_averages_over_requests_and_samples():
+    """Two pulls of different length: no mean of rates or of means; without a sample there is no latency."""
+    short = Demand(1.0, arrivals=9, ttft_sum_s=6.0, ttft_count=3, itl_sum_s=1.0, itl_count=100)
+    found = _points(short, Demand(2.0, waiting=3, ttft_sum_s=4.0, ttft_count=1))
     assert (found["demand/arrivals_per_second"], found["wait/requests"]) == (3.0, 3)
+    assert (found["ttft/mean_seconds"], found["itl/mean_seconds"]) == (2.5, 0.01)
+    assert "ttft/mean_seconds" not in _points(Demand(period_s=1.0))
     assert not [tag for tag in _points() if tag.startswith("demand")]
 
 
@@ -147,20 +141,8 @@ async def test_no_pull_goes_undrawn_where_every_second_one_is_decided_on(world, 
     """Two and four arrivals by turns are three a second."""
     world.config = replace(world.config, mode=Mode.ADAPTIVE)
     world.load.demand = lambda now: Demand(period_s=1.0, arrivals=2 + 2 * (round(now) % 2))
-    board = Dashboard(tmp_path / "board", world.config)
-    world.watcher.tick, world.watcher.decided = board.tick, board.decided
-    await world.run_until(20)
-    board.close()
-    assert set(_values(_drawn(tmp_path / "board"), "demand/arrivals_per_second").values()) >= {3.0}
-
-
-def test_latencies_are_means_over_the_samples_of_a_point():
-    """Not means of means; without a sample there is no latency."""
-    some = Demand(period_s=1.0, ttft_sum_s=6.0, ttft_count=3, itl_sum_s=1.0, itl_count=100)
-    more = Demand(period_s=1.0, ttft_sum_s=4.0, ttft_count=1)
-    found = _points(some, more)
-    assert (found["ttft/mean_seconds"], found["itl/mean_seconds"]) == (2.5, 0.01)
-    assert "ttft/mean_seconds" not in _points(Demand(period_s=1.0))
+    drawn = await _drawn_in(world, 20)
+    assert set(_values(drawn, "demand/arrivals_per_second").values()) >= {3.0}
 
 
 def test_targets_and_the_share_within_them_are_those_of_mode_sla():
@@ -200,19 +182,8 @@ async def test_mode_sla_draws_prediction_targets_attainment_factors_and_need(wor
         turned_away={Role.DECODE: 1},
     )
     world.load.demand = lambda _now: demand
-    read = world.load.read
-
-    async def with_latency(query):
-        answer = await read(query)
-        count = world.time.at_s - 1000
-        return replace(answer, latency={"ttft": ((2.0, 2 * count), (math.inf, 2 * count)), "itl": ()})
-
-    world.load.read = with_latency
-    board = Dashboard(tmp_path / "board", world.config)
-    world.watcher.tick, world.watcher.decided = board.tick, board.decided
-    await world.run_until(120)
-    board.close()
-    drawn = _drawn(tmp_path / "board")
+    world.measure_latency(lambda count: {"ttft": ((2.0, 2 * count), (math.inf, 2 * count)), "itl": ()})
+    drawn = await _drawn_in(world, 120)
 
     assert set(_values(drawn, "ttft/target_seconds").values()) == {2.0}
     assert set(_values(drawn, "attainment/goal").values()) == {0.9}
@@ -229,38 +200,18 @@ async def test_mode_sla_draws_prediction_targets_attainment_factors_and_need(wor
     _each_scalar_is_in_one_chart(drawn)
 
 
-async def test_forecast_and_supply_are_drawn_beside_what_came(world, tmp_path):
-    """In the mode that forecasts, with each decision; steady demand is forecast as it is."""
-    world.config = replace(world.config, mode=Mode.ADAPTIVE)
-    world.load.demand = lambda _now: Demand(
-        period_s=1.0, arrivals=2, uncached_tokens=1500, prefilled_tokens=1500, prefilling_workers=1
-    )
-    board = Dashboard(tmp_path / "board", world.config)
-    world.watcher.tick, world.watcher.decided = board.tick, board.decided
-    await world.run_until(60)
-    board.close()
-    drawn = _drawn(tmp_path / "board")
-
-    forecasts = _values(drawn, "prefill/forecast_tokens_per_second")
-    newest = max(forecasts)
-    assert forecasts[newest] == pytest.approx(1500, rel=0.1)
-    supply = _values(drawn, "prefill/supply_tokens_per_second")
-    assert supply[max(supply)] == pytest.approx(3000)
-
-
-async def test_a_forecast_is_drawn_at_the_time_that_it_was_made_for(world, tmp_path):
-    """A start-up is expected to take 30 s and a pull 1 s: the first decision, after 2 s, foretells second 33."""
+async def test_forecast_and_supply_are_drawn_beside_what_came(world):
+    """At the times that forecasts are for: 30 s of start-up and a pull after the first decision, at 2 s."""
     world.config = replace(world.config, mode=Mode.ADAPTIVE)
     world.load.demand = lambda _now: Demand(
         period_s=1.0, arrivals=2, uncached_tokens=500, prefilled_tokens=1000, prefilling_workers=1
     )
-    board = Dashboard(tmp_path / "board", world.config)
-    world.watcher.tick, world.watcher.decided = board.tick, board.decided
-    await world.run_until(60)
-    board.close()
-
-    forecasts = _values(_drawn(tmp_path / "board"), "prefill/forecast_tokens_per_second")
+    drawn = await _drawn_in(world, 60)
+    forecasts = _values(drawn, "prefill/forecast_tokens_per_second")
     assert (min(forecasts), max(forecasts) <= 60) == (33, True)
+    assert forecasts[max(forecasts)] == pytest.approx(500, rel=0.1)
+    supply = _values(drawn, "prefill/supply_tokens_per_second")
+    assert supply[max(supply)] == pytest.approx(1000)
 
 
 def test_decisions_are_texts_with_reasons(drawn):
@@ -342,75 +293,39 @@ async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path
 # ---------------------------------------------------------------- metrics
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-async def test_the_metrics_page_shows_demand_and_start_up(world, is_known):
-    """Rates and the oldest wait of the newest pull, NaN while unknown; how long the newest replica took."""
-    metrics = PlannerMetrics()
-    world.watcher.tick = metrics.of("serving", "llama").tick
-    world.load.kv = lambda now, _workers: 0.95 if now < 1031 else 0.7
-    world.load.demand = lambda now: _demand(now) if is_known else None
-    await world.run_until(50)
-    names = {
-        "penstock_planner_arrivals_per_second": 4.0,
-        "penstock_planner_rejected_per_second": 1.0,
-        "penstock_planner_oldest_wait_seconds": 50.0,
-    }
-    found = {s.name: s.value for s in parse_samples(metrics.page().decode(), names)}
-    assert found == pytest.approx(names if is_known else dict.fromkeys(names, math.nan), nan_ok=True)
-    (startup,) = parse_samples(metrics.page().decode(), ["penstock_planner_replica_startup_seconds"])
-    assert (startup.labels["role"], startup.value) == ("decode", 12.0)
-
-
-async def test_the_metrics_page_shows_decisions_replicas_and_ages(world):
-    """Counters by role, action and reason; gauges of the newest tick."""
-    metrics = PlannerMetrics()
-    listener = metrics.of("serving", "llama")
-    world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
+async def test_the_metrics_page_shows_demand_decisions_replicas_and_ages(world):
+    """Of the newest pull and the newest tick; counters by role, action and reason."""
     world.load.kv = lambda _now, _workers: 0.95
-    await world.run_until(100)
-    page = metrics.page().decode()
-    samples = {
-        (s.name, *(value for key, value in s.labels.items() if key not in ("namespace", "graph"))): s.value
-        for s in parse_samples(
-            page,
-            [
-                "penstock_planner_decisions_total",
-                "penstock_planner_replicas",
-                "penstock_planner_desired_replicas",
-                "penstock_planner_gpus",
-                "penstock_planner_gpu_budget",
-                "penstock_planner_reading_age_seconds",
-                "penstock_planner_phase",
-                "penstock_schedule_lag_p99_seconds",
-                "penstock_schedule_lag_samples_total",
-                "penstock_planner_ledger_errors_total",
-            ],
-        )
+    world.load.demand = _demand
+    found = await page_after(world, 100)
+    expected = {
+        ("arrivals_per_second",): 4,
+        ("rejected_per_second",): 1,
+        ("oldest_wait_seconds",): 100,
+        ("replica_startup_seconds", "decode"): 12,
+        ("decisions_total", "up", "above_threshold", "decode"): 2,
+        ("replicas", "decode", "ready"): 3,
+        ("desired_replicas", "decode"): 3,
+        ("gpus",): 4,
+        ("gpu_budget",): 8,
+        ("reading_age_seconds", "kv"): 0,
+        ("phase", "observing"): 1,
+        ("schedule_lag_p99_seconds",): 0,
+        ("schedule_lag_samples_total",): 100,
+        ("ledger_errors_total",): 0,
     }
-    assert samples["penstock_planner_decisions_total", "up", "above_threshold", "decode"] == 2
-    assert samples["penstock_planner_decisions_total", "hold", "within_thresholds", "prefill"] == 2
-    assert samples["penstock_planner_replicas", "decode", "ready"] == 3
-    assert samples["penstock_planner_desired_replicas", "decode"] == 3
-    assert (samples["penstock_planner_gpus",], samples["penstock_planner_gpu_budget",]) == (4, 8)
-    assert samples["penstock_planner_reading_age_seconds", "kv"] == 0
-    assert samples["penstock_planner_phase", "observing"] == 1
-    assert samples["penstock_schedule_lag_p99_seconds",] == 0
-    assert samples["penstock_schedule_lag_samples_total",] == 100
-    assert samples["penstock_planner_ledger_errors_total",] == 0
+    assert {key: found.get(key) for key in expected} == expected
 
 
 async def test_unknown_readings_are_nan_on_the_page(world):
     """Unknown is not zero."""
-    metrics = PlannerMetrics()
-    world.watcher.tick = metrics.of("serving", "llama").tick
     world.load.kv = lambda _now, _workers: None
     world.load.queue = lambda _now, _workers: None
-    await world.run_until(5)
-    page = metrics.page().decode()
-    graph = 'graph="llama",namespace="serving"'
-    assert f"penstock_planner_kv_usage_fraction{{{graph}}} NaN" in page
-    assert f"penstock_planner_prefill_queue_requests{{{graph}}} NaN" in page
-    assert f'penstock_planner_unknown_readings{{{graph},signal="kv"}} 1.0' in page
+    found = await page_after(world, 5)
+    rates = ("arrivals_per_second", "rejected_per_second", "oldest_wait_seconds")
+    for name in ("kv_usage_fraction", "prefill_queue_requests", *rates):
+        assert math.isnan(found[name,]), name
+    assert found["unknown_readings", "kv"] == 1
 
 
 async def test_a_forgotten_graph_leaves_the_page_and_a_restarted_loop_counts_on(world):
@@ -428,38 +343,25 @@ async def test_a_forgotten_graph_leaves_the_page_and_a_restarted_loop_counts_on(
     assert 'graph="other"' not in metrics.page().decode()
 
 
-async def test_the_metrics_are_served_and_a_taken_port_is_named():
-    """GET /metrics and /health; the second server on a port is refused."""
-    metrics = PlannerMetrics()
-    server = await serve(metrics, "127.0.0.1", 0)
+async def test_metrics_and_health_are_served_and_a_taken_port_is_named():
+    """A planner whose leadership ended and whose work did not is not alive; its metrics are still served."""
+    metrics, faults = PlannerMetrics(), []
+    server = await serve(metrics, "127.0.0.1", 0, fault=lambda: faults[0] if faults else None)
     pool = ConnectionPool()
-    url = f"http://127.0.0.1:{server.port}"
+
+    async def statuses():
+        url = f"http://127.0.0.1:{server.port}"
+        paths = ("/metrics", "/health", "/healthz", "/else")
+        return [(await pool.request("GET", url + path)).status for path in paths]
+
     try:
-        assert (await pool.request("GET", url + "/metrics")).status == 200
-        assert (await pool.request("GET", url + "/health")).status == 200
-        assert (await pool.request("GET", url + "/healthz")).status == 200
-        assert (await pool.request("GET", url + "/else")).status == 404
+        assert await statuses() == [200, 200, 200, 404]
+        faults.append("lease l: leadership is over")
+        assert await statuses() == [200, 503, 503, 404]
+        answer = await pool.request("GET", f"http://127.0.0.1:{server.port}/healthz")
+        assert b"leadership is over" in answer.body
         with pytest.raises(PortInUseError, match=str(server.port)):
             await serve(metrics, "127.0.0.1", server.port)
-    finally:
-        await pool.close()
-        await server.close(grace_s=0)
-
-
-async def test_health_fails_when_only_a_restart_helps():
-    """A planner whose leadership ended and whose work did not is not alive; its metrics are still served."""
-    faults = ["lease l: leadership is over"]
-    server = await serve(PlannerMetrics(), "127.0.0.1", 0, fault=lambda: faults[0] if faults else None)
-    pool = ConnectionPool()
-    url = f"http://127.0.0.1:{server.port}"
-    try:
-        for path in ("/health", "/healthz"):
-            answer = await pool.request("GET", url + path)
-            assert answer.status == 503
-            assert b"leadership is over" in answer.body
-        assert (await pool.request("GET", url + "/metrics")).status == 200
-        faults.clear()
-        assert (await pool.request("GET", url + "/health")).status == 200
     finally:
         await pool.close()
         await server.close(grace_s=0)
@@ -471,7 +373,7 @@ async def test_health_fails_when_only_a_restart_helps():
 async def test_the_state_file_holds_the_planner_now(world):
     """Pools, last decisions with sentences, what it is doing."""
     writer = SnapshotWriter(world.folder, now_s=lambda: world.time.at_s)
-    world.watcher.tick, world.watcher.decided = writer.tick, writer.decided
+    world.watch(writer)
     world.load.kv = lambda _now, _workers: 0.95
     await world.run_until(35)
     state = orjson.loads((world.folder / "state.json").read_bytes())
@@ -482,18 +384,3 @@ async def test_the_state_file_holds_the_planner_now(world):
     (decision,) = state["decisions"]
     assert decision["roles"]["decode"]["sentence"] == "decode 1 -> 2: KV 0.95 > 0.90"
     assert decision["at_s"] == 30.0
-
-
-async def test_a_state_file_that_cannot_be_written_stops_nothing(world, monkeypatch, caplog):
-    """It is for looking only."""
-    from pathlib import Path
-
-    def full(*_args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    writer = SnapshotWriter(world.folder, now_s=lambda: world.time.at_s)
-    world.watcher.tick = writer.tick
-    await world.run_until(35)
-    assert len(world.watcher.decisions) == 1
-    assert [r.getMessage() for r in caplog.records if "observer" in r.getMessage()] == ["observer failed"]

@@ -3,19 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sla_load import FEW_POINTS
 
 from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.api.planner import PlannerConfig
 from penstock.core.errors import InvalidSpecError
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.options import FLAGS, SETTINGS, PlannerOptions, join
-
-PROFILE = PerformanceProfile(
-    PrefillTable((100.0, 1000.0), (0.1, 1.0)), DecodeTable((100.0,), (1.0,), ((0.01,),), ((100.0,),), 1000.0)
-)
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1
@@ -85,20 +80,10 @@ def test_every_setting_of_a_graphs_planner_has_one_declaration():
         assert (option.default, option.description) == (of_graph.default, of_graph.description)
 
 
-def test_the_documents_yaml_form_is_read(tmp_path):
-    """Planner: with kebab-case keys; other components' sections are not its business."""
-    file = tmp_path / "disagg.yaml"
-    file.write_text(
-        "Frontend: {port: 8000}\nPlanner:\n  environment: local\n  no-operation: true\n  log-dir: log/planner\n"
-    )
-    options = join(given={}, file=file)
-    assert (options.no_operation, options.log_dir) == (True, "log/planner")
-
-
 def test_flags_beat_the_file_and_the_file_beats_the_graph(tmp_path):
-    """Each layer only fills in what those above leave open."""
+    """Each layer only fills in what those above leave open; other components' sections of the file are not read."""
     file = tmp_path / "planner.yaml"
-    file.write_text("Planner: {adjustment-interval: 60, min-gpu-budget: 2}\n")
+    file.write_text("Frontend: {port: 8000}\nPlanner:\n  adjustment-interval: 60\n  min-gpu-budget: 2\n")
     graph = load_graph(GRAPH)
     options = join(given={"adjustment-interval": "90"}, file=file, graph=graph)
     assert (options.adjustment_interval, options.min_gpu_budget) == (90.0, 2)
@@ -197,11 +182,6 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text, problem):
         join(given={}, file=file)
 
 
-def test_no_ceiling_is_said_with_none():
-    """On the command line as in YAML."""
-    assert join(given={"max-gpu-budget": "none"}).max_gpu_budget is None
-
-
 @pytest.mark.parametrize("mode", ["adaptive", "load"])
 def test_mode_step_and_slo_come_from_the_graph(mode):
     """The decision gets all three; a flag wins."""
@@ -223,18 +203,18 @@ def test_mode_sla_takes_its_targets_from_the_graph_and_its_profile_as_given():
     """The targets of planner.sla, not the router's; a flag wins; what is no mode's own is left out of the others."""
     sla = "    mode: sla\n    sla: {ttftSeconds: 0.3, itlSeconds: 0.02, attainment: 0.95}\n    maxGpuBudget: null"
     graph = load_graph(GRAPH.replace("    maxGpuBudget: null", sla))
-    config = join(given={}, graph=graph).decide_config(graph, PROFILE)
+    config = join(given={}, graph=graph).decide_config(graph, FEW_POINTS)
     assert (config.mode, config.ttft_slo_s, config.itl_slo_s, config.attainment) == (
         Mode.SLA,
         0.3,
         0.02,
         0.95,
     )
-    assert config.performance is PROFILE
+    assert config.performance is FEW_POINTS
     assert join(given={"ttft-slo": 0.4}, graph=graph).ttft_slo == 0.4
     adaptive = join(given={"mode": "adaptive"}, graph=graph)
     assert adaptive.ttft_slo == graph.spec.router.ttft_slo_seconds
-    other = adaptive.decide_config(graph, PROFILE)
+    other = adaptive.decide_config(graph, FEW_POINTS)
     assert (other.itl_slo_s, other.performance) == (None, None)
 
 
@@ -247,19 +227,6 @@ def test_an_aggregated_graph_needs_only_one_floor():
     text = text.replace("minReplicas: 2", "minReplicas: 1").replace("replicas: 2}", "replicas: 1}")
     options = join(given={"max-gpu-budget": "1"}, graph=load_graph(text))
     assert options.max_gpu_budget == 1
-
-
-def test_without_a_log_dir_the_ledger_lies_beside_the_statefile(tmp_path, monkeypatch):
-    """Decisions are recorded in any case."""
-    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
-    assert join(given={"namespace": "llama"}).log_folder() == tmp_path / "llama-planner"
-    assert join(given={"log-dir": "log/planner"}).log_folder().parts == ("log", "planner")
-
-
-def test_the_queue_is_divided_by_the_workers_only_on_request():
-    """The document compares the whole queue."""
-    assert join(given={}).decide_config().queue_per_worker is False
-    assert join(given={"prefill-queue-per-worker": "true"}).decide_config().queue_per_worker is True
 
 
 def test_scaling_to_zero_is_the_graphs_to_say_and_the_flags_to_change(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.planner.decide.reading import Quality, judge, missing
+from penstock.planner.decide.reading import Quality, judge
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,6 @@ def test_a_number_is_fresh_stale_or_missing_with_the_reason(value, age_s, qualit
 def test_a_count_may_exceed_one():
     """A queue has no upper bound."""
     assert judge(41.0, age_s=0.0, max_age_s=1.0, source="router").value == 41.0
-
-
-def test_missing_keeps_source_and_reason():
-    """A missing value says who failed to give it and why."""
-    reading = missing("no answer in 1 s", source="scrape")
-    assert (reading.value, reading.age_s, reading.source, reading.why) == (
-        None,
-        None,
-        "scrape",
-        "no answer in 1 s",
-    )
 
 
 @given(st.floats(), st.floats(), st.floats(min_value=0, max_value=1e6))

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock.planner.decide.codec import state_from, to_plain
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Reason
 from penstock.planner.decide.observation import PoolCounts
@@ -134,14 +133,6 @@ def test_a_move_that_the_giver_can_never_pay_for_is_not_begun(make):
 def test_a_withdrawal_ends_the_claim():
     """What never became ready is not owed another try."""
     assert not rolled_back(RoleState(seen=2, asked=3, owed=True), DecideConfig()).owed
-
-
-def test_the_claim_is_part_of_the_recorded_state():
-    """And a state written before there were claims has none."""
-    assert state_from(to_plain(OWED)) == OWED
-    old = to_plain(OWED)
-    del old["roles"]["decode"]["owed"]
-    assert state_from(old).of(D).owed is False
 
 
 async def test_rebalancing_never_exceeds_the_budget_and_survives_a_kill_at_every_step(new_world, kill_type):

@@ -54,6 +54,8 @@ def test_replay_makes_every_decision_again_bit_for_bit(folder):
     assert (result.decisions, result.differences) == (6, ())
     answer = _invoke("replay", folder / "ledger.jsonl")
     assert (answer.exit_code, answer.stdout) == (0, "6 decisions made again, 0 differences\n")
+    plain = orjson.loads(_invoke("replay", folder, "--json").stdout)
+    assert plain == {"decisions": 6, "differences": [], "notes": []}
 
 
 def test_replay_shows_a_changed_number_and_fails(folder):
@@ -95,12 +97,6 @@ def test_replay_names_the_line_of_an_incomplete_record(folder):
         replay(read_ledger(folder))
 
 
-def test_replay_as_json_is_one_object(folder):
-    """For other programs."""
-    answer = _invoke("replay", folder, "--json")
-    assert orjson.loads(answer.stdout) == {"decisions": 6, "differences": [], "notes": []}
-
-
 def test_what_if_prints_only_what_would_differ(folder):
     """With a down-threshold of 0.05 the scale-down would not have happened."""
     total, different = what_if(read_ledger(folder), settings(["decode-kv-scale-down-threshold=0.05"]))
@@ -111,14 +107,9 @@ def test_what_if_prints_only_what_would_differ(folder):
     assert "was: decode 1 -> 2: KV 0.95 > 0.90" in answer.stdout
     assert "now: decode 1: KV 0.95 within 0.50 and 0.99" in answer.stdout
     assert answer.stdout.endswith("1 of 6 decisions would differ\n")
-
-
-def test_what_if_as_json_gives_both_decisions(folder):
-    """Recorded and made anew, side by side."""
     rows = orjson.loads(_invoke("replay", folder, "--json", "--set", "max-gpu-budget=2").stdout)
-    assert rows["decisions"] == 6
     roles = {r["role"]: r["reason"] for r in rows["different"][0]["what_if"]["roles"]}
-    assert roles["decode"] == "gpu_budget"
+    assert (rows["decisions"], roles["decode"]) == (6, "gpu_budget")
 
 
 @pytest.mark.parametrize("pair", ["max-gpu-budget", "colour=blue", "decode-kv-scale-up-threshold=7"])
@@ -135,6 +126,9 @@ def test_explain_tells_the_last_decisions_rule_by_rule(folder):
     assert "decode 1 -> 2: KV 0.95 > 0.90  [above_threshold]" in text
     assert "thresholds   mean=0.95 down=0.5 up=0.9 against 0.9 => above_threshold" in text
     assert "decode to 2: applied" in text
+    assert "demand unknown: no router told it" in text
+    (record,) = orjson.loads(_invoke("explain", "--log-dir", folder, "--id", "d000001", "--json").stdout)
+    assert [a["outcome"] for a in record["actuations"]] == ["applied"]
     assert _invoke("explain", "--log-dir", folder, "--all", "--last", "3").stdout.count("adjustment at") == 3
 
 
@@ -181,8 +175,8 @@ def test_explain_writes_numbers_without_exponents(value, shown):
     assert f"x={shown} y={{z: {shown}}} => pass" in in_words(_decision(1, roles, 1))
 
 
-async def test_explain_tells_demand_and_supply(world):
-    """What came, what was rejected, what waits; and how long the replicas that start have been at it."""
+async def test_explain_tells_demand_forecast_and_supply(world, new_world):
+    """What came, was rejected and waits, how long replicas have been starting; in mode adaptive what is expected."""
     world.config = replace(world.config, mode=Mode.HPA, adjustment_interval_s=15.0)
     world.backend.start_s = 40.0
     world.load.kv = lambda _now, _workers: 0.95
@@ -193,30 +187,14 @@ async def test_explain_tells_demand_and_supply(world):
     text = _invoke("explain", "--log-dir", world.folder, "--all").stdout
     assert "demand 2 requests/s, 1,500 uncached tokens/s; 15 rejected; 3 wait, the oldest for 30.0 s" in text
     assert "supply prefill 1 ready, 1 starting for 15 s; decode 1 ready, 1 starting for 15 s" in text
-
-
-async def test_explain_tells_the_forecast_and_what_workers_can_compute(world):
-    """Beside what came: what is expected by the time that a replica could be there, against supply."""
-    world.config = replace(world.config, mode=Mode.ADAPTIVE)
-    world.load.demand = lambda _now: Demand(
+    adaptive = new_world()
+    adaptive.config = replace(adaptive.config, mode=Mode.ADAPTIVE)
+    adaptive.load.demand = lambda _now: Demand(
         period_s=1.0, arrivals=2, uncached_tokens=1500, prefilled_tokens=1500, prefilling_workers=1
     )
-    await world.run_until(60)
-    text = _invoke("explain", "--log-dir", world.folder, "--all").stdout
+    await adaptive.run_until(60)
+    text = _invoke("explain", "--log-dir", adaptive.folder, "--all").stdout
     assert re.search(r"forecast 1,5\d\d uncached tokens/s in \d+ s; 3,000 is what 2 can compute", text), text
-
-
-def test_explain_says_when_demand_is_unknown(folder):
-    """An older ledger, or a graph without a router of ours."""
-    text = _invoke("explain", "--log-dir", folder, "--id", "d000001").stdout
-    assert "demand unknown: no router told it" in text
-
-
-def test_explain_as_json_gives_the_records(folder):
-    """With their actuations."""
-    (record,) = orjson.loads(_invoke("explain", "--log-dir", folder, "--id", "d000001", "--json").stdout)
-    assert record["decision"]["id"] == "d000001"
-    assert [a["outcome"] for a in record["actuations"]] == ["applied"]
 
 
 def test_explain_sends_a_terminal_no_sequence_of_the_ledgers(folder):
@@ -270,24 +248,24 @@ def test_a_folder_without_decisions_says_so(tmp_path):
 # ---------------------------------------------------------------- decide FILE
 
 
-def test_the_example_can_be_decided_as_it_is():
-    """What --example prints is a valid FILE."""
-    example = _invoke("decide", "--example").stdout
-    answer = _invoke("decide", "-", input=example)
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), ["decode 2 -> 3: KV 0.93 > 0.90  [above_threshold]"]),
+        (
+            ("--mode", "sla"),
+            [
+                "prefill 2 -> 3: 18000 tokens/s in 31 s against 19883 that 2 can compute, 16302 of them",
+                "needed       replicas=3 replicas_now=2",
+            ],
+        ),
+    ],
+)
+def test_the_examples_can_be_decided_as_they_are(more, told):
+    """What --example prints is a valid FILE; that of mode sla has its profile in it."""
+    answer = _invoke("decide", "-", input=_invoke("decide", "--example", *more).stdout)
     assert answer.exit_code == 0
-    assert "decode 2 -> 3: KV 0.93 > 0.90  [above_threshold]" in answer.stdout
-
-
-def test_the_example_of_mode_sla_can_be_decided_as_it_is():
-    """18,000 tokens/s on two workers of 10,000, of whom the wait leaves fewer; the profile is in the file."""
-    example = _invoke("decide", "--example", "--mode", "sla").stdout
-    answer = _invoke("decide", "-", input=example)
-    assert answer.exit_code == 0
-    assert (
-        "prefill 2 -> 3: 18000 tokens/s in 31 s against 19883 that 2 can compute, 16302 of them"
-        in answer.stdout
-    )
-    assert "needed       replicas=3 replicas_now=2" in answer.stdout
+    assert all(line in answer.stdout for line in told)
 
 
 def test_a_profile_beside_the_file_goes_before_its_own(tmp_path):
@@ -358,15 +336,6 @@ def test_a_record_of_mode_sla_as_the_ledger_has_it_lacks_its_profile(sla_folder,
     assert answer.exit_code == 0, answer.output
 
 
-def test_a_decision_can_be_asked_for_from_a_ledgers_record(folder, tmp_path):
-    """The same answer as was recorded."""
-    record = next(r for r in read_ledger(folder).records if r["type"] == "decision")
-    file = tmp_path / "record.json"
-    file.write_bytes(orjson.dumps(record))
-    answer = orjson.loads(_invoke("decide", file, "--json").stdout)
-    assert answer == {"decision": record["decision"], "state": record["state"]}
-
-
 def test_bad_numbers_in_a_file_are_unknown_and_hold():
     """null, .nan and 1.7 are no KV usage."""
     text = """
@@ -377,76 +346,51 @@ observations:
     assert {r.reason.value for r in decision.roles} == {"metric_unknown"}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[1", "neither YAML nor JSON"),
-        ("7", "expected a map"),
-        ("{}", "KeyError: 'observations'"),
-        ("observations: []\nobservation: []", "unknown key 'observation'"),
-        ("observations: []\nconfig: {colour: 1}", "config.colour: extra inputs"),
-        ("observations: [{at_s: 1, pools: {queen: {ready: 1}}}]", "'queen' is not a valid Role"),
-        ("observations: [{at_s: 1, pools: {decode: {redy: 1}}}]", "unexpected keyword argument 'redy'"),
-        ("observations: [{at_s: 1, pools: {decode: {ready: 1}}, kv: {a: b}}]", "could not convert"),
-        ("observations: []\nconfig: {mode: sla}", "mode sla plans by a performance profile: give it as"),
-        ("observations: []\nconfig: {mode: sla}\nperformance: {}", "performance: no key 'prefill'"),
-        ("observations: []\nperformance: {}", "has no effect in mode load"),
-        ("observations: []\nconfig: {mode: sla, profile: gone}", "no profile is called gone"),
-        (
-            "observations: [{at_s: 1, pools: {decode: {ready: 1}}, demand: {period_s: 1, arrivals: -2}}]",
-            "demand.arrivals -2 must be a number, 0 or more",
-        ),
-        (
-            "observations: [{at_s: 1, pools: {decode: {ready: 1}}, demand: {period_s: 0}}]",
-            "demand.period_s 0 must be above 0",
-        ),
-    ],
-)
-def test_a_file_that_is_no_question_is_refused(text, message):
-    """One message that names what is wrong."""
-    with pytest.raises(ConfigError, match=message):
-        decision_input.parse(text, name="x.yaml", profiles=NO_PROFILES)
+def _one_pull(fields):
+    return f"observations: [{{at_s: 1, {fields}}}]"
 
 
 _SEEN = "at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 1}}"
 
+# What is in the file, and what its refusal says; a whole number is a count of replicas.
+REFUSED = {
+    "[1": "neither YAML nor JSON",
+    "7": "expected a map",
+    "{}": "KeyError: 'observations'",
+    "observations: []\nobservation: []": "unknown key 'observation'",
+    "observations: []\nconfig: {colour: 1}": "config.colour: extra inputs",
+    "observations: []\nconfig: {mode: sla}": "mode sla plans by a performance profile: give it as",
+    "observations: []\nconfig: {mode: sla}\nperformance: {}": "performance: no key 'prefill'",
+    "observations: []\nperformance: {}": "has no effect in mode load",
+    "observations: []\nconfig: {mode: sla, profile: gone}": "no profile is called gone",
+    _one_pull("pools: {queen: {ready: 1}}"): "'queen' is not a valid Role",
+    _one_pull("pools: {decode: {redy: 1}}"): "unexpected keyword argument 'redy'",
+    _one_pull("pools: {decode: {ready: 1}}, kv: {a: b}"): "could not convert",
+    _one_pull("pools: {decode: {ready: 1}}, demand: {period_s: 1, arrivals: -2}"): (
+        "demand.arrivals -2 must be a number, 0 or more"
+    ),
+    _one_pull("pools: {decode: {ready: 1}}, demand: {period_s: 0}"): "demand.period_s 0 must be above 0",
+    _one_pull("pools: {decode: {ready: -1}}"): "pools.decode.ready -1 must be a whole",
+    _one_pull("pools: {decode: {ready: 1.5}}"): "pools.decode.ready 1.5 must be a whole",
+    _one_pull("pools: {decode: {ready: true}}"): "pools.decode.ready True must be a whole",
+    _one_pull("pools: {decode: {ready: 1}, router: {ready: 1}}"): "pools decode, router",
+    _one_pull("pools: {decode: {ready: 1}, aggregated: {ready: 1}}"): "pools aggregated",
+    "observations: [{at_s: .nan, pools: {decode: {ready: 1}}}]": "at_s nan must be a number above 0",
+    f"observations: [{{{_SEEN}}}, {{{_SEEN}}}]": "at_s 1 must be a number above 1",
+    f"start_s: .inf\nobservations: [{{{_SEEN}}}]": "at_s 1 must be a number above inf",
+    f"end_s: 0.5\nobservations: [{{{_SEEN}}}]": "end_s 0.5 must hold every observation",
+    f"config: {{decode-kv-scale-down-threshold: 0.95}}\nobservations: [{{{_SEEN}}}]": (
+        "config.decode-kv-scale-down-threshold: 0.95 is not below"
+    ),
+    f"config: {{max-gpu-budget: 1}}\nobservations: [{{{_SEEN}}}]": (
+        "config.max-gpu-budget: 1 is below the floor of 1 for decode"
+    ),
+}
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("observations: [{at_s: 1, pools: {decode: {ready: -1}}}]", "pools.decode.ready -1 must be a whole"),
-        (
-            "observations: [{at_s: 1, pools: {decode: {ready: 1.5}}}]",
-            "pools.decode.ready 1.5 must be a whole",
-        ),
-        (
-            "observations: [{at_s: 1, pools: {decode: {ready: true}}}]",
-            "pools.decode.ready True must be a whole",
-        ),
-        (
-            "observations: [{at_s: 1, pools: {decode: {ready: 1}, router: {ready: 1}}}]",
-            "pools decode, router",
-        ),
-        (
-            "observations: [{at_s: 1, pools: {decode: {ready: 1}, aggregated: {ready: 1}}}]",
-            "pools aggregated",
-        ),
-        ("observations: [{at_s: .nan, pools: {decode: {ready: 1}}}]", "at_s nan must be a number above 0"),
-        (f"observations: [{{{_SEEN}}}, {{{_SEEN}}}]", "at_s 1 must be a number above 1"),
-        (f"start_s: .inf\nobservations: [{{{_SEEN}}}]", "at_s 1 must be a number above inf"),
-        (f"end_s: 0.5\nobservations: [{{{_SEEN}}}]", "end_s 0.5 must hold every observation"),
-        (
-            f"config: {{decode-kv-scale-down-threshold: 0.95}}\nobservations: [{{{_SEEN}}}]",
-            "config.decode-kv-scale-down-threshold: 0.95 is not below",
-        ),
-        (
-            f"config: {{max-gpu-budget: 1}}\nobservations: [{{{_SEEN}}}]",
-            "config.max-gpu-budget: 1 is below the floor of 1 for decode",
-        ),
-    ],
-)
-def test_decide_refuses_what_no_running_planner_sees(text, message):
-    """Counts that are none, pools that no planner scales together, times that go back, options that contradict."""
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.items())
+def test_a_file_that_no_running_planner_could_have_seen_is_refused(text, message):
+    """One message that names what is wrong."""
     with pytest.raises(ConfigError, match=message):
         decision_input.parse(text, name="x.yaml", profiles=NO_PROFILES)
 

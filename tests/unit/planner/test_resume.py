@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import hypothesis
 from hypothesis import strategies as st
+from sla_load import FEW_POINTS
 
 from penstock.api import Role
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.core.messages import BeginLedger, Started
 from penstock.planner.core.planner import PlannerCore
 from penstock.planner.core.records import History
@@ -24,16 +23,12 @@ from penstock.planner.ledger import read_ledger
 
 D, P = Role.DECODE, Role.PREFILL
 
-PROFILE = PerformanceProfile(
-    PrefillTable((100.0, 100_000.0), (0.01, 10.0)),
-    DecodeTable((8000.0,), (0.1, 1.0), ((0.01, 0.02),), ((100.0, 900.0),), 100_000.0),
-)
 EIGHTHS = st.integers(0, 8 * 10**6).map(lambda eighths: eighths / 8)
 """Seconds whose sums and differences are exact, so that two clocks give the same numbers bit for bit."""
 
 
 def _config(mode):
-    sla = {"itl_slo_s": 0.02, "performance": PROFILE}
+    sla = {"itl_slo_s": 0.02, "performance": FEW_POINTS}
     return replace(DecideConfig(mode=mode, scale_to_zero_after_s=60.0), **(sla if mode == Mode.SLA else {}))
 
 

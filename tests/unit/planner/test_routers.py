@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import pytest
+from served import HANG, served
 
 from penstock.api import Role
 from penstock.core.errors import ObservationError
 from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer
 from penstock.planner.decide.reading import Quality
 from penstock.planner.sources import pages
 from penstock.planner.sources.base import Query
@@ -43,46 +43,30 @@ def _page(*, queue=None, kv=None, age=0.5, ttft=()):
 
 
 class _Routers:
-    """Router replicas by name; each serves its page, or fails with None."""
+    """Router replicas by name; each serves its page."""
 
-    def __init__(self):
+    def __init__(self, stack):
         self.pages = {}
-        self._servers = {}
+        self._stack = stack
+        self._urls = {}
 
     async def put(self, name, page):
         self.pages[name] = page
-        if name in self._servers:
-            return
-
-        async def handle(_request, responder):
-            page = self.pages[name]
-            if page == "hang":
-                await asyncio.Event().wait()
-            if page is None:
-                responder.send(500, b"broken")
-            else:
-                responder.send(200, page.encode(), content_type="text/plain")
-
-        server = HttpServer(handle)
-        await server.start("127.0.0.1", 0)
-        self._servers[name] = server
+        if name not in self._urls:
+            server = served(lambda _request: self.pages[name])
+            self._urls[name] = await self._stack.enter_async_context(server)
 
     def remove(self, name):
         del self.pages[name]
 
     def urls(self):
-        return [f"http://127.0.0.1:{self._servers[name].port}" for name in self.pages]
-
-    async def close(self):
-        for server in self._servers.values():
-            await server.close(grace_s=0)
+        return [self._urls[name] for name in self.pages]
 
 
 @pytest.fixture(name="routers")
 async def _routers():
-    made = _Routers()
-    yield made
-    await made.close()
+    async with AsyncExitStack() as stack:
+        yield _Routers(stack)
 
 
 @pytest.fixture(name="now_s")
@@ -165,7 +149,7 @@ async def test_a_router_that_hangs_costs_one_timeout_and_only_the_queue(routers,
     """The other one is read meanwhile."""
     monkeypatch.setattr(pages, "PULL_TIMEOUT_S", 0.1)
     await routers.put("a", _page(queue=3, kv=0.5))
-    await routers.put("b", "hang")
+    await routers.put("b", HANG)
     readings = await source.read(QUERY)
     assert readings.queue.why.startswith("1 of 2 routers cannot be read")
     assert readings.kv["llama-decode-a"].is_known

@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 import pytest
 from click.testing import CliRunner
+from served import served
 
 from penstock.api import Role
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
-from penstock.core.http.server import HttpServer
 from penstock.planner import service as planner_service
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import join
 from penstock.planner.replay import replay
 from penstock.planner.service import PlannerService, run_until_stopped
-from penstock.planner.targets.base import Endpoint, PoolState, Target, TargetState
+from penstock.planner.targets.base import Endpoint, PoolState, TargetState
 
 D, P = Role.DECODE, Role.PREFILL
 SPEED = 200.0
@@ -79,12 +78,8 @@ def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--no-operation"], True),
-        (["--no-operation=true"], True),
-        (["--no-operation=false"], False),
-        (["--no-operation", "--max-gpu-budget", "4"], True),
-        (["--operate"], False),
-        ([], True),
+        *((["--no-operation"], True), (["--no-operation=true"], True), (["--no-operation=false"], False)),
+        *((["--no-operation", "--max-gpu-budget", "4"], True), (["--operate"], False), ([], True)),
     ],
 )
 def test_no_operation_is_written_as_in_the_document(tmp_path, arguments, expected):
@@ -136,6 +131,11 @@ def test_on_kubernetes_only_what_was_said_overrides_the_graphs(tmp_path):
         ([*CLUSTER, "--kubeconfig", "/nowhere"], ConfigError, "/nowhere"),
         (["--namespace", "Not A Label"], ConfigError, "--namespace"),
         (["--speed", "0"], ConfigError, "--speed"),
+        (
+            ["--profile", "p"],
+            ConfigError,
+            "--profile: p, but mode adaptive plans by no profile; leave it out",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(
@@ -149,10 +149,17 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-class _Still:
-    """A backend with one worker of each role that never changes."""
+class _Backend:
+    """One worker of each role that never changes; it ends the planner when a condition holds, or at the first request."""
+
+    def __init__(self, is_over=lambda: False):
+        self.is_over = is_over
+        self.stop = asyncio.Event()
+        self.requests = []
 
     async def observe(self):
+        if self.is_over():
+            self.stop.set()
         pools = {role: PoolState(role, 1, 0, 0, 1, ()) for role in (P, D)}
         endpoints = (
             Endpoint("llama_decode", D, "http://127.0.0.1:9"),
@@ -160,87 +167,40 @@ class _Still:
         )
         return TargetState(pools, adjusting=False, endpoints=endpoints)
 
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One call of `scale`."""
-
-    role: Role
-    replicas: int
-    decision_id: str
-
-
-@dataclass
-class _RecordingTarget:
-    """Observes through another target and keeps every request to itself.
-
-    Attributes:
-        observed: The target that is looked at.
-        requests: What would have been asked of it.
-    """
-
-    observed: Target
-    requests: list[_Request] = field(default_factory=list)
-
-    async def observe(self) -> TargetState:
-        """Return what the observed target says."""
-        return await self.observed.observe()
-
-    async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Keep the request."""
-        self.requests.append(_Request(role, replicas, decision_id))
-
-
-class _StoppingWhenAsked(_RecordingTarget):
-    """Ends the planner with its first request."""
-
-    stop: asyncio.Event
-
     async def scale(self, role, replicas, *, decision_id):
-        await super().scale(role, replicas, decision_id=decision_id)
+        self.requests.append((role, replicas, decision_id))
         self.stop.set()
+
+
+def _service(speed=SPEED, **given):
+    options = join(given={key.replace("_", "-"): value for key, value in given.items()})
+    return PlannerService(options, None, speed=speed, host="127.0.0.1", metrics_port=0)
+
+
+async def _run(backend, router_url="http://127.0.0.1:9", **given):
+    async with asyncio.timeout(10):
+        await run_until_stopped(_service(**given), backend, router_url, backend.stop)
 
 
 async def test_a_planner_pulls_decides_records_and_draws_in_real_time(tmp_path):
     """Against a served router page at speed 200: one decision, asked of the target, replayable."""
-
-    async def handle(_request, responder):
-        responder.send(200, PAGE.encode(), content_type="text/plain")
-
-    router = HttpServer(handle)
-    await router.start("127.0.0.1", 0)
-    target = _StoppingWhenAsked(_Still())
-    target.stop = asyncio.Event()
-    options = join(given={"log-dir": str(tmp_path / "planner"), "namespace": "llama", "mode": "load"})
-    service = PlannerService(options, None, speed=SPEED, host="127.0.0.1", metrics_port=0)
-    async with asyncio.timeout(10):
-        await run_until_stopped(service, target, f"http://127.0.0.1:{router.port}", target.stop)
-    await router.close(grace_s=0)
-    assert target.requests[0] == _Request(D, 2, "d000001")
-    ledger = read_ledger(tmp_path / "planner")
+    backend = _Backend()
+    async with served(PAGE) as url:
+        await _run(backend, url, log_dir=str(tmp_path), mode="load")
+    assert backend.requests[0] == (D, 2, "d000001")
+    ledger = read_ledger(tmp_path)
     kinds = [r["type"] for r in ledger.records]
     assert kinds[0] == "header"
     assert kinds.count("pull") > 2
     assert replay(ledger).differences == ()
-    assert list((tmp_path / "planner").glob("events.out.tfevents.*"))
-    assert (tmp_path / "planner" / "state.json").exists()
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+    assert (tmp_path / "state.json").exists()
 
 
 async def test_a_local_ledger_rotates_while_the_planner_runs(tmp_path, monkeypatch):
     """It begins a new file; replay takes both."""
     monkeypatch.setattr(planner_service, "LEDGER_BYTES", 3000)
-    stop = asyncio.Event()
-
-    class Stopping(_RecordingTarget):
-        async def observe(self):
-            if (tmp_path / "ledger-1.jsonl").exists():
-                stop.set()
-            return await super().observe()
-
-    options = join(given={"log-dir": str(tmp_path), "namespace": "llama", "mode": "adaptive"})
-    service = PlannerService(options, None, speed=SPEED, host="127.0.0.1", metrics_port=0)
-    async with asyncio.timeout(10):
-        await run_until_stopped(service, Stopping(_Still()), "http://127.0.0.1:9", stop)
+    await _run(_Backend((tmp_path / "ledger-1.jsonl").exists), log_dir=str(tmp_path), mode="adaptive")
     result = replay(read_ledger(tmp_path))
     assert result.decisions >= 1
     assert result.differences == ()
@@ -251,49 +211,30 @@ async def test_a_planner_that_only_observes_draws_without_a_log_dir(tmp_path, mo
     """In a folder of its own, named by the time, beside the ledger; one that acts draws nothing there."""
     monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
 
-    class Stopping(_RecordingTarget):
-        async def observe(self):
-            stop.set()
-            return await super().observe()
-
-    async def run(**given):
-        options = join(given={"namespace": "llama", **given})
-        service = PlannerService(options, None, speed=SPEED, host="127.0.0.1", metrics_port=0)
-        stop.clear()
-        async with asyncio.timeout(10):
-            await run_until_stopped(service, Stopping(_Still()), "http://127.0.0.1:9", stop)
+    async def drawn(**given):
+        await _run(_Backend(lambda: True), namespace="llama", **given)
         return list((tmp_path / "llama-planner").glob("runs/*/events.out.tfevents.*"))
 
-    stop = asyncio.Event()
-    assert await run() == []
-    (events,) = await run(**{"no-operation": True})
+    assert await drawn() == []
+    (events,) = await drawn(no_operation=True)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", events.parent.name)
 
 
-async def test_the_metrics_source_named_must_be_reachable_by_name(tmp_path):
-    """Source router without a URL is a configuration error, and the ledger stays free for the next try."""
-    options = join(given={"log-dir": str(tmp_path)})
-    service = PlannerService(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
+async def test_what_keeps_a_planner_from_starting_is_named(tmp_path):
+    """Source router without a URL, and a file in place of the log folder."""
     with pytest.raises(ConfigError, match="--router-url: not given and not in the statefile"):
-        await run_until_stopped(service, _RecordingTarget(_Still()), None, asyncio.Event())
-
-
-async def test_a_log_folder_that_cannot_be_made_is_named(tmp_path):
-    """A file in its place."""
+        await _run(_Backend(), None, log_dir=str(tmp_path))
     (tmp_path / "log").write_text("in the way")
-    options = join(given={"log-dir": str(tmp_path / "log" / "planner")})
-    service = PlannerService(options, None, speed=1.0, host="127.0.0.1", metrics_port=0)
     with pytest.raises(ConfigError, match=r"--log-dir .*: cannot be written to: Not a directory"):
-        await run_until_stopped(service, _RecordingTarget(_Still()), "http://127.0.0.1:9", asyncio.Event())
+        await _run(_Backend(), log_dir=str(tmp_path / "log" / "planner"))
 
 
 def test_real_floors_keep_high_speeds_sane():
     """At speed 200 nothing is stale within one real second or withdrawn within thirty."""
-    settings = PlannerService(join(given={}), None, speed=200.0, host="", metrics_port=0).settings()
-    assert (settings.max_age_s, settings.adjustment_deadline_s) == (200.0, 6000.0)
-    calm = PlannerService(join(given={}), None, speed=1.0, host="", metrics_port=0).settings()
+    fast, calm = _service(200.0).settings(), _service(1.0).settings()
+    assert (fast.max_age_s, fast.adjustment_deadline_s) == (200.0, 6000.0)
     assert (calm.max_age_s, calm.adjustment_deadline_s) == (10.0, 600.0)
-    assert settings.timeline != calm.timeline
+    assert fast.timeline != calm.timeline
 
 
 def test_the_ledger_names_the_graph_that_was_given(tmp_path, monkeypatch):

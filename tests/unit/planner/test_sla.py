@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import orjson
 import pytest
 from sla_load import CONFIG, SPEED, decided_after, itl_s_of, pull_of, step_of
 
 from penstock.api import Predictor, Role
 from penstock.core.errors import ConfigError
-from penstock.planner.decide.codec import config_from, state_from, to_plain, window_from
 from penstock.planner.decide.decision import Action, Reason
 from penstock.planner.decide.observation import Window
 from penstock.planner.decide.pipeline import decide
@@ -88,15 +86,6 @@ def test_prompts_outside_the_profile_hold_to_its_edge_and_are_named():
     assert step_of(found[Role.PREFILL], "demand").inputs["worker_tokens_per_s"] == pytest.approx(
         SPEED, rel=0.15
     )
-
-
-def test_replay_is_bit_for_bit():
-    """State, window and configuration through JSON give the same decision: what was learnt is in the state."""
-    _, state = decided_after(120, rate=9.0)
-    window = Window(120.0, 121.0, (pull_of(121.0, rate=12.0),))
-    plain = orjson.loads(orjson.dumps([to_plain(window), to_plain(state), to_plain(CONFIG)]))
-    again = decide(window_from(plain[0]), state_from(plain[1]), config_from(plain[2]))
-    assert orjson.dumps(to_plain(decide(window, state, CONFIG))) == orjson.dumps(to_plain(again))
 
 
 def test_the_constant_predictor_expects_no_rise_to_go_on():

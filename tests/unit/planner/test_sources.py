@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import asyncio
 import re
-from contextlib import asynccontextmanager
 
 import orjson
 import pytest
+from served import HANG, served
 
 from penstock.api import Role
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ObservationError
 from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer
 from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.reading import Quality, judge, missing
+from penstock.planner.decide.reading import Quality, judge
 from penstock.planner.sources import pages as pages_module
 from penstock.planner.sources.base import Query, Readings
 from penstock.planner.sources.chain import SourceChain
@@ -22,22 +20,6 @@ from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, c
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.base import Endpoint
-
-
-@asynccontextmanager
-async def _serving(page, status=200):
-    """Serve one metrics page (or what a function makes of the request) on a free port."""
-
-    async def handle(request, responder):
-        body = page(request) if callable(page) else page
-        responder.send(status, body.encode(), content_type="text/plain")
-
-    server = HttpServer(handle)
-    await server.start("127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        await server.close(grace_s=0)
 
 
 @pytest.fixture(name="pool")
@@ -82,7 +64,7 @@ penstock_router_time_to_first_token_seconds_bucket{model_name="llama",le="+Inf"}
 
 async def test_the_router_tells_queue_and_kv_with_their_ages(pages):
     """Fresh, ten minutes old, NaN and not reported come out as they are."""
-    async with _serving(ROUTER_PAGE) as url:
+    async with served(ROUTER_PAGE) as url:
         query = Query((*(_decode(i) for i in range(4)), _prefill(0)), 10.0)
         readings = await RouterSource(pages, at(url), now_s=lambda: 0.0).read(query)
     assert [(r.quality, r.value) for r in readings.kv.values()] == [
@@ -102,13 +84,6 @@ async def test_the_router_tells_queue_and_kv_with_their_ages(pages):
     assert readings.latency["itl"] == ()
 
 
-async def test_a_router_without_the_queue_metric_leaves_it_missing(pages):
-    """Absent is not zero."""
-    async with _serving("") as url:
-        readings = await RouterSource(pages, at(url), now_s=lambda: 0.0).read(Query((_prefill(0),), 10.0))
-    assert readings.queue == missing("not reported", source="router")
-
-
 @pytest.mark.parametrize(
     ("page", "status", "message"),
     [
@@ -119,25 +94,9 @@ async def test_a_router_without_the_queue_metric_leaves_it_missing(pages):
 )
 async def test_a_router_that_answers_nonsense_is_gone(pages, page, status, message):
     """An error status or a garbled page is one clear error."""
-    async with _serving(page, status) as url:
+    async with served(page, status) as url:
         with pytest.raises(ObservationError, match=message):
             await RouterSource(pages, at(url), now_s=lambda: 0.0).read(Query((), 10.0))
-
-
-async def test_a_router_that_hangs_is_given_up(pages, monkeypatch):
-    """The pull's time-out ends it."""
-    monkeypatch.setattr(pages_module, "PULL_TIMEOUT_S", 0.05)
-
-    async def never(_request, _responder):
-        await asyncio.sleep(30)
-
-    silent = HttpServer(never)
-    await silent.start("127.0.0.1", 0)
-    with pytest.raises(ObservationError, match=r"127\.0\.0\.1"):
-        await RouterSource(pages, at(f"http://127.0.0.1:{silent.port}"), now_s=lambda: 0.0).read(
-            Query((), 10.0)
-        )
-    await silent.close(grace_s=0)
 
 
 async def test_a_hung_worker_does_not_hold_up_every_pull(pages, real_s, monkeypatch):
@@ -145,21 +104,18 @@ async def test_a_hung_worker_does_not_hold_up_every_pull(pages, real_s, monkeypa
     monkeypatch.setattr(pages_module, "PULL_TIMEOUT_S", 0.2)
     asked = []
 
-    async def never(_request, _responder):
+    def hanging(_request):
         asked.append(real_s[0])
-        await asyncio.sleep(30)
+        return HANG
 
-    hung = HttpServer(never)
-    await hung.start("127.0.0.1", 0)
-    async with _serving("vllm:kv_cache_usage_perc 0.5\n") as living:
-        query = Query((_decode(0, f"http://127.0.0.1:{hung.port}"), _decode(1, living)), 10.0)
+    async with served(hanging) as hung, served("vllm:kv_cache_usage_perc 0.5\n") as living:
+        query = Query((_decode(0, hung), _decode(1, living)), 10.0)
         source = ScrapeSource(pages)
         for second in range(8):
             real_s[0] = float(second)
             readings = await source.read(query)
             assert readings.kv["llama_decode_1"].value == 0.5
             assert not readings.kv["llama_decode_0"].is_known
-    await hung.close(grace_s=0)
     assert asked == [0.0, 1.0, 3.0, 7.0]
 
 
@@ -173,7 +129,7 @@ async def test_workers_are_scraped_by_vllms_names(pages):
         'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 5\n'
     )
     old_prefill = "vllm:num_requests_waiting 2\n"
-    async with _serving(decode) as d, _serving(prefill) as p, _serving(old_prefill) as q:
+    async with served(decode) as d, served(prefill) as p, served(old_prefill) as q:
         query = Query((_decode(0, d), _prefill(0, p), _prefill(1, q)), 10.0)
         readings = await ScrapeSource(pages).read(query)
     assert readings.kv["llama_decode_0"].value == pytest.approx(0.6)
@@ -185,8 +141,8 @@ async def test_workers_are_scraped_by_vllms_names(pages):
 async def test_a_dead_worker_is_missing_and_a_dead_prefill_worker_hides_the_queue(pages):
     """The sum of a part would be too small, so it is unknown."""
     async with (
-        _serving("vllm:num_requests_waiting 2\n") as p,
-        _serving("vllm:kv_cache_usage_perc 1.7\n") as d,
+        served("vllm:num_requests_waiting 2\n") as p,
+        served("vllm:kv_cache_usage_perc 1.7\n") as d,
     ):
         query = Query((_decode(0), _decode(1, d), _prefill(0, p), _prefill(1)), 10.0)
         readings = await ScrapeSource(pages).read(query)
@@ -198,7 +154,7 @@ async def test_a_dead_worker_is_missing_and_a_dead_prefill_worker_hides_the_queu
 
 async def test_a_negative_queue_is_refused_with_the_workers_name(pages):
     """One worker's nonsense is not averaged away."""
-    async with _serving("vllm:num_requests_waiting -3\n") as p, _serving("vllm:other 1\n") as q:
+    async with served("vllm:num_requests_waiting -3\n") as p, served("vllm:other 1\n") as q:
         readings = await ScrapeSource(pages).read(Query((_prefill(0, p), _prefill(1, q)), 10.0))
     assert readings.queue.why == (
         "llama_prefill_0: value -3 is negative; llama_prefill_1: vllm:num_requests_waiting not reported"
@@ -261,12 +217,20 @@ QUERY = Query((_decode(0), _prefill(0)), 10.0)
 GONE = ObservationError("connection refused")
 
 
-async def test_the_second_source_is_not_asked_while_the_first_knows_everything():
-    """No worker is scraped twice."""
-    first, second = _Scripted("router", (0.9, 3)), _Scripted("scrape", (0.1, 0))
+AGGREGATED = Query((Endpoint("llama_decode_0", Role.AGGREGATED, "http://x"),), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "demand", "query"),
+    [((0.9, 3), None, QUERY), ((0.9, 3), (), QUERY), ((0.9, None), None, AGGREGATED)],
+    ids=["all", "all but the demand of a first pull", "all that an aggregated graph has"],
+)
+async def test_the_second_source_is_not_asked_while_the_first_knows_everything(answer, demand, query):
+    """No worker is scraped for what it could not tell or what the graph does not have."""
+    first, second = _Scripted("router", answer, demand=demand), _Scripted("scrape", (0.1, 0))
     chain, _ = _chain(first, second)
-    readings = await chain.read(QUERY)
-    assert (readings.kv["llama_decode_0"].value, readings.queue.value, second.calls) == (0.9, 3.0, 0)
+    readings = await chain.read(query)
+    assert (readings.kv["llama_decode_0"].value, readings.demand, second.calls) == (0.9, None, 0)
     assert chain.serving == "router"
 
 
@@ -347,14 +311,6 @@ async def test_workers_that_left_are_forgotten():
     assert readings.kv["llama_decode_0"].quality is Quality.MISSING
 
 
-async def test_an_aggregated_graph_needs_no_queue():
-    """The backup is not asked for what the graph does not have."""
-    first, second = _Scripted("router", (0.9, None)), _Scripted("scrape", (0.1, 0))
-    chain, _ = _chain(first, second)
-    readings = await chain.read(Query((Endpoint("llama_agg", Role.AGGREGATED, "http://x"),), 10.0))
-    assert (readings.kv["llama_agg"].value, second.calls) == (0.9, 0)
-
-
 async def test_demand_comes_from_the_first_source_that_counts_it():
     """The preferred source cannot know it: the router is asked for it, and the workers are not."""
     demand = Demand(period_s=1.0, arrivals=5)
@@ -366,14 +322,6 @@ async def test_demand_comes_from_the_first_source_that_counts_it():
     assert readings.demand == demand
     assert (readings.queue.value, readings.queue.source) == (3.0, "prometheus")
     assert (second.calls, third.calls) == (1, 0)
-
-
-async def test_an_unknown_demand_asks_no_worker():
-    """The router's first pull has no period yet; scraping could not help."""
-    first, second = _Scripted("router", (0.9, 3), demand=()), _Scripted("scrape", (0.1, 0))
-    chain, _ = _chain(first, second)
-    assert (await chain.read(QUERY)).demand is None
-    assert second.calls == 0
 
 
 async def test_waiting_requests_of_workers_are_kept_like_their_kv():
@@ -457,7 +405,7 @@ async def test_prometheus_gives_values_with_the_age_of_their_samples(prometheus)
         ],
         QUEUE: [({"instance": "10.0.1.1:8000"}, 3, 4.0), ({"instance": "10.0.1.2:8000"}, 2, 4.0)],
     }
-    async with _serving(_prometheus(series)) as url:
+    async with served(_prometheus(series)) as url:
         workers = [_decode(i, f"http://10.0.0.{i + 1}:8000") for i in range(4)]
         source = prometheus(url, routers=["10.0.1.1:8000", "10.0.1.2:8000"])
         readings = await source.read(Query((*workers, _prefill(0)), 10.0))
@@ -514,23 +462,10 @@ ROUTER_B = {"instance": "10.0.1.2:8000", "pod": "chat-router-b"}
 async def test_the_queue_in_prometheus_is_the_own_graphs_and_counts_once(prometheus, series, expected):
     """One series per router of this graph, whatever else serves the model on the same server."""
     series = {QUEUE: [({"namespace": "prod", **labels}, value, age_s) for labels, value, age_s in series]}
-    async with _serving(_prometheus(series)) as url:
+    async with served(_prometheus(series)) as url:
         source = prometheus(url, namespace="prod", routers=["10.0.1.1:8000", "10.0.1.2:8000"])
         readings = await source.read(Query((_prefill(0),), 10.0))
     assert (readings.queue.value, readings.queue.why) == (expected, "")
-
-
-async def test_a_router_without_a_series_makes_the_queue_unknown_in_prometheus(prometheus):
-    """Its part is not 0, and no worker's own queue stands in for it."""
-    series = {
-        QUEUE: [(ROUTER_A, 3, 1.0)],
-        "vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 0, 1.0)],
-    }
-    async with _serving(_prometheus(series)) as url:
-        source = prometheus(url, routers=["10.0.1.1:8000", "10.0.1.2:8000"])
-        readings = await source.read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
-    assert readings.queue.value is None
-    assert readings.queue.why.startswith(f"{QUEUE}: 1 of 2 routers have a series")
 
 
 GONE_ROUTER = {"instance": "10.0.1.9:8000", "pod": "chat-router-gone", "graph": "chat"}
@@ -555,21 +490,12 @@ async def test_a_gone_routers_series_stands_for_no_router(prometheus, ready, val
         QUEUE: [({**ROUTER_A, "graph": "chat"}, 3, 1.0), (GONE_ROUTER, 0, 1.0)],
         "vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 2, 1.0)],
     }
-    async with _serving(_prometheus(series)) as url:
+    async with served(_prometheus(series)) as url:
         readings = await prometheus(url, routers=ready).read(
             Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0)
         )
     assert (readings.queue.value, readings.queue.why.removeprefix(f"{QUEUE}: ")) == (value, why)
     assert readings.queue.at_least is (ready == [])
-
-
-async def test_while_no_router_is_ready_prometheus_knows_a_lower_bound(prometheus):
-    """The graph's routers are between two pods: what the workers queue is a part of what waits."""
-    series = {"vllm:num_requests_waiting": [({"instance": "10.0.0.1:8000"}, 2, 1.0)]}
-    async with _serving(_prometheus(series)) as url:
-        source = prometheus(url, routers=[])
-        readings = await source.read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
-    assert (readings.queue.value, readings.queue.at_least) == (2.0, True)
 
 
 async def test_a_data_parallel_workers_engines_are_averaged_in_prometheus(prometheus):
@@ -588,7 +514,7 @@ async def test_a_data_parallel_workers_engines_are_averaged_in_prometheus(promet
             ({"instance": "10.0.0.3:8000", "engine": "1"}, 3, 1.0),
         ],
     }
-    async with _serving(_prometheus(series)) as url:
+    async with served(_prometheus(series)) as url:
         workers = (_decode(0), _decode(1), _prefill(0, "http://10.0.0.3:8000"))
         readings = await prometheus(url).read(Query(workers, 10.0))
     assert (readings.kv["llama_decode_0"].value, readings.kv["llama_decode_0"].age_s) == (0.75, 3.0)
@@ -615,22 +541,16 @@ async def test_a_data_parallel_workers_engines_are_averaged_in_prometheus(promet
 )
 async def test_without_a_router_prometheus_asks_for_the_workers_queues(prometheus, series, value, why):
     """By reason first, then in all, else unknown."""
-    async with _serving(_prometheus(series)) as url:
+    async with served(_prometheus(series)) as url:
         readings = await prometheus(url).read(Query((_prefill(0, "http://10.0.0.1:8000"),), 10.0))
     assert (readings.queue.value, readings.queue.why) == (value, why)
 
 
 @pytest.mark.parametrize(
-    ("page", "status"), [("{}", 200), ("<html>", 200), ('{"status":"error"}', 400), ("", 500)]
+    ("page", "status"), [("{}", 200), ("<html>", 200), ('{"status":"error"}', 400), ("", 500), ("", None)]
 )
-async def test_a_prometheus_that_answers_nonsense_is_gone(prometheus, page, status):
-    """Whatever the library raises becomes one kind of error."""
-    async with _serving(page, status) as url:
+async def test_a_prometheus_that_answers_nonsense_or_nothing_is_gone(prometheus, page, status):
+    """Whatever the library raises becomes one kind of error, without its own retries."""
+    async with served(page, status) as url:
         with pytest.raises(ObservationError, match="prometheus: "):
-            await prometheus(url).read(QUERY)
-
-
-async def test_a_prometheus_that_is_not_there_is_gone(prometheus):
-    """Connection refused, without the library's own retries."""
-    with pytest.raises(ObservationError, match="prometheus: "):
-        await prometheus("http://127.0.0.1:9").read(QUERY)
+            await prometheus(url if status else "http://127.0.0.1:9").read(QUERY)

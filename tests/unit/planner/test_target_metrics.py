@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from metrics_page import page_after
 
-from penstock.core.exposition import parse_samples
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand
-from penstock.planner.metrics import PlannerMetrics
 
-PREFIX = "penstock_planner_"
-FAMILIES = (
-    *("uncached_tokens_per_second", "forecast_tokens_per_second", "worker_tokens_per_second"),
-    *("needed_replicas", "correction_factor", "target_seconds", "attainment_goal_fraction"),
-    "attained_fraction",
-)
 PROFILE = PerformanceProfile(
     PrefillTable((100.0, 20_000.0), (0.01, 2.0)),
     DecodeTable((100.0, 20_000.0), (0.01, 1.0), ((0.01, 0.02),) * 2, ((100.0, 2000.0),) * 2, 100_000.0),
@@ -36,37 +29,27 @@ DEMAND = Demand(
 )
 
 
-async def _shown(world, config, seconds, demand=lambda _now: DEMAND, latency=None):
-    """Return the page's numbers after so many seconds, by family and label values."""
-    metrics = PlannerMetrics()
-    listener = metrics.of("serving", "llama")
+OF_TARGETS = {
+    *("uncached_tokens_per_second", "forecast_tokens_per_second", "worker_tokens_per_second"),
+    *("needed_replicas", "correction_factor", "target_seconds", "attainment_goal_fraction"),
+    "attained_fraction",
+}
+
+
+async def _shown(world, config, seconds, demand=lambda _now: DEMAND):
+    """Return the page's numbers of targets after so many seconds."""
     world.config = replace(config, adjustment_interval_s=10.0)
-    listener.begin(world.config)
     world.load.demand = demand
-    if latency is not None:
-        read = world.load.read
-
-        async def with_latency(query):
-            return replace(await read(query), latency=latency(world.time.now_s()))
-
-        world.load.read = with_latency
-    world.watcher.tick, world.watcher.decided = listener.tick, listener.decided
-    await world.run_until(seconds)
-    samples = parse_samples(metrics.page().decode(), [PREFIX + name for name in FAMILIES])
-    return {
-        (s.name.removeprefix(PREFIX), *(v for k, v in s.labels.items() if k not in ("namespace", "graph"))): s.value
-        for s in samples
-    }  # fmt: skip
+    found = await page_after(world, seconds)
+    return {key: value for key, value in found.items() if key[0] in OF_TARGETS}
 
 
 async def test_mode_sla_shows_expected_beside_arrived_the_profile_and_the_targets(world):
     """Steady demand: what was expected for now is what arrives; nine of ten first tokens came in time."""
-
-    def latency(now_s):
-        count = now_s - 1000.0
-        return {"ttft": ((5.0, 0.9 * count), (10.0, count)), "itl": ((0.02, count), (0.1, count))}
-
-    found = await _shown(world, SLA, 120, latency=latency)
+    world.measure_latency(
+        lambda count: {"ttft": ((5.0, 0.9 * count), (10.0, count)), "itl": ((0.02, count), (0.1, count))}
+    )
+    found = await _shown(world, SLA, 120)
     assert found["uncached_tokens_per_second",] == 4000
     assert found["forecast_tokens_per_second",] == pytest.approx(4000, rel=0.05)
     assert found["worker_tokens_per_second",] == pytest.approx(10_000, rel=0.15)
@@ -95,13 +78,10 @@ async def test_an_old_forecast_is_none_of_now(world):
     assert ("forecast_tokens_per_second",) not in found
 
 
-async def test_other_modes_show_their_forecast_or_nothing(world):
+@pytest.mark.parametrize(
+    ("mode", "more"), [(Mode.ADAPTIVE, {"forecast_tokens_per_second"}), (Mode.LOAD, set())]
+)
+async def test_other_modes_show_what_arrives_and_their_forecast(world, mode, more):
     """Mode adaptive expects demand and has no profile; mode load neither."""
-    found = await _shown(world, DecideConfig(mode=Mode.ADAPTIVE), 90)
-    assert {key[0] for key in found} == {"uncached_tokens_per_second", "forecast_tokens_per_second"}
-
-
-async def test_mode_load_shows_what_arrives_alone(world):
-    """It has neither forecast nor targets."""
-    found = await _shown(world, DecideConfig(mode=Mode.LOAD), 60)
-    assert {key[0] for key in found} == {"uncached_tokens_per_second"}
+    found = await _shown(world, DecideConfig(mode=mode), 90)
+    assert {key[0] for key in found} == {"uncached_tokens_per_second", *more}

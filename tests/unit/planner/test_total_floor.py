@@ -46,13 +46,6 @@ def test_nothing_shrinks_below_the_total_floor(make):
     )
 
 
-def test_only_one_of_two_idle_roles_shrinks_where_one_gpu_is_spare(make):
-    """Five GPUs over a floor of four."""
-    state = PlannerState(4, {D: RoleState(seen=2)})
-    decision, _ = decide(_idle(make, prefill=3), state, CALM)
-    assert sorted(role.desired - role.current for role in decision.roles) == [-1, 0]
-
-
 @pytest.mark.parametrize("mode", [Mode.LOAD, Mode.ADAPTIVE, Mode.HPA, "kpa", "static"])
 def test_below_the_total_floor_a_role_grows_in_every_mode(make, mode):
     """Two GPUs of four: decode on equal terms, whatever the mode's own rules say."""

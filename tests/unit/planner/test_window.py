@@ -8,62 +8,46 @@ from penstock.api import Role
 from penstock.planner.decide.observation import Observation, PoolCounts, WorkerSummary, summarise
 from penstock.planner.decide.window import kv_signal, queue_signal, queue_trend
 
-
-def test_kv_is_the_mean_over_pulls_of_the_mean_over_workers(make):
-    """Two pulls of two workers: ((0.9 + 0.7) / 2 + (1.0 + 0.8) / 2) / 2 = 0.85."""
-    signal = kv_signal([make.pull(1, kv=[0.9, 0.7]), make.pull(2, kv=[1.0, 0.8])])
-    assert signal.mean == pytest.approx(0.85)
-    assert signal.low == pytest.approx(0.85)
-    assert signal.is_complete
-    assert (signal.pulls, signal.unknown) == (2, 0)
+ONE, THREE, FOUR = (PoolCounts(ready, gpus=1) for ready in (1, 3, 4))
 
 
-def test_an_unknown_worker_counts_as_empty_in_the_lower_bound(make):
-    """0.98 and unknown: the mean of the known is 0.98, the load is at least 0.49."""
-    signal = kv_signal([make.pull(kv=[0.98, None])])
-    assert (signal.mean, signal.low) == (0.98, 0.49)
-    assert not signal.is_complete
-    assert signal.why == "w1: not reported"
+@pytest.mark.parametrize(
+    ("pulls", "mean", "low", "is_complete"),
+    [
+        ([{"kv": [0.9, 0.7]}, {"kv": [1.0, 0.8]}], 0.85, 0.85, True),
+        ([{"kv": [0.98, None]}], 0.98, 0.49, False),
+        ([{"kv": [0.6, 0.6], "decode": THREE}], 0.6, 0.4, False),
+        ([{"kv": [None, None]}], None, None, False),
+        ([], None, None, False),
+    ],
+    ids=["the mean of pulls' means", "an unknown worker", "one without a reading", "none known", "no pulls"],
+)
+def test_kv_is_a_mean_with_a_lower_bound_that_takes_unknown_workers_for_empty(
+    make, pulls, mean, low, is_complete
+):
+    """A ready worker without a reading is unknown, not left out."""
+    signal = kv_signal([make.pull(at_s, **pull) for at_s, pull in enumerate(pulls)])
+    assert (signal.mean, signal.low) == (pytest.approx(mean), pytest.approx(low))
+    assert signal.is_complete is is_complete
 
 
-def test_a_ready_worker_that_nobody_read_is_unknown(make):
-    """Three ready workers, two readings: the third is unknown, not left out."""
-    pull = make.pull(kv=[0.6, 0.6], decode=PoolCounts(3, gpus=1))
-    assert pull.kv.unknown == 1
-    assert kv_signal([pull]).low == pytest.approx(0.4)
-
-
-def test_no_known_worker_gives_no_signal(make):
-    """Without any value there is neither mean nor bound."""
-    signal = kv_signal([make.pull(kv=[None, None])])
-    assert (signal.mean, signal.low, signal.is_complete) == (None, None, False)
-
-
-def test_no_pulls_give_no_signal():
-    """An empty interval says nothing."""
-    assert kv_signal([]).mean is None
-    assert queue_signal([], per_worker=True).mean is None
-
-
-def test_queue_is_per_ready_prefill_worker(make):
-    """6 requests on 4 workers and 2 on 4: (1.5 + 0.5) / 2 = 1.0."""
-    pool = PoolCounts(4, starting=2, gpus=1)
-    signal = queue_signal(
-        [make.pull(1, queue=6, prefill=pool), make.pull(2, queue=2, prefill=pool)], per_worker=True
-    )
-    assert signal.mean == 1.0
-
-
-def test_queue_without_a_ready_worker_is_unknown(make):
-    """Nothing to divide by: unknown, not infinite and not zero."""
-    signal = queue_signal([make.pull(queue=9, prefill=PoolCounts(0, starting=1))], per_worker=True)
-    assert (signal.mean, signal.why) == (None, "no ready worker")
-
-
-def test_an_unknown_queue_counts_as_zero_in_the_lower_bound(make):
-    """4 known and one unknown pull: mean 4, at least 2."""
-    signal = queue_signal([make.pull(1, queue=4), make.pull(2, queue=None)], per_worker=True)
-    assert (signal.mean, signal.low, signal.is_complete) == (4.0, 2.0, False)
+@pytest.mark.parametrize(
+    ("pool", "queues", "whole", "per_worker", "low", "why"),
+    [
+        (PoolCounts(4, starting=2, gpus=1), [6, 2], 4.0, 1.0, 1.0, ""),
+        (FOUR, [6], 6.0, 1.5, 1.5, ""),
+        (ONE, [4, None], 4.0, 4.0, 2.0, "not reported"),
+        (PoolCounts(0, starting=1), [9], None, None, None, "no ready worker"),
+        (ONE, [], None, None, None, ""),
+    ],
+    ids=["by ready workers", "whole or divided", "unknown counts as 0", "nothing to divide by", "no pulls"],
+)
+def test_the_queue_is_compared_whole_or_per_ready_worker(make, pool, queues, whole, per_worker, low, why):  # noqa: PLR0917 - one table
+    """The lower bound takes an unknown pull for an empty queue."""
+    pulls = [make.pull(at_s, queue=queue, prefill=pool) for at_s, queue in enumerate(queues)]
+    assert queue_signal(pulls, per_worker=False).mean == whole
+    signal = queue_signal(pulls, per_worker=True)
+    assert (signal.mean, signal.low, signal.why) == (per_worker, low, why)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +62,13 @@ def test_the_trend_is_a_least_squares_line_three_intervals_on(make, slope, predi
     assert value == pytest.approx(predicted)
 
 
+@pytest.mark.parametrize("pulls", [[(5, 3)], [(5, 3), (5, 2)], [(4, 3), (5, None)]])
+def test_no_trend_from_one_known_pull_or_one_instant(make, pulls):
+    """A line needs two points at different times."""
+    window = make.window(*(make.pull(at_s, queue=queue) for at_s, queue in pulls))
+    assert queue_trend(window, 90.0, per_worker=True) is None
+
+
 def test_a_queue_that_fell_and_rises_again_is_rising(make):
     """A V over the interval: the line through all of it is flat, the newest third rises by 0.2/s."""
     queues = [abs(15 - t) / 5 for t in range(1, 31)]
@@ -87,36 +78,11 @@ def test_a_queue_that_fell_and_rises_again_is_rising(make):
     assert predicted == pytest.approx(3 + 0.2 * 90)
 
 
-def test_a_burst_that_is_over_is_predicted_to_stay_over(make):
-    """Thirty requests for ten seconds, then none: nothing is left and nothing is to come."""
-    window = make.window(*(make.pull(float(t), queue=30.0 if t <= 10 else 0.0) for t in range(1, 31)))
-    assert queue_trend(window, 90.0, per_worker=False) == (0.0, 0.0)
-
-
-def test_the_whole_queue_is_compared_unless_it_is_divided(make):
-    """Six requests before four workers: 6 in all, 1.5 each."""
-    pulls = [make.pull(1, queue=6, prefill=PoolCounts(4))]
-    assert queue_signal(pulls, per_worker=False).mean == 6
-    assert queue_signal(pulls, per_worker=True).mean == 1.5
-
-
 def test_requests_that_wait_inside_weigh_on_kv(make):
     """Two workers at 0.3, ten requests waiting in them: 0.3 + 0.02 x 10 / 2 = 0.4."""
     pull = make.pull(1, kv=[0.3, 0.3])
     waiting = WorkerSummary(10.0, 2, 0, 0.0, "test")
     assert kv_signal([replace(pull, worker_waiting=waiting)]).mean == pytest.approx(0.4)
-
-
-def test_no_trend_from_one_pull_or_one_instant(make):
-    """A line needs two points at different times."""
-    assert queue_trend(make.window(make.pull(5, queue=3)), 90.0, per_worker=True) is None
-    assert (
-        queue_trend(make.window(make.pull(5, queue=3), make.pull(5, queue=2)), 90.0, per_worker=True) is None
-    )
-    assert (
-        queue_trend(make.window(make.pull(4, queue=3), make.pull(5, queue=None)), 90.0, per_worker=True)
-        is None
-    )
 
 
 def test_only_the_first_reasons_are_named(make):
