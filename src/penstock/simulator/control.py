@@ -8,7 +8,7 @@ from dataclasses import replace
 from penstock.api import Role
 from penstock.planner.core.records import Change
 from penstock.planner.decide.config import DecideConfig
-from penstock.simulator.faults import BudgetChange, Fault
+from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
 from penstock.simulator.planning import DEADLINE_S, SimulatedObservation, VirtualPlanner
@@ -43,15 +43,9 @@ class Control:
         kernel, faults = self._state.kernel, self._scenario.faults
         kernel.at(self.planner.next_s, Order.PLANNER, self._tick)
         for at_s in faults.restarts:
-            kernel.at(at_s, Order.FLEET, self._restart)
+            kernel.at(at_s, Order.FLEET, self.planner.restart, at_s)
         for change in faults.budget:
-            kernel.at(change.at_s, Order.FLEET, self._set_budget, change)
-
-    def _restart(self) -> None:
-        self.planner.restart(self._state.kernel.now_s)
-
-    def _set_budget(self, change: BudgetChange) -> None:
-        self.planner.set_budget(change.gpus)
+            kernel.at(change.at_s, Order.FLEET, self.planner.set_budget, change.gpus)
 
     def _tick(self) -> None:
         now_s, kernel, planner = self._state.kernel.now_s, self._state.kernel, self.planner

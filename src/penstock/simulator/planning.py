@@ -141,7 +141,7 @@ class VirtualPlanner:
     def miss(self, now_s: float) -> None:
         """Let a tick pass unused: the process is away, and what it did not keep is gone."""
         self.restart(now_s)
-        self._skip(now_s)
+        self._step(TargetUnavailable(), now_s)
 
     def set_budget(self, gpus: int) -> None:
         """Plan with another GPU budget from now on."""
@@ -152,9 +152,6 @@ class VirtualPlanner:
     def _start(self, now_s: float, *, first_sequence: int) -> None:
         self._state = begin(self._core.settings, now_s)
         self._step(Started(first_sequence=first_sequence), now_s)
-
-    def _skip(self, now_s: float) -> None:
-        self._step(TargetUnavailable(), now_s)
 
     def _step(self, event: Event, now_s: float) -> Effect:
         """Take one step; return its last effect."""

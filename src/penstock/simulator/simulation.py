@@ -23,7 +23,7 @@ from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording, RunRecorder
 from penstock.simulator.routing import VirtualRouter
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, WorkerFailure
 from penstock.simulator.scrapes import Scrapes
 from penstock.simulator.servers import Server, ServiceStage, SimpleServer
 from penstock.simulator.state import SimulationState
@@ -128,7 +128,7 @@ class Simulation:
                     worker.state = State.READY
         self._tell_routers()
         for resize in scenario.resizes:
-            kernel.at(resize.at_s, Order.FLEET, self._resize, resize)
+            kernel.at(resize.at_s, Order.FLEET, self._scale, resize.role, resize.replicas)
         for failure in scenario.failures:
             kernel.at(failure.at_s, Order.FLEET, self._fail, failure)
         self._schedule_faults()
@@ -256,7 +256,7 @@ class Simulation:
         """Ask another worker for a job that one has no room for, each at most once."""
         job, now_s = assignment.item, self.kernel.now_s
         if not self.routers[job.router].turned_away(assignment, now_s):
-            self.door.refused(job)
+            self.door.not_taken(job, RefusalReason.ALL_BUSY)
             self._end(job, JobOutcome.REJECTED)
         elif assignment.role is Role.DECODE:
             self._decode(job)
@@ -443,9 +443,6 @@ class Simulation:
         if worker.state in {State.STARTING, State.DOWN} and worker.incarnation == incarnation:
             worker.state = State.READY
             self._tell_routers()
-
-    def _resize(self, resize: Resize) -> None:
-        self._scale(resize.role, resize.replicas)
 
     def _fail(self, failure: WorkerFailure) -> None:
         worker = self.fleet.get(failure.worker)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from penstock.api import QueueOrder, Role
-from penstock.router.core.worker_size import WorkerSize
+from penstock.router.core.worker_spec import WorkerSize
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import RouterGroup, WorkerFailure, unbounded_router
