@@ -1,7 +1,6 @@
 """Placing policies before real workers' stand-ins: pairs, queues of single workers, and counters back at zero."""
 
 import asyncio
-import os
 
 import orjson
 import pytest
@@ -17,7 +16,6 @@ from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import read_prompt
 
 PLACING = ("prefix-cost", "dualmap", "cache-affinity", "min-ttft", "preble", "kv-cost")
-MTIMES = iter(range(1_000, 10_000))
 
 
 class World:
@@ -281,16 +279,7 @@ async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_p
     """Real requests that wait for it are served by the other one."""
     path = tmp_path / "llama.json"
     first, second = [await harness.worker("aggregated") for _ in range(2)]
-
-    def write(*workers):
-        entries = {each.name: {"role": each.role, "url": each.url, "state": "ready"} for each in workers}
-        new = path.with_suffix(".new")
-        new.write_bytes(orjson.dumps({"arbiter": {"pid": 1}, **entries}))
-        mtime = next(MTIMES)
-        os.utime(new, (mtime, mtime))
-        new.replace(path)
-
-    write(first)
+    harness.write_state(path, [first])
     started = asyncio.Event()
     first.script = [harness.answers.hang(started)]
     router = await harness.router(
@@ -300,7 +289,7 @@ async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_p
     await started.wait()
     waiting = [asyncio.ensure_future(router.post(prompt="y" * 400)) for _ in range(3)]
     await router.until(lambda: len(router.server.core.entry_queue) == 3)
-    write(second)
+    harness.write_state(path, [second])
 
     assert {(await each).status for each in waiting} == {200}
     assert len(second.seen) == 3
