@@ -104,22 +104,6 @@ async def test_an_assignment_ends_however_its_block_is_left(error):
     world.assert_idle()
 
 
-async def test_a_dispatch_that_fails_keeps_no_request():
-    """Neither in the queue nor at a worker: the caller has only the exception."""
-    world = World(workers=("a",))
-    world.queue.dispatch = broken
-
-    with pytest.raises(ValueError, match="cannot dispatch"):
-        await world.enter(1)
-
-    world.assert_idle()
-
-
-def broken(now_s, is_open):
-    """Fail."""
-    raise ValueError("cannot dispatch")
-
-
 async def test_a_worker_that_was_away_keeps_its_prefixes_but_not_over_a_restart():
     """The same process is found again by its prefixes; a new one has an empty cache."""
     world = World(policy="preble")
