@@ -7,12 +7,12 @@ second, so one custom collector exports everything. All durations are simulated 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.api import Role
@@ -28,7 +28,7 @@ from penstock.router.core.turned_away import LATELY_S, TurnedAway
 from penstock.router.core.wake import WakeTimes
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.load_metrics import rejection_family, worker_load_families
+from penstock.router.families import by_label, counter, gauge, histogram
 from penstock.router.policy.prompt_tokens import PromptTokenCounts
 
 
@@ -110,6 +110,10 @@ class KvEventCounts(Protocol):
         """Return the prefix blocks that each worker is believed to hold."""
 
 
+_WorkerGauge = tuple[str, str, Callable[[Worker], float | None]]
+"""Name, text, and what reads a worker's value; None: unknown, the series is absent."""
+
+
 class RouterCollector:
     """Builds the metric families at scrape time."""
 
@@ -157,20 +161,19 @@ class RouterCollector:
             yield from _kv_event_families(self._kv_events)
         if self._tiers is not None:
             yield from self._tiers()
-        discovery = GaugeMetricFamily(
+        yield gauge(
             names.ROUTER_DISCOVERY_CURRENT,
             "1 if the view of the workers is up to date, 0 if it is the last good one.",
+            [],
+            [((), self._discovery_problem() is None)],
         )
-        discovery.add_metric([], self._discovery_problem() is None)
-        yield discovery
-        lag_s = self._metrics.lag.p99_s()
-        lag = GaugeMetricFamily(
-            names.SCHEDULE_LAG_P99, "How late the router's timer runs, p99; simulated seconds."
+        yield gauge(
+            names.SCHEDULE_LAG_P99,
+            "How late the router's timer runs, p99; simulated seconds.",
+            [],
+            [((), self._metrics.lag.p99_s())],
         )
-        if lag_s is not None:
-            lag.add_metric([], lag_s)
-        yield lag
-        yield _counter(
+        yield counter(
             names.SCHEDULE_LAG_SAMPLES,
             "Timer ticks measured for lateness.",
             [],
@@ -201,11 +204,18 @@ class RouterCollector:
                 tokens.admitted,
             ),
             (names.ROUTER_COMPUTED_TOKENS, "Those whose prompts were computed.", tokens.computed),
+            (names.ROUTER_PROMPT_TOKENS, "Prompt tokens of answered requests.", metrics.prompt_tokens),
+            (names.ROUTER_GENERATION_TOKENS, "Tokens sent to clients.", metrics.generation_tokens),
+            (
+                names.ROUTER_CACHED_TOKENS,
+                "Prompt tokens that prefill found in its cache.",
+                metrics.cached_tokens,
+            ),
         ):
-            yield _counter(name, text, ["model_name"], [((self._model,), total)])
+            yield counter(name, text, ["model_name"], [([self._model], total)])
 
     def _queue_families(self, queue: QueueGauges) -> Iterator[Metric]:
-        model = [self._model]
+        decode_waiting = self._decode_waiting()
         for name, text, value in (
             (names.ROUTER_QUEUE_REQUESTS, "Requests waiting for a prefill worker.", queue.requests),
             (names.ROUTER_QUEUE_TOKENS, "Prompt tokens waiting for a prefill worker.", queue.tokens),
@@ -219,191 +229,186 @@ class RouterCollector:
                 "Longest wait so far in the prefill queue; simulated seconds.",
                 queue.oldest_s,
             ),
-        ):
-            family = GaugeMetricFamily(name, text, labels=["model_name"])
-            family.add_metric(model, value)
-            yield family
-        decode_waiting = self._decode_waiting()
-        if decode_waiting is not None:
-            family = GaugeMetricFamily(
+            (
                 names.ROUTER_DECODE_QUEUE_REQUESTS,
                 "Requests waiting for a decode worker; they wait only while no circuit lets them pass.",
-                labels=["model_name"],
-            )
-            family.add_metric(model, decode_waiting)
-            yield family
+                decode_waiting,
+            ),
+        ):
+            if value is not None:
+                yield gauge(name, text, ["model_name"], [([self._model], value)])
         yield from self._unserved_families(queue.requests, decode_waiting or 0)
 
     def _unserved_families(self, entry_waiting: int, decode_waiting: int) -> Iterator[Metric]:
         now_s, labels = self._now_s(), ["model_name", "role"]
-        turned_away = CounterMetricFamily(
+        yield counter(
             names.ROUTER_TURNED_AWAY,
             "Requests rejected, shed, refused by a full queue or timed out for want of workers of the role.",
-            labels=labels,
+            labels,
+            (([self._model, role.value], counts.total) for role, counts in self._turned_away.items()),
         )
-        unserved = GaugeMetricFamily(
+        waiting = {role: decode_waiting if role is Role.DECODE else entry_waiting for role in Role}
+        yield gauge(
             names.ROUTER_UNSERVED,
             f"Requests that wait for a worker of the role, and those turned away in the last {LATELY_S:g} s.",
-            labels=labels,
+            labels,
+            (
+                ([self._model, role.value], waiting[role] + counts.lately(now_s))
+                for role, counts in self._turned_away.items()
+            ),
         )
-        for role, counts in self._turned_away.items():
-            waiting = decode_waiting if role is Role.DECODE else entry_waiting
-            turned_away.add_metric([self._model, role.value], counts.total)
-            unserved.add_metric([self._model, role.value], waiting + counts.lately(now_s))
-        yield turned_away
-        yield unserved
 
     def _worker_families(self, pending_tokens: Mapping[str, int]) -> Iterator[Metric]:
-        now_s, labels = self._now_s(), ["worker", "role"]
-        ready = GaugeMetricFamily(names.ROUTER_WORKER_READY, "1 if requests are sent there.", labels=labels)
-        requests = GaugeMetricFamily(
-            names.ROUTER_WORKER_INFLIGHT_REQUESTS, "Requests under way.", labels=labels
-        )
-        tokens = GaugeMetricFamily(names.ROUTER_WORKER_INFLIGHT_TOKENS, "Tokens under way.", labels=labels)
-        usage = GaugeMetricFamily(
-            names.ROUTER_WORKER_KV_USAGE,
-            "KV blocks in use as last scraped, 0-1; absent if unknown.",
-            labels=labels,
-        )
-        waiting = GaugeMetricFamily(
-            names.ROUTER_WORKER_WAITING,
-            "Requests that wait in the worker for room, as last scraped; absent if unknown.",
-            labels=labels,
-        )
-        pending = GaugeMetricFamily(
-            names.ROUTER_WORKER_PENDING_TOKENS,
-            "Uncached prompt tokens given to the worker and not computed yet.",
-            labels=labels,
-        )
-        age = GaugeMetricFamily(
-            names.ROUTER_WORKER_METRICS_AGE, "Age of the worker's metrics; simulated seconds.", labels=labels
-        )
-        for worker in self._pool:
-            key = [worker.name, worker.spec.role.value]
-            ready.add_metric(key, worker.state(now_s)[0] is WorkerState.READY)
-            requests.add_metric(key, worker.inflight_requests)
-            tokens.add_metric(key, worker.inflight_tokens)
-            if worker.kv_usage_fraction is not None:
-                usage.add_metric(key, worker.kv_usage_fraction)
-            pending.add_metric(key, pending_tokens.get(worker.name, 0))
-            if worker.waiting_requests is not None:
-                waiting.add_metric(key, worker.waiting_requests)
-            age_s = worker.metrics_age_s(now_s)
-            if age_s is not None:
-                age.add_metric(key, age_s)
-        yield from (ready, requests, tokens, usage, waiting, pending, age)
-        yield from worker_load_families(self._pool, self._active_prefill_tokens)
-        yield self._ready_workers(now_s)
-        yield from self._failure_families()
-
-    def _ready_workers(self, now_s: float) -> Metric:
+        now_s = self._now_s()
+        for name, text, read in self._worker_gauges(now_s, pending_tokens):
+            yield gauge(name, text, _OF_WORKER, ((_key(each), read(each)) for each in self._pool))
         # A role without any worker has a zero: a series that vanishes alarms no one.
         counts = dict.fromkeys(self._roles, 0)
         for worker in self._pool:
-            is_ready = worker.state(now_s)[0] is WorkerState.READY
-            counts[worker.spec.role] = counts.get(worker.spec.role, 0) + is_ready
-        by_role = GaugeMetricFamily(
-            names.ROUTER_READY_WORKERS, "Workers that requests are sent to, by role.", labels=["role"]
+            counts[worker.spec.role] = counts.get(worker.spec.role, 0) + _is_ready(worker, now_s)
+        yield gauge(
+            names.ROUTER_READY_WORKERS,
+            "Workers that requests are sent to, by role.",
+            ["role"],
+            (([role.value], count) for role, count in counts.items()),
         )
-        for role, count in counts.items():
-            by_role.add_metric([role.value], count)
-        return by_role
-
-    def _failure_families(self) -> Iterator[Metric]:
-        labels = ["worker", "role"]
-        failures = CounterMetricFamily(
+        yield counter(
             names.ROUTER_WORKER_FAILURES,
             "Failed requests of the worker, those that failed on others too included.",
-            labels=labels,
+            _OF_WORKER,
+            ((_key(each), each.failures) for each in self._pool),
         )
-        ejections = CounterMetricFamily(
-            names.ROUTER_WORKER_EJECTIONS, "Times that the worker's circuit has opened.", labels=labels
+        yield counter(
+            names.ROUTER_WORKER_EJECTIONS,
+            "Times that the worker's circuit has opened.",
+            _OF_WORKER,
+            ((_key(each), each.breaker.openings) for each in self._pool),
         )
-        for worker in self._pool:
-            key = [worker.name, worker.spec.role.value]
-            failures.add_metric(key, worker.failures)
-            ejections.add_metric(key, worker.breaker.openings)
-        yield from (failures, ejections)
+
+    def _worker_gauges(self, now_s: float, pending_tokens: Mapping[str, int]) -> Sequence[_WorkerGauge]:
+        return (
+            (names.ROUTER_WORKER_READY, "1 if requests are sent there.", lambda each: _is_ready(each, now_s)),
+            (
+                names.ROUTER_WORKER_INFLIGHT_REQUESTS,
+                "Requests under way.",
+                lambda each: each.inflight_requests,
+            ),
+            (names.ROUTER_WORKER_INFLIGHT_TOKENS, "Tokens under way.", lambda each: each.inflight_tokens),
+            (
+                names.ROUTER_WORKER_KV_USAGE,
+                "KV blocks in use as last scraped, 0-1; absent if unknown.",
+                lambda each: each.kv_usage_fraction,
+            ),
+            (
+                names.ROUTER_WORKER_WAITING,
+                "Requests that wait in the worker for room, as last scraped; absent if unknown.",
+                lambda each: each.waiting_requests,
+            ),
+            (
+                names.ROUTER_WORKER_PENDING_TOKENS,
+                "Uncached prompt tokens given to the worker and not computed yet.",
+                lambda each: pending_tokens.get(each.name, 0),
+            ),
+            (
+                names.ROUTER_WORKER_METRICS_AGE,
+                "Age of the worker's metrics; simulated seconds.",
+                lambda each: each.metrics_age_s(now_s),
+            ),
+            # Names and meanings of NVIDIA Dynamo's document "Request Rejection", under Penstock's prefix.
+            (
+                names.ROUTER_WORKER_ACTIVE_DECODE_BLOCKS,
+                "KV blocks in use, as last scraped.",
+                _active_blocks,
+            ),
+            (
+                names.ROUTER_WORKER_KV_TOTAL_BLOCKS,
+                "KV blocks of the worker, all ranks together.",
+                lambda each: each.kv_total_blocks,
+            ),
+            (
+                names.ROUTER_WORKER_ACTIVE_PREFILL_TOKENS,
+                "Prompt tokens that wait for the worker or are being computed there, cached ones left out.",
+                self._active_prefill_tokens,
+            ),
+        )
 
     def _request_families(self) -> Iterator[Metric]:
         metrics, model = self._metrics, self._model
-        yield _counter(
+        yield counter(
             names.ROUTER_REQUESTS,
             "Answers by endpoint and status code; 499: the client left.",
             ["endpoint", "code"],
-            (((endpoint, str(code)), count) for (endpoint, code), count in metrics.requests.items()),
+            (([endpoint, str(code)], count) for (endpoint, code), count in metrics.requests.items()),
         )
-        yield _counter(
-            names.ROUTER_ERRORS,
-            "Requests that failed, by reason.",
-            ["reason"],
-            (((reason,), count) for reason, count in metrics.errors.items()),
+        yield by_label("reason", names.ROUTER_ERRORS, "Requests that failed, by reason.", metrics.errors)
+        yield by_label(
+            "reason", names.ROUTER_RETRIES, "Retries, by the reason of the failure before.", metrics.retries
         )
-        yield _counter(
-            names.ROUTER_RETRIES,
-            "Retries, by the reason of the failure before.",
-            ["reason"],
-            (((reason,), count) for reason, count in metrics.retries.items()),
-        )
-        yield _counter(
+        yield by_label(
+            "outcome",
             names.ROUTER_FORWARDED,
             "Requests about which another router decides: answered by it, broken off there, or fallen back to this one.",
-            ["outcome"],
-            (((outcome,), count) for outcome, count in metrics.forwarded.items()),
+            metrics.forwarded,
         )
-        yield _counter(
+        yield by_label(
+            "outcome",
             names.ROUTER_KV_RELEASES,
             "Prompts prefilled for requests that no decode worker was asked to serve, by whether their KV was released.",
-            ["outcome"],
-            (((outcome,), count) for outcome, count in metrics.kv_releases.items()),
+            metrics.kv_releases,
         )
-        yield rejection_family(metrics.rejections, model=model)
-        for name, text, total in (
-            (names.ROUTER_PROMPT_TOKENS, "Prompt tokens of answered requests.", metrics.prompt_tokens),
-            (names.ROUTER_GENERATION_TOKENS, "Tokens sent to clients.", metrics.generation_tokens),
-            (
-                names.ROUTER_CACHED_TOKENS,
-                "Prompt tokens that prefill found in its cache.",
-                metrics.cached_tokens,
-            ),
-        ):
-            yield _counter(name, text, ["model_name"], [((model,), total)])
-        for name, text, histogram in (
+        yield counter(
+            names.ROUTER_REJECTIONS,
+            "Requests rejected with 503 to protect those under way.",
+            ["model", "endpoint", "reason"],
+            (([model, endpoint, reason], count) for (endpoint, reason), count in metrics.rejections.items()),
+        )
+        for name, text, buckets in (
             (names.ROUTER_TTFT, "Arrival to first token of streams; simulated seconds.", metrics.ttft),
             (names.ROUTER_ITL, "Gaps between tokens of streams; simulated seconds.", metrics.itl),
             (names.ROUTER_E2E, "Arrival to last byte; simulated seconds.", metrics.e2e),
             (names.ROUTER_QUEUE_TIME, "Waits for the first stage; simulated seconds.", metrics.queue_time),
         ):
-            family = HistogramMetricFamily(name, text, labels=["model_name"])
-            family.add_metric([model], histogram.labelled(), histogram.total)
-            yield family
+            yield histogram(name, text, "model_name", [(model, buckets)])
+
+
+_OF_WORKER = ("worker", "role")
+
+
+def _key(worker: Worker) -> tuple[str, str]:
+    return worker.name, worker.spec.role.value
+
+
+def _is_ready(worker: Worker, now_s: float) -> bool:
+    return worker.state(now_s)[0] is WorkerState.READY
+
+
+def _active_blocks(worker: Worker) -> int | None:
+    blocks, usage = worker.kv_total_blocks, worker.kv_usage_fraction
+    return None if blocks is None or usage is None else round(usage * blocks)
 
 
 def _wake_families(wake: WakeTimes) -> Iterator[Metric]:
-    hold = GaugeMetricFamily(
+    yield gauge(
         names.ROUTER_WAKE_HOLD,
         "How long a request waits for workers that are started for it; simulated seconds.",
+        [],
+        [((), wake.hold_s)],
     )
-    hold.add_metric([], wake.hold_s)
-    yield hold
-    slowest = GaugeMetricFamily(
+    yield gauge(
         names.ROUTER_WAKE_SLOWEST,
         "The slowest of the last starts from no worker at all; simulated seconds; absent until learnt.",
+        [],
+        [((), wake.slowest_s)],
     )
-    if wake.slowest_s is not None:
-        slowest.add_metric([], wake.slowest_s)
-    yield slowest
 
 
 def _kv_event_families(counts: KvEventCounts) -> Iterator[Metric]:
-    blocks = GaugeMetricFamily(
+    yield gauge(
         names.ROUTER_WORKER_PREFIX_BLOCKS,
         "Prefix blocks that the worker's cache is believed to hold.",
-        labels=["worker"],
+        ["worker"],
+        (([worker], count) for worker, count in counts.blocks().items()),
     )
-    for worker, count in counts.blocks().items():
-        blocks.add_metric([worker], count)
-    yield blocks
     for name, text, value in (
         (names.ROUTER_KV_EVENT_BATCHES, "Batches of workers' KV events applied.", counts.batches),
         (
@@ -413,16 +418,7 @@ def _kv_event_families(counts: KvEventCounts) -> Iterator[Metric]:
         ),
         (names.ROUTER_KV_EVENTS_MALFORMED, "KV events and messages not understood.", counts.malformed),
     ):
-        yield _counter(name, text, [], [((), value)])
-
-
-def _counter(
-    name: str, text: str, labels: list[str], values: Iterable[tuple[tuple[str, ...], int]]
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for key, value in values:
-        family.add_metric(list(key), value)
-    return family
+        yield counter(name, text, [], [((), value)])
 
 
 class MetricsPage:

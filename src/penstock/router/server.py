@@ -17,10 +17,9 @@ from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
 from penstock.router.config_watch import POLL_REAL_S, ConfigWatch
 from penstock.router.core.build import build_retries, build_router
-from penstock.router.core.worker_size import WorkerSize
-from penstock.router.discovery.base import Discovery
+from penstock.router.core.worker_spec import WorkerSize
 from penstock.router.discovery.statefile import StatefileDiscovery
-from penstock.router.discovery.watch import WorkerWatch
+from penstock.router.discovery.watch import Discovery, WorkerWatch
 from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock.router.metrics import MetricsPage, RouterCollector, RouterMetrics

@@ -1,20 +1,18 @@
-"""The planner's place in a world: what it sees, what it asks for, and what goes wrong with either."""
+"""The planner's place in a run: what it sees, what it asks for, and what goes wrong with either."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from penstock.api import Role
 from penstock.planner.core.records import Change
 from penstock.planner.decide.config import DecideConfig
-from penstock.simulator.faults import BudgetChange, Fault
+from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
 from penstock.simulator.planning import DEADLINE_S, SimulatedObservation, VirtualPlanner
-
-if TYPE_CHECKING:
-    from penstock.simulator.simulation import Simulation
+from penstock.simulator.state import SimulationState
 
 UNPLACED_AFTER_S = 15.0
 """The Kubernetes backend's ``--unschedulable-after``: from then on a pod without a node has failed."""
@@ -23,15 +21,18 @@ UNPLACED = "unschedulable: no node has the GPUs"
 
 
 class Control:
-    """Runs one planner in a world.
+    """Runs one planner in a run.
 
     Attributes:
         planner: With every decision it took.
     """
 
-    def __init__(self, world: Simulation, config: DecideConfig) -> None:
-        self._world = world
-        self._scenario = world.scenario
+    def __init__(
+        self, state: SimulationState, config: DecideConfig, scale: Callable[[Role, int], None]
+    ) -> None:
+        self._state = state
+        self._scale_pool = scale
+        self._scenario = state.scenario
         # Twice the cold start where that is longer than the default, as a user would set it.
         deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
         self.planner = VirtualPlanner(config, deadline_s=deadline_s)
@@ -39,21 +40,15 @@ class Control:
 
     def start(self) -> None:
         """Schedule the first pull and the restarts."""
-        kernel, faults = self._world.kernel, self._scenario.faults
+        kernel, faults = self._state.kernel, self._scenario.faults
         kernel.at(self.planner.next_s, Order.PLANNER, self._tick)
         for at_s in faults.restarts:
-            kernel.at(at_s, Order.FLEET, self._restart)
+            kernel.at(at_s, Order.FLEET, self.planner.restart, at_s)
         for change in faults.budget:
-            kernel.at(change.at_s, Order.FLEET, self._set_budget, change)
-
-    def _restart(self) -> None:
-        self.planner.restart(self._world.kernel.now_s)
-
-    def _set_budget(self, change: BudgetChange) -> None:
-        self.planner.set_budget(change.gpus)
+            kernel.at(change.at_s, Order.FLEET, self.planner.set_budget, change.gpus)
 
     def _tick(self) -> None:
-        now_s, kernel, planner = self._world.kernel.now_s, self._world.kernel, self.planner
+        now_s, kernel, planner = self._state.kernel.now_s, self._state.kernel, self.planner
         if self._scenario.faults.is_on(Fault.PLANNER_DOWN, now_s):
             planner.miss(now_s)
         else:
@@ -61,7 +56,7 @@ class Control:
         kernel.at(planner.next_s, Order.PLANNER, self._tick)
 
     def _scale(self, change: Change) -> None:
-        self._world.scale(change.role, change.desired)
+        self._scale_pool(change.role, change.desired)
 
     # -- what a pull sees -----------------------------------------------------------------------------
 
@@ -85,7 +80,7 @@ class Control:
         return true
 
     def _true_observation(self, now_s: float) -> SimulatedObservation:
-        world, scenario, fleet = self._world, self._scenario, self._world.fleet
+        state, scenario, fleet = self._state, self._scenario, self._state.fleet
         roles = [pool.role for pool in scenario.pools]
         holders = fleet.of(Role.DECODE if scenario.is_disaggregated else Role.AGGREGATED, State.READY)
         in_flight = {role: float(sum(len(each.jobs) for each in fleet.of(role, *State))) for role in roles}
@@ -93,15 +88,15 @@ class Control:
             pools={role: fleet.counts(role) for role in roles},
             is_adjusting=any(fleet.of(role, State.STARTING, State.DRAINING) for role in roles),
             kv={each.name: each.server.kv_usage_fraction(now_s) for each in holders},
-            waiting=float(world.waiting) if scenario.is_disaggregated else None,
+            waiting=float(state.waiting) if scenario.is_disaggregated else None,
             age_s=scenario.routers.propagation_delay_s,
-            demand=world.door.take(now_s, in_flight, world.turned_away()),
+            demand=state.door.take(now_s, in_flight, state.turned_away()),
             worker_waiting={each.name: float(each.server.waiting) for each in holders},
             never_ready=self._never_ready(roles, now_s),
         )
 
     def _never_ready(self, roles: list[Role], now_s: float) -> dict[Role, str]:
-        fleet = self._world.fleet
+        fleet = self._state.fleet
         return {
             role: UNPLACED
             for role in roles

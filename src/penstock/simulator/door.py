@@ -11,7 +11,6 @@ from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.jobs import Job
 
 NOT_TOLD_APART: Mapping[Role, float] = {}
-_AT_THE_DOOR = frozenset(RefusalReason) - {RefusalReason.QUEUE_TIMEOUT}
 
 
 class DoorCounters:
@@ -74,20 +73,10 @@ class DoorCounters:
 
     def not_taken(self, job: Job, reason: RefusalReason) -> None:
         """Count a job that got no worker: refused at the door, or having waited for one in vain."""
-        if reason in _AT_THE_DOOR:
-            self.refused(job)
+        if reason is RefusalReason.QUEUE_TIMEOUT:
+            self._timed_out += 1
         else:
-            self.timed_out(job)
-
-    def refused(self, job: Job) -> None:
-        """Count a job that the router did not take."""
-        self._refused += 1
-        self._waiting.pop(job.index, None)
-        self._weights.pop(job.index, None)
-
-    def timed_out(self, job: Job) -> None:
-        """Count a job that waited too long."""
-        self._timed_out += 1
+            self._refused += 1
         self._waiting.pop(job.index, None)
         self._weights.pop(job.index, None)
 

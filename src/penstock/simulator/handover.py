@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from penstock.engine.core.heartbeat import HeartbeatSchedule
 from penstock.simulator.engine_server import SimulatedEngine
-from penstock.simulator.fleet import SimulatedWorker
+from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker
 from penstock.simulator.jobs import Job
-from penstock.simulator.kernel import Order
-
-if TYPE_CHECKING:
-    from penstock.simulator.simulation import Simulation
+from penstock.simulator.kernel import Kernel, Order
 
 
 class Heartbeats:
     """Every decode worker's schedule. Messages take no time here; transfers do, on the engine's own link."""
 
-    def __init__(self, world: Simulation) -> None:
-        self._world = world
+    def __init__(
+        self,
+        kernel: Kernel,
+        fleet: SimulatedFleet,
+        *,
+        settle: Callable[[SimulatedWorker], None],
+        lost: Callable[[SimulatedWorker, Job], None],
+    ) -> None:
+        """Track nothing yet.
+
+        Args:
+            kernel: Time of the run.
+            fleet: Its workers.
+            settle: Goes on with a worker whose leases have changed.
+            lost: Takes a job off its decode worker, as its KV cannot be read any more.
+        """
+        self._kernel = kernel
+        self._fleet = fleet
+        self._settle = settle
+        self._lost = lost
         self._schedules: dict[str, HeartbeatSchedule] = {}
         self._by_name: dict[str, Job] = {}
 
@@ -40,7 +55,7 @@ class Heartbeats:
         """The KV has arrived: free it at its source; where that is gone, the job starts over."""
         self._untrack(decoder, job)
         source = self._source(job)
-        now_s = self._world.kernel.now_s
+        now_s = self._kernel.now_s
         unknown = [job.name] if source is None else _engine(source).end_leases([job.name], now_s)
         if unknown:
             self._lose(decoder, job)
@@ -51,7 +66,7 @@ class Heartbeats:
         """Free at its source the KV of a job for which no decode worker was found."""
         source = self._source(job)
         if source is not None:
-            _engine(source).end_leases([job.name], self._world.kernel.now_s)
+            _engine(source).end_leases([job.name], self._kernel.now_s)
             self._settle(source)
 
     def forget(self, worker: SimulatedWorker) -> None:
@@ -63,40 +78,32 @@ class Heartbeats:
     def _arm(self, decoder: SimulatedWorker, schedule: HeartbeatSchedule) -> None:
         due_s = schedule.next_s()
         if due_s is not None:
-            kernel = self._world.kernel
-            kernel.at(max(due_s, kernel.now_s), Order.MESSAGE, self._send, decoder, schedule)
+            self._kernel.at(max(due_s, self._kernel.now_s), Order.MESSAGE, self._send, decoder, schedule)
 
     def _send(self, decoder: SimulatedWorker, schedule: HeartbeatSchedule) -> None:
         if self._schedules.get(decoder.name) is not schedule:
             return
-        now_s = self._world.kernel.now_s
+        now_s = self._kernel.now_s
         for names in schedule.due(now_s).values():
             jobs = [self._by_name[name] for name in names]
             source = self._source(jobs[0])
             lost = set(names) if source is None else set(_engine(source).extend_leases(names, now_s))
             if source is not None:
-                self._world.rearm(source)
+                self._settle(source)
             for job in jobs:
                 if job.name in lost:
                     self._untrack(decoder, job)
                     self._lose(decoder, job)
         self._arm(decoder, schedule)
 
-    def _settle(self, source: SimulatedWorker) -> None:
-        """Go on with a worker that holds fewer leases now."""
-        self._world.rearm(source)
-        self._world.let_go_if_idle(source)
-
     def _source(self, job: Job) -> SimulatedWorker | None:
-        source = self._world.fleet.get(job.worker)
+        source = self._fleet.get(job.worker)
         return source if source is not None and source.incarnation == job.incarnation else None
 
     def _lose(self, decoder: SimulatedWorker, job: Job) -> None:
         """The KV cannot be had: the decode is refused, as vLLM does by default, and the router tries again."""
-        _engine(decoder).abort(job.name, self._world.kernel.now_s)
-        self._world.quit(decoder, job)
-        self._world.rearm(decoder)
-        self._world.lose_kv(job)
+        _engine(decoder).abort(job.name, self._kernel.now_s)
+        self._lost(decoder, job)
 
     def _untrack(self, decoder: SimulatedWorker, job: Job) -> None:
         self._by_name.pop(job.name, None)

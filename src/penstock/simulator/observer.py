@@ -1,10 +1,9 @@
-"""Looks at a world now and then, and keeps what its end is judged by."""
+"""Looks at a run now and then, and keeps what its end is judged by."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,7 @@ from penstock.api import Role
 from penstock.planner.decide.decision import Action, Decision
 from penstock.simulator.fleet import State
 from penstock.simulator.jobs import Job, JobOutcome
-
-if TYPE_CHECKING:
-    from penstock.simulator.simulation import Simulation
+from penstock.simulator.state import SimulationState
 
 Floats = NDArray[np.float64]
 
@@ -120,48 +117,47 @@ class Recording:
 class RunRecorder:
     """Takes the samples of one world."""
 
-    def __init__(self, world: Simulation) -> None:
-        self._world = world
+    def __init__(self, state: SimulationState) -> None:
+        self._state = state
         self._samples: list[RunSample] = []
 
     def sample(self, now_s: float) -> None:
         """Look now."""
-        world, fleet = self._world, self._world.fleet
-        entry = fleet.of(world.scenario.entry_role, State.READY)
+        state, fleet = self._state, self._state.fleet
+        entry = fleet.of(state.scenario.entry_role, State.READY)
         replicas = {}
-        for pool in world.scenario.pools:
+        for pool in state.scenario.pools:
             counts = fleet.counts(pool.role)
             replicas[pool.role] = (counts.ready, counts.starting, counts.draining)
         self._samples.append(
             RunSample(
                 now_s,
-                tuple(worker.pending_tokens + world.queued_tokens(worker) for worker in entry),
-                world.waiting,
+                tuple(worker.pending_tokens + state.queued_tokens(worker) for worker in entry),
+                state.waiting,
                 replicas,
                 fleet.placed_gpus,
             )
         )
 
-    def finish(self) -> Recording:
-        """Return everything."""
-        world = self._world
-        requests = _requests(world.jobs)
-        end_s = max((job.ended_s for job in world.jobs if job.ended_s is not None), default=0.0)
-        decisions = [] if world.control is None else world.control.planner.decisions
+    def finish(self, decisions: Sequence[Decision]) -> Recording:
+        """Return everything; ``decisions`` are the planner's, none without one."""
+        state = self._state
+        requests = _requests(state.jobs)
+        end_s = max((job.ended_s for job in state.jobs if job.ended_s is not None), default=0.0)
         return Recording(
             requests=requests,
             samples=tuple(self._samples),
             end_s=end_s,
-            events=world.kernel.events,
+            events=state.kernel.events,
             computed_tokens={
                 worker.name: worker.busy_tokens
-                for worker in world.fleet
-                if worker.role is world.scenario.entry_role
+                for worker in state.fleet
+                if worker.role is state.scenario.entry_role
             },
-            itl_s={name: world.gaps.percentile(share) for name, share in _RANKS},
+            itl_s={name: state.gaps.percentile(share) for name, share in _RANKS},
             changes=tuple(_changes(decisions)),
             decisions=len(decisions),
-            refused_joins=world.fleet.refused,
+            refused_joins=state.fleet.refused,
             gpu_s=_gpu_seconds(self._samples, end_s),
         )
 

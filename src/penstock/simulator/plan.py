@@ -115,13 +115,9 @@ def _routers(
     options: SimulateOptions, graph: GraphDeployment | None
 ) -> dict[str, tuple[RouterConfig, RouterGroup]]:
     """Return every router that is compared, by its label."""
-    counts = _router_counts(options)
-    groups = {
-        count: RouterGroup(count, _owners(options, graph, count), options.propagation_delay_s)
-        for count in counts
-    }
+    groups = _router_groups(options, graph)
     return {
-        name if len(counts) == 1 else routers_label(name, count): (_router(options, name, graph), group)
+        name if len(groups) == 1 else routers_label(name, count): (_router(options, name, graph), group)
         for name in _policy_names(options, graph)
         for count, group in groups.items()
     }
@@ -253,8 +249,8 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _router_counts(options: SimulateOptions) -> tuple[int, ...]:
-    """Return the numbers of routers to try, each once.
+def _router_groups(options: SimulateOptions, graph: GraphDeployment | None) -> dict[int, RouterGroup]:
+    """Return the routers to try, by their number.
 
     Raises:
         ConfigError: one is below 1 or above the bound, or the owners have no effect.
@@ -267,7 +263,8 @@ def _router_counts(options: SimulateOptions) -> tuple[int, ...]:
         raise ConfigError(
             f"--owners {options.owners}: without effect behind one router; give --routers 2 or more"
         )
-    return counts
+    delay_s = options.propagation_delay_s
+    return {count: RouterGroup(count, _owners(options, graph, count), delay_s) for count in counts}
 
 
 def _owners(options: SimulateOptions, graph: GraphDeployment | None, count: int) -> int | None:

@@ -39,6 +39,9 @@ _TIMELINE = "simulated"
 ScalePool = Callable[[Change], str | None]
 """Carries a change of a pool out; returns why it was refused, None if it was not."""
 
+MAX_AGE_S = 10.0
+"""Oldest fresh reading; the default of the planner's ``--metrics-max-age``."""
+
 DEADLINE_S = 600.0
 """The default of the planner's ``--adjustment-deadline``."""
 
@@ -68,11 +71,11 @@ class SimulatedObservation:
     worker_waiting: Mapping[str, float | None] | None = None
     never_ready: Mapping[Role, str] = field(default_factory=dict)
 
-    def pull(self, now_s: float, *, max_age_s: float) -> Pull:
+    def pull(self, now_s: float) -> Pull:
         """Return the metrics as the live loop would have read them at ``now_s``."""
 
         def reading(value: float | None, upper: float | None = None) -> Reading:
-            return judge(value, age_s=self.age_s, max_age_s=max_age_s, source=_SOURCE, upper=upper)
+            return judge(value, age_s=self.age_s, max_age_s=MAX_AGE_S, source=_SOURCE, upper=upper)
 
         inside = self.worker_waiting
         return summarise(
@@ -95,19 +98,15 @@ class VirtualPlanner:
         next_s: When `tick` is due.
     """
 
-    __slots__ = ("_core", "_max_age_s", "_state", "decisions", "next_s")
+    __slots__ = ("_core", "_state", "decisions", "next_s")
 
-    def __init__(
-        self, config: DecideConfig, *, max_age_s: float = 10.0, deadline_s: float = DEADLINE_S
-    ) -> None:
+    def __init__(self, config: DecideConfig, *, deadline_s: float = DEADLINE_S) -> None:
         """Begin at time 0.
 
         Args:
             config: The rules' settings.
-            max_age_s: Oldest fresh reading, as the live planner's ``metrics-max-age``; virtual seconds.
             deadline_s: Longest wait for an adjustment, virtual seconds.
         """
-        self._max_age_s = max_age_s
         self._core = PlannerCore(
             CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger)
         )
@@ -126,7 +125,7 @@ class VirtualPlanner:
         while event is not None:
             match self._step(event, now_s):
                 case ReadMetrics():
-                    event = Pulled(seen.pull(now_s, max_age_s=self._max_age_s))
+                    event = Pulled(seen.pull(now_s))
                 case RecordDecision() as asked:
                     event = DecisionRecorded(asked, is_written=True)
                 case Scale(change):
@@ -142,7 +141,7 @@ class VirtualPlanner:
     def miss(self, now_s: float) -> None:
         """Let a tick pass unused: the process is away, and what it did not keep is gone."""
         self.restart(now_s)
-        self._skip(now_s)
+        self._step(TargetUnavailable(), now_s)
 
     def set_budget(self, gpus: int) -> None:
         """Plan with another GPU budget from now on."""
@@ -153,9 +152,6 @@ class VirtualPlanner:
     def _start(self, now_s: float, *, first_sequence: int) -> None:
         self._state = begin(self._core.settings, now_s)
         self._step(Started(first_sequence=first_sequence), now_s)
-
-    def _skip(self, now_s: float) -> None:
-        self._step(TargetUnavailable(), now_s)
 
     def _step(self, event: Event, now_s: float) -> Effect:
         """Take one step; return its last effect."""

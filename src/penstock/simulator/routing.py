@@ -14,8 +14,7 @@ from penstock.router.core.retries import FailedTry, RetryScope
 from penstock.router.core.router import RouterCore
 from penstock.router.core.transfers import KvTransfer
 from penstock.router.core.worker import Worker
-from penstock.router.core.worker_size import WorkerSize
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.keys import Prefix
 from penstock.router.policy.queue_owner import QueueOwners

@@ -17,7 +17,7 @@ from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.serve.preemption_config import PreemptionConfig
 from penstock.planner.decide.config import DecideConfig
-from penstock.router.core.worker_size import WorkerSize
+from penstock.router.core.worker_spec import WorkerSize
 from penstock.simulator.faults import Faults
 from penstock.workload.traces import BLOCK_TOKENS
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.api import Role
+from penstock.router.core.effects import Effects
 from penstock.router.core.queue_sharing import QueuedPrompt
 from penstock.router.policy.busy import busy_thresholds
 from penstock.simulator.engine_server import SimulatedEngine
 from penstock.simulator.fleet import SimulatedWorker, State
+from penstock.simulator.jobs import Job
 from penstock.simulator.kernel import Order
 from penstock.simulator.routing import DecodeLoad, VirtualRouter
-
-if TYPE_CHECKING:
-    from penstock.simulator.simulation import Simulation
+from penstock.simulator.state import SimulationState
 
 SCRAPE_S = 1.0
 """Between two scrapes of the workers' metrics; the live router's default."""
@@ -23,16 +22,17 @@ SCRAPE_S = 1.0
 class Scrapes:
     """All scrapes of one world."""
 
-    def __init__(self, world: Simulation, routers: Sequence[VirtualRouter]) -> None:
-        self._world = world
-        self._routers = routers
-        self._next_prompt = [0] * len(routers)
+    def __init__(self, state: SimulationState, apply: Callable[[Effects[Job]], None]) -> None:
+        self._state = state
+        self._apply = apply
+        self._routers = state.routers
+        self._next_prompt = [0] * len(state.routers)
 
     def start(self) -> None:
         """Scrape from now on."""
-        self._world.kernel.at(self._world.kernel.now_s, Order.MESSAGE, self._scrape)
+        self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._scrape)
         if len(self._routers) > 1:
-            self._world.kernel.at(self._world.kernel.now_s, Order.MESSAGE, self._ask_peers)
+            self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._ask_peers)
 
     def decode_loads(self) -> list[DecodeLoad]:
         """Return what runs at each ready decode worker now."""
@@ -40,48 +40,48 @@ class Scrapes:
             DecodeLoad(
                 each.name, len(each.jobs), self._tokens_on(each), each.kv_usage_fraction, each.scraped_tokens
             )
-            for each in self._world.fleet.of(Role.DECODE, State.READY)
+            for each in self._state.fleet.of(Role.DECODE, State.READY)
         ]
 
     def _tokens_on(self, worker: SimulatedWorker) -> int:
         """Return prompts in flight plus what was generated for them so far."""
         server = worker.server
         assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple, the scenario says
-        server.kv_usage_fraction(self._world.kernel.now_s)
+        server.kv_usage_fraction(self._state.kernel.now_s)
         return worker.prompt_tokens + max(0, server.engine.counters.generation_tokens - worker.ended_outputs)
 
     def _scrape(self) -> None:
         """Read the workers' gauges; the routers know them ``propagation_delay_s`` later."""
-        now_s, delay_s = self._world.kernel.now_s, self._world.scenario.routers.propagation_delay_s
+        now_s, delay_s = self._state.kernel.now_s, self._state.scenario.routers.propagation_delay_s
         usage = {}
-        for worker in self._world.fleet.of(Role.DECODE, State.READY, State.DRAINING):
+        for worker in self._state.fleet.of(Role.DECODE, State.READY, State.DRAINING):
             usage[worker.name] = (
                 worker.incarnation,
                 worker.server.kv_usage_fraction(now_s),
                 self._tokens_on(worker),
             )
-        self._world.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage)
+        self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage)
         if any(router.reads_usage for router in self._routers):
-            entry = self._world.fleet.of(self._world.scenario.entry_role, State.READY)
+            entry = self._state.fleet.of(self._state.scenario.entry_role, State.READY)
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
             for router in self._routers:
                 tokens = router.core.entry_queue.inflight_tokens()
-                self._world.kernel.at(
+                self._state.kernel.at(
                     now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens
                 )
         for router in self._routers:
-            self._world.apply(router.tick(now_s))
-        self._world.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
+            self._apply(router.tick(now_s))
+        self._state.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
 
     def _tell_usage(
         self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, int]
     ) -> None:
-        self._world.apply(router.set_usage(usage, tokens, self._world.kernel.now_s))
+        self._apply(router.set_usage(usage, tokens, self._state.kernel.now_s))
 
     def _peer_tokens(self) -> list[dict[str, int]]:
         """Return, for each router, what the others have pending at each entry worker."""
-        names = [worker.name for worker in self._world.fleet.of(self._world.scenario.entry_role, State.READY)]
-        now_s = self._world.kernel.now_s
+        names = [worker.name for worker in self._state.fleet.of(self._state.scenario.entry_role, State.READY)]
+        now_s = self._state.kernel.now_s
         own = [
             [router.core.entry_queue.pending_tokens(name, now_s) for name in names]
             for router in self._routers
@@ -94,7 +94,7 @@ class Scrapes:
 
     def _ask_peers(self) -> None:
         """Let each router learn what the others have pending and have queued."""
-        kernel, scenario = self._world.kernel, self._world.scenario
+        kernel, scenario = self._state.kernel, self._state.scenario
         told = []
         for number, router in enumerate(self._routers):
             self._next_prompt[number], prompts = router.core.sharing.log.since(self._next_prompt[number])
@@ -114,18 +114,18 @@ class Scrapes:
         self, others: Sequence[Mapping[str, int]], told: Sequence[Sequence[QueuedPrompt]], asked_s: float
     ) -> None:
         for number, (router, tokens_of) in enumerate(zip(self._routers, others, strict=True)):
-            router.core.set_peer_tokens(tokens_of, self._world.kernel.now_s, asked_s=asked_s)
+            router.core.set_peer_tokens(tokens_of, self._state.kernel.now_s, asked_s=asked_s)
             for other, prompts in enumerate(told):
                 if other != number:
                     router.core.prompts_told(prompts)
 
     def _propagate(self, usage: Mapping[str, tuple[int, float, int]]) -> None:
         for name, (incarnation, fraction, tokens) in usage.items():
-            worker = self._world.fleet.get(name)
+            worker = self._state.fleet.get(name)
             if worker is not None and worker.incarnation == incarnation:
                 worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
-        thresholds = busy_thresholds(self._world.scenario.router.admission)
-        if self._world.scenario.is_disaggregated and thresholds.is_set:
+        thresholds = busy_thresholds(self._state.scenario.router.admission)
+        if self._state.scenario.is_disaggregated and thresholds.is_set:
             loads = self.decode_loads()
             for router in self._routers:
-                self._world.apply(router.read_decode_loads(loads, self._world.kernel.now_s))
+                self._apply(router.read_decode_loads(loads, self._state.kernel.now_s))

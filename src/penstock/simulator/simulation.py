@@ -23,9 +23,10 @@ from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording, RunRecorder
 from penstock.simulator.routing import VirtualRouter
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Resize, Scenario, WorkerFailure
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, WorkerFailure
 from penstock.simulator.scrapes import Scrapes
 from penstock.simulator.servers import Server, ServiceStage, SimpleServer
+from penstock.simulator.state import SimulationState
 from penstock.workload.traces import TraceRequest
 
 PATIENCE_S = 3600.0
@@ -39,6 +40,7 @@ class Simulation:
         kernel: Its time.
         gaps: Between successive tokens, over all workers.
         fleet: Its workers.
+        routers: Side by side.
         jobs: In order of arrival.
         door: What routers count of requests.
         control: The planner's; None without one.
@@ -70,7 +72,7 @@ class Simulation:
         tiers = scenario.router.tiers
         self.jobs = make_jobs(requests, self._chains, default_tier=tiers.default if tiers.enabled else None)
         sizes = {role: scenario.pool(role).worker_size(self._cache_tokens(role)) for role in scenario.roles}
-        self._routers = [
+        self.routers = [
             VirtualRouter(
                 scenario.router,
                 sizes,
@@ -80,11 +82,14 @@ class Simulation:
             )
             for _ in range(scenario.routers.count)
         ]
-        self.control = None if scenario.planner is None else Control(self, scenario.planner)
         self.door = DoorCounters(self.gaps)
-        self._heartbeats = Heartbeats(self)
-        self._scrapes = Scrapes(self, self._routers)
-        self._observer = RunRecorder(self)
+        state = SimulationState(
+            scenario, self.kernel, self.fleet, self.routers, self.jobs, self.gaps, self.door
+        )
+        self.control = None if scenario.planner is None else Control(state, scenario.planner, self._scale)
+        self._heartbeats = Heartbeats(self.kernel, self.fleet, settle=self._settle, lost=self._kv_lost)
+        self._scrapes = Scrapes(state, self._apply)
+        self._recorder = RunRecorder(state)
         self._open = len(self.jobs)
         self._next_job = 0
         self._last_s = self.jobs[-1].request.arrival_s if self.jobs else 0.0
@@ -112,7 +117,7 @@ class Simulation:
         for job in self.jobs:
             if job.outcome is None:
                 self._end(job, JobOutcome.FAILED)
-        return self._observer.finish()
+        return self._recorder.finish([] if self.control is None else self.control.planner.decisions)
 
     def _schedule_start(self) -> None:
         scenario, kernel = self.scenario, self.kernel
@@ -123,7 +128,7 @@ class Simulation:
                     worker.state = State.READY
         self._tell_routers()
         for resize in scenario.resizes:
-            kernel.at(resize.at_s, Order.FLEET, self._resize, resize)
+            kernel.at(resize.at_s, Order.FLEET, self._scale, resize.role, resize.replicas)
         for failure in scenario.failures:
             kernel.at(failure.at_s, Order.FLEET, self._fail, failure)
         self._schedule_faults()
@@ -152,7 +157,7 @@ class Simulation:
         return self._models[role].longest_tokens() if isinstance(model, ProfiledModel) else model.cache_tokens
 
     def _sample(self) -> None:
-        self._observer.sample(self.kernel.now_s)
+        self._recorder.sample(self.kernel.now_s)
         self.kernel.at(self.kernel.now_s + self.scenario.sample_s, Order.SAMPLE, self._sample)
 
     # -- arrivals and the first stage -----------------------------------------------------------------
@@ -178,17 +183,17 @@ class Simulation:
 
     def _router_of(self, job: Job) -> int:
         """Return the router in whose queue a job waits: the one that it came to, in turn, or its worker's keeper."""
-        came_to = job.index % len(self._routers)
-        return self._routers[came_to].keeper(job, came_to, self.kernel.now_s)
+        came_to = job.index % len(self.routers)
+        return self.routers[came_to].keeper(job, came_to, self.kernel.now_s)
 
     def _submit(self, job: Job, *, again: bool = False) -> None:
-        router = self._routers[job.router]
+        router = self.routers[job.router]
         now_s = self.kernel.now_s
         effects = router.acquire(job, now_s, again=again)
         if not again:
             self.door.arrived(job, router.uncached_tokens(job))
         self.door.queued(job)
-        self.apply(effects)
+        self._apply(effects)
         if job.outcome is None:
             self._expire_later(router, job, self.scenario.entry_role)
 
@@ -199,9 +204,9 @@ class Simulation:
                 self.kernel.at(due_s, Order.MESSAGE, self._expire, router)
 
     def _expire(self, router: VirtualRouter) -> None:
-        self.apply(router.expire(self.kernel.now_s))
+        self._apply(router.expire(self.kernel.now_s))
 
-    def apply(self, effects: Effects[Job]) -> None:
+    def _apply(self, effects: Effects[Job]) -> None:
         """Do what a router has decided."""
         reached: set[str] = set()
         for effect in effects:
@@ -209,7 +214,7 @@ class Simulation:
                 self._dispatched(effect.assignment, reached)
                 continue
             job = effect.item
-            router = self._routers[job.router]
+            router = self.routers[job.router]
             if effect.reason is RefusalReason.QUEUE_TIMEOUT and job.prefilled_s is not None:
                 self._heartbeats.give_back(job)
                 if router.retry_unread(job, self.kernel.now_s):
@@ -250,8 +255,8 @@ class Simulation:
     def _turned_away(self, assignment: Assignment[Job]) -> None:
         """Ask another worker for a job that one has no room for, each at most once."""
         job, now_s = assignment.item, self.kernel.now_s
-        if not self._routers[job.router].turned_away(assignment, now_s):
-            self.door.refused(job)
+        if not self.routers[job.router].turned_away(assignment, now_s):
+            self.door.not_taken(job, RefusalReason.ALL_BUSY)
             self._end(job, JobOutcome.REJECTED)
         elif assignment.role is Role.DECODE:
             self._decode(job)
@@ -264,7 +269,7 @@ class Simulation:
 
     def _deliver(self, worker: SimulatedWorker, job: Job) -> None:
         worker.server.add(job, self.kernel.now_s)
-        self.rearm(worker)
+        self._rearm(worker)
 
     def _deliver_later(self, worker: SimulatedWorker, job: Job, attempt: int) -> None:
         if worker.jobs.get(job.index) is job and job.attempt == attempt:
@@ -272,7 +277,7 @@ class Simulation:
 
     # -- workers --------------------------------------------------------------------------------------
 
-    def rearm(self, worker: SimulatedWorker) -> None:
+    def _rearm(self, worker: SimulatedWorker) -> None:
         """Schedule a worker's next wake-up; an older one becomes void."""
         due_s = worker.server.next_s()
         worker.version += 1
@@ -285,9 +290,9 @@ class Simulation:
             return
         for report in worker.server.run(self.kernel.now_s):
             self._hear(worker, report.job, report.stage)
-        self.rearm(worker)
+        self._rearm(worker)
         if worker.state is State.DRAINING:
-            self.let_go_if_idle(worker)
+            self._let_go_if_idle(worker)
 
     def _hear(self, worker: SimulatedWorker, job: Job, stage: ServiceStage) -> None:
         now_s = self.kernel.now_s
@@ -297,7 +302,7 @@ class Simulation:
             self._heartbeats.read(worker, job)
         elif stage is ServiceStage.FIRST_TOKEN:
             job.first_token_s = now_s
-            self.apply(self._routers[job.router].first_token(job, now_s))
+            self._apply(self.routers[job.router].first_token(job, now_s))
             self.door.first_token(job, now_s)
         elif stage is ServiceStage.DROPPED:
             worker.pending_tokens -= job.pending_tokens
@@ -312,12 +317,12 @@ class Simulation:
     def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
         """End a job whose last worker is done with it."""
         now_s = self.kernel.now_s
-        self.quit(worker, job)
-        router = self._routers[job.router]
+        self._quit(worker, job)
+        router = self.routers[job.router]
         is_decode = worker.role is Role.DECODE
         effects = router.left_decode(job, now_s) if is_decode else router.left_entry(job, now_s)
         self._end(job, outcome)
-        self.apply(effects)
+        self._apply(effects)
 
     def _prefilled(self, worker: SimulatedWorker, job: Job) -> None:
         job.prefilled_s = self.kernel.now_s
@@ -326,19 +331,19 @@ class Simulation:
         worker.pending_tokens -= job.pending_tokens
         job.pending_tokens = 0
         self.door.prefilled(job)
-        router = self._routers[job.router]
+        router = self.routers[job.router]
         if self.scenario.router.kv_events_port is not None:
-            for each in self._routers:
+            for each in self.routers:
                 if each is not router:
                     each.stored(job, worker.name)
         effects = router.prefilled(job, self.kernel.now_s)
         if worker.role is Role.PREFILL:
-            self.quit(worker, job)
+            self._quit(worker, job)
             effects += router.left_entry(job, self.kernel.now_s)
             self._decode(job)
-        self.apply(effects)
+        self._apply(effects)
 
-    def quit(self, worker: SimulatedWorker, job: Job) -> None:
+    def _quit(self, worker: SimulatedWorker, job: Job) -> None:
         """Take a job off a worker."""
         if worker.jobs.pop(job.index, None) is not None:
             worker.prompt_tokens -= job.request.input_tokens
@@ -349,17 +354,22 @@ class Simulation:
                 self.kernel.now_s, Order.MESSAGE, self._deliver_later, worker, queued, queued.attempt
             )
 
-    def let_go_if_idle(self, worker: SimulatedWorker) -> None:
+    def _let_go_if_idle(self, worker: SimulatedWorker) -> None:
         """Remove a draining worker once nothing is left on it."""
         if worker.state is State.DRAINING and not worker.jobs and worker.server.is_idle(self.kernel.now_s):
             self._remove(worker)
             self.fleet.check_budget()
 
+    def _settle(self, source: SimulatedWorker) -> None:
+        """Go on with a worker whose leases have changed."""
+        self._rearm(source)
+        self._let_go_if_idle(source)
+
     # -- the second stage -----------------------------------------------------------------------------
 
     def _decode(self, job: Job) -> None:
-        router = self._routers[job.router]
-        self.apply(router.acquire_decode(job, self._scrapes.decode_loads(), self.kernel.now_s))
+        router = self.routers[job.router]
+        self._apply(router.acquire_decode(job, self._scrapes.decode_loads(), self.kernel.now_s))
         if job.outcome is None and job.decode_assignment is None:
             self._expire_later(router, job, Role.DECODE)
 
@@ -369,13 +379,15 @@ class Simulation:
         assert job.outcome is None  # noqa: S101 - each job ends once
         job.outcome = outcome
         job.ended_s = self.kernel.now_s
-        self._routers[job.router].ended(job, self.kernel.now_s)
+        self.routers[job.router].ended(job, self.kernel.now_s)
         job.keys = None
         self._open -= 1
 
-    def lose_kv(self, job: Job) -> None:
+    def _kv_lost(self, decoder: SimulatedWorker, job: Job) -> None:
         """Try a job again whose KV did not reach its decode worker, if its router allows it."""
-        self._start_over(job, may_retry=self._routers[job.router].retry_without_kv(job, self.kernel.now_s))
+        self._quit(decoder, job)
+        self._rearm(decoder)
+        self._start_over(job, may_retry=self.routers[job.router].retry_without_kv(job, self.kernel.now_s))
 
     def _start_over(self, job: Job, *, may_retry: bool) -> None:
         """Try a job again from the router, or end it."""
@@ -391,10 +403,10 @@ class Simulation:
 
     def _tell_routers(self) -> None:
         workers = [worker for worker in self.fleet if worker.state is State.READY]
-        for router in self._routers:
-            self.apply(router.set_workers(workers, self.kernel.now_s))
+        for router in self.routers:
+            self._apply(router.set_workers(workers, self.kernel.now_s))
 
-    def scale(self, role: Role, replicas: int) -> None:
+    def _scale(self, role: Role, replicas: int) -> None:
         """Bring ready + starting replicas of a role to a number; leaves drain first."""
         now_s = self.kernel.now_s
         difference = replicas - self.fleet.counts(role).replicas
@@ -423,7 +435,7 @@ class Simulation:
     def _drain(self, worker: SimulatedWorker) -> None:
         if worker.state is State.READY:
             worker.state = State.DRAINING
-            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self.let_go_if_idle, worker)
+            self.kernel.at(self.kernel.now_s, Order.MESSAGE, self._let_go_if_idle, worker)
         else:
             self._remove(worker)
 
@@ -431,9 +443,6 @@ class Simulation:
         if worker.state in {State.STARTING, State.DOWN} and worker.incarnation == incarnation:
             worker.state = State.READY
             self._tell_routers()
-
-    def _resize(self, resize: Resize) -> None:
-        self.scale(resize.role, resize.replicas)
 
     def _fail(self, failure: WorkerFailure) -> None:
         worker = self.fleet.get(failure.worker)
@@ -456,24 +465,8 @@ class Simulation:
             self.door.lost(job)
             held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
             assert held is not None  # noqa: S101 - it was dispatched to this worker
-            self._routers[job.router].lost(held, now_s)
+            self.routers[job.router].lost(held, now_s)
         self._tell_routers()
         for job in jobs:
-            may_retry = job.first_token_s is None and self._routers[job.router].retry(job, now_s)
+            may_retry = job.first_token_s is None and self.routers[job.router].retry(job, now_s)
             self._start_over(job, may_retry=may_retry)
-
-    # -- for the observer -----------------------------------------------------------------------------
-
-    def queued_tokens(self, worker: SimulatedWorker) -> int:
-        """Return the prompt tokens that wait in routers for one worker."""
-        return sum(router.core.entry_queue.queued_tokens(worker.name) for router in self._routers)
-
-    @property
-    def waiting(self) -> int:
-        """Jobs that wait in routers."""
-        return sum(router.core.entry_queue.waiting for router in self._routers)
-
-    def turned_away(self) -> dict[Role, float]:
-        """Return the jobs that each role had no worker for so far."""
-        counts = [router.core.turned_away for router in self._routers]
-        return {role: float(sum(each[role].total for each in counts)) for role in counts[0]}

@@ -94,20 +94,13 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
     """Return the summary, sorted by rate and capacity, and every policy's goodput where rates were swept."""
     if result["compares_planners"]:
         return _planners(result)
-    table = Table(
+    shown = [place for place, name in enumerate(COLUMNS) if name not in _PAGE_ONLY]
+    table = _table(
+        [COLUMNS[place] for place in shown],
         caption=f"in time: TTFT below {result['slo_s']:g} s; bound: hits by the ideal cache's; CV: of pending"
         " tokens over workers; virtual time, means over the seeds",
-        box=None,
-        padding=(0, 1, 0, 0),
-        caption_justify="left",
     )
-    shown = [place for place, name in enumerate(COLUMNS) if name not in _PAGE_ONLY]
-    for place in shown:
-        # On a narrow terminal a policy's name is folded; a figure is never cut.
-        table.add_column(
-            COLUMNS[place], justify="right" if place else "left", no_wrap=place > 0, overflow="fold"
-        )
-    for row in sorted(result["summary"], key=_rank):
+    for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["capacity"])):
         written = cells(row)
         table.add_row(*(written[place] for place in shown))
     parts: list[RenderableType] = [Text(line) for line in result["notes"]]
@@ -119,6 +112,20 @@ def scoreboard(result: dict[str, Any]) -> RenderableType:
     if len({row["qps"] for row in result["summary"]}) > 1:
         parts.append(_goodputs(result["goodput"]))
     return Group(*parts)
+
+
+def _table(names: Sequence[str], *, title: str | None = None, caption: str | None = None) -> Table:
+    """Return a table without rows; its texts are on the left, its figures on the right."""
+    table = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0), caption_justify="left")
+    for place, name in enumerate(names):
+        # On a narrow terminal a policy's name is folded; a figure is never cut.
+        table.add_column(
+            name,
+            justify="left" if place == 0 or name == "tier" else "right",
+            no_wrap=place > 0,
+            overflow="fold",
+        )
+    return table
 
 
 def tier_cells(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -141,16 +148,10 @@ def tier_cells(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _tiers(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(
+    table = _table(
+        TIER_COLUMNS,
         caption="compliance: of the admitted requests; attained: of all that asked; targets are the tier's own",
-        box=None,
-        padding=(0, 1, 0, 0),
-        caption_justify="left",
     )
-    for place, name in enumerate(TIER_COLUMNS):
-        table.add_column(
-            name, justify="right" if place not in {0, 2} else "left", no_wrap=place > 0, overflow="fold"
-        )
     for row in rows:
         for written in tier_cells(row):
             table.add_row(*written)
@@ -158,46 +159,35 @@ def _tiers(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _planners(result: dict[str, Any]) -> RenderableType:
-    table = Table(
+    oracles = [name for name in _REGRETS if any(name in row["regret"] for row in result["summary"])]
+    table = _table(
+        [*PLANNER_COLUMNS, *(_REGRETS[name] for name in oracles)],
         caption=f"in time: TTFT below {result['slo_s']:g} s and the gap between tokens in time; violation: seconds in"
         " which fewer than 90% of the arrivals were; virtual time, means over the seeds",
-        box=None,
-        padding=(0, 1, 0, 0),
-        caption_justify="left",
     )
-    oracles = [name for name in _REGRETS if any(name in row["regret"] for row in result["summary"])]
-    for place, name in enumerate([*PLANNER_COLUMNS, *(_REGRETS[name] for name in oracles)]):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
     for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["in_time"]["both"])):
         table.add_row(*planner_cells(row), *(number(row["regret"].get(name)) for name in oracles))
     return Group(*(Text(note) for note in result["notes"]), table)
 
 
 def _by_routers(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(
+    counts = sorted({count for row in rows for count in row["in_time"]}, key=int)
+    table = _table(
+        ("policy", "QPS", *counts, "behind best"),
         title="in time, by the number of routers",
         caption="behind best: the largest gap to the best policy of the same rate and number, in points",
-        box=None,
-        padding=(0, 1, 0, 0),
-        caption_justify="left",
     )
-    counts = sorted({count for row in rows for count in row["in_time"]}, key=int)
-    for place, name in enumerate(("policy", "QPS", *counts, "behind best")):
-        table.add_column(name, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
     for row in sorted(rows, key=lambda row: (row["qps"] or 0.0, row["behind_best"])):
         shares = (percent(row["in_time"][count]) for count in counts)
         table.add_row(row["policy"], number(row["qps"]), *shares, number(100 * row["behind_best"], 1))
     return table
 
 
-def _rank(row: dict[str, Any]) -> tuple[float, float]:
-    return (row["qps"] or 0.0, -row["capacity"])
-
-
 def _goodputs(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="goodput: requests/s at which 90% are in time (range over the seeds)")
-    table.add_column("policy")
-    table.add_column("requests/s", justify="right")
+    table = _table(
+        ("policy", "requests/s"),
+        title="goodput: requests/s at which 90% are in time (range over the seeds)",
+    )
     for row in sorted(rows, key=lambda row: -(row["goodput_rps"] or 0.0)):
         table.add_row(row["policy"], goodput_text(row))
     return table

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import time
 
 import orjson
@@ -183,6 +184,7 @@ class Harness:
         self.as_router = (GRAPH_SECRET, SECRET)
         self.params = PARAMS
         self._closers = []
+        self._mtimes = itertools.count(1_000)
         self._numbers = {role: itertools.count() for role in ("prefill", "decode", "aggregated")}
 
     async def worker(self, role):
@@ -216,6 +218,42 @@ class Harness:
         if ready:
             await router.until(lambda: not server.admission.problems())
         return router
+
+    def write_state(self, path, workers, routers=(), **states):
+        """Write a statefile as the local backend would, each with a later mtime; ``states`` are of workers by name."""
+        entries = {
+            each.name: {"role": each.role, "url": each.url, "state": states.get(each.name, "ready")}
+            for each in workers
+        }
+        entries |= {
+            f"router-{number}": {"role": "router", "url": each.url, "state": "ready"}
+            for number, each in enumerate(routers)
+        }
+        new = path.with_suffix(".new")
+        new.write_bytes(orjson.dumps({"arbiter": {"pid": 1}, **entries}))
+        mtime = next(self._mtimes)
+        os.utime(new, (mtime, mtime))
+        new.replace(path)
+        return path
+
+    async def prefilled_without_decode(self, path, **settings):
+        """Return router, pair and a request whose prefill ends when the decode worker has gone."""
+        prefill, decode = await self.pair()
+        finish = asyncio.Event()
+
+        async def slow_prefill(request, responder):
+            await finish.wait()
+            await prefill.complete(request, responder)
+
+        prefill.script = [slow_prefill]
+        self.write_state(path, [prefill, decode])
+        router = await self.router(statefile=path, disaggregated=True, **settings)
+        request = asyncio.create_task(router.post())
+        await router.until(lambda: len(prefill.seen) == 1)
+        self.write_state(path, [prefill, decode], **{decode.name: "starting"})
+        await router.until(lambda: not router.server.core.pool.routable(Role.DECODE, 0))
+        finish.set()
+        return router, [prefill, decode], request
 
     async def close(self):
         """Stop everything, newest first."""
@@ -302,29 +340,10 @@ async def harness(no_cover):
 
 
 @pytest.fixture
-def write_graph(tmp_path):
-    """Write the workers and routers into the statefile."""
-    file = tmp_path / "state.json"
+def write_graph(harness, tmp_path):
+    """Write the workers and routers into one statefile."""
 
     def write(workers, routers):
-        entries = {
-            each.name: {
-                "role": each.role,
-                "url": each.url,
-                "state": "ready",
-                "pid": 1,
-                "started": 1,
-                "restarts": 0,
-            }
-            for each in workers
-        }
-        entries |= {
-            f"router-{number}": {"role": "router", "url": each.url, "state": "ready"}
-            for number, each in enumerate(routers)
-        }
-        fresh = file.with_suffix(".new")
-        fresh.write_bytes(orjson.dumps(entries))
-        fresh.replace(file)
-        return file
+        return harness.write_state(tmp_path / "state.json", workers, routers)
 
     return write

@@ -1,7 +1,6 @@
 """Placing policies before real workers' stand-ins: pairs, queues of single workers, and counters back at zero."""
 
 import asyncio
-import os
 
 import orjson
 import pytest
@@ -9,15 +8,14 @@ import pytest
 from penstock.api import Role, RouterConfig
 from penstock.core.errors import NoEndpointsError, SaturatedError
 from penstock.router.admission import Admission, NoWorker, QueueTimeout
-from penstock.router.core.assignment import Assignment
 from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.keys import Prefix
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import read_prompt
 
 PLACING = ("prefix-cost", "dualmap", "cache-affinity", "min-ttft", "preble", "kv-cost")
-MTIMES = iter(range(1_000, 10_000))
 
 
 class World:
@@ -65,162 +63,12 @@ class World:
         assert {(each.inflight_requests, each.inflight_tokens) for each in self.fleet} == {(0, 0)}
 
 
-def fail(worker, now_s, at_s, cause):
-    """Let one request fail at a worker."""
-    assignment = Assignment(None, worker, 1, now_s=now_s)
-    assignment.failed(at_s, cause)
-    assignment.end()
-
-
 async def served(task):
     """Return the stay of a request that must have a worker by now."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert task.done()
     return task.result()
-
-
-@pytest.mark.parametrize("policy", PLACING)
-async def test_equal_prefixes_meet_on_one_worker(policy):
-    """While nothing is busy, what follows a prompt goes where its prefix is."""
-    world = World(policy=policy, workers=("a", "b", "c", "d"))
-    names = []
-    for last in range(6):
-        stay = await served(world.enter(1, 2, 3, last))
-        names.append(stay.worker.name)
-        assert stay.reason
-        world.now_s += 1
-        world.admission.prefilled(stay)
-        world.finish(stay)
-
-    assert len(set(names)) == 1
-    world.assert_idle()
-
-
-async def test_room_is_made_by_the_computed_prompt_not_by_the_end_of_the_answer():
-    """A worker whose prompts are computed takes more, however long their answers are."""
-    world = World(workers=("a",))
-    first, second = world.enter(1), world.enter(2)
-    stay = await served(first)
-    assert (len(world.queue), world.queue.tokens) == (1, 100)
-    assert not second.done()
-
-    world.now_s = 2.0
-    world.admission.prefilled(stay)
-    later = await served(second)
-
-    assert later.queued_s == 2.0
-    assert world.fleet.get("a").inflight_requests == 2
-    world.finish(stay)
-    world.fail(later)
-    world.assert_idle()
-
-
-async def test_a_lost_request_gives_its_room_back():
-    """A failure before the prompt was computed lets the next one in."""
-    world = World(workers=("a",))
-    first, second = world.enter(1), world.enter(2)
-    world.fail(await served(first))
-
-    world.admission.release(await served(second))
-    world.assert_idle()
-
-
-async def test_one_request_probes_a_half_open_circuit():
-    """However many wait for the only worker: the others follow once its answer has begun."""
-    world = World(workers=("a",), workerTokens=1000)
-    worker = world.fleet.get("a")
-    for _ in range(5):
-        fail(worker, 0, 0, "answered 302")
-    waiting = [world.enter(key) for key in range(3)]
-    await asyncio.sleep(0)
-    assert len(world.queue) == 3
-
-    world.now_s = 10.0
-    world.admission.tick()
-    await asyncio.sleep(0)
-
-    assert worker.inflight_requests == 1
-    (probe,) = [each for each in waiting if each.done()]
-    probe.result().proved()
-    world.admission.tick()
-    for each in waiting:
-        world.finish(await served(each))
-    world.assert_idle()
-
-
-async def test_who_waits_for_a_leaving_worker_is_placed_anew():
-    """Its queue goes to the others; what runs there ends there."""
-    world = World(workers=("a",))
-    running, waiting = world.enter(1), world.enter(2)
-    stay = await served(running)
-    world.set("a", "b")
-    world.admission.set_drained("a", drained=True)
-
-    moved = await served(waiting)
-
-    assert (stay.worker.name, moved.worker.name) == ("a", "b")
-    for each in (stay, moved):
-        world.finish(each)
-    world.assert_idle()
-
-
-async def test_requests_wait_until_a_worker_comes():
-    """Without any worker they have no place, and get one with the first."""
-    world = World(workers=())
-    world.admission.set_workers([WorkerSpec("a", Role.PREFILL, "http://a", ready=False, supervised=True)])
-    task = world.enter(1)
-    await asyncio.sleep(0)
-    assert len(world.queue) == 1
-
-    world.set("a")
-
-    assert (await served(task)).worker.name == "a"
-
-
-async def test_nothing_starts_without_a_second_stage():
-    """A prefill that no decode worker could take is not begun."""
-    world = World(then=Role.DECODE, workers=("a",))
-    world.set("a", decode=False)
-    task = world.enter(1)
-    await asyncio.sleep(0)
-    assert not task.done()
-    assert "no decode worker can be routed to" in world.admission.problems()[0]
-
-    world.set("a")
-
-    assert (await served(task)).worker.name == "a"
-    assert world.admission.problems() == []
-
-
-async def test_nobody_waits_for_workers_that_will_not_come():
-    """A fleet without any of a role, and nobody to start one, is said at once."""
-    world = World(workers=())
-    with pytest.raises(NoEndpointsError, match="no prefill worker"):
-        await world.enter()
-    world.assert_idle()
-
-
-async def test_the_queue_is_bounded_in_length_and_time():
-    """429 for one too many, 503 for one too long; who was admitted before meets no bound of length."""
-    world = World(workers=("a",), maxRequests=1, maxWaitSeconds=5)
-    running, waiting = world.enter(1), world.enter(2)
-    stay = await served(running)
-    assert "prefill queue full: 1 requests wait" in world.admission.problems()
-    with pytest.raises(SaturatedError, match="1 requests wait"):
-        await world.enter(3)
-    retried = world.enter(4, again=True)
-    await asyncio.sleep(0)
-    assert len(world.queue) == 2
-
-    world.now_s = 5.0
-    world.admission.tick()
-
-    for each in (waiting, retried):
-        with pytest.raises(QueueTimeout, match=r"within 5\.0 s"):
-            await each
-    world.finish(stay)
-    world.assert_idle()
 
 
 @pytest.mark.parametrize("too_late", [False, True])
@@ -256,22 +104,6 @@ async def test_an_assignment_ends_however_its_block_is_left(error):
     world.assert_idle()
 
 
-async def test_a_dispatch_that_fails_keeps_no_request():
-    """Neither in the queue nor at a worker: the caller has only the exception."""
-    world = World(workers=("a",))
-    world.queue.dispatch = broken
-
-    with pytest.raises(ValueError, match="cannot dispatch"):
-        await world.enter(1)
-
-    world.assert_idle()
-
-
-def broken(now_s, is_open):
-    """Fail."""
-    raise ValueError("cannot dispatch")
-
-
 async def test_a_worker_that_was_away_keeps_its_prefixes_but_not_over_a_restart():
     """The same process is found again by its prefixes; a new one has an empty cache."""
     world = World(policy="preble")
@@ -281,42 +113,13 @@ async def test_a_worker_that_was_away_keeps_its_prefixes_but_not_over_a_restart(
     world.finish(warm)
 
     def held():
-        return world.queue._workers[home].uncached(Arrival((1, 2, 3), 3 * 512))
+        return world.queue.index_of(home).held(Prefix((1, 2, 3)))
 
     world.admission.set_drained(home, drained=True)
     world.admission.set_drained(home, drained=False)
-    assert held() == 1
+    assert held() == 3
     world.set("a", "b", **{home: "2"})
-    assert held() == 3 * 512
-
-
-async def test_a_decode_bound_workers_queue_is_relieved_by_time_alone():
-    """A worker that computes nothing for too long gives those who wait to their other candidate."""
-    world = World(maxWaitSeconds=1000)
-    warm = [await served(world.enter(key)) for key in (1, 2)]
-    for stay in warm:
-        world.now_s += 0.1
-        world.admission.prefilled(stay)
-        world.finish(stay)
-    stuck = await served(world.enter(1))
-    name = stuck.worker.name
-    waiting = [world.enter(1, each, tokens=700) for each in range(3)]
-    await asyncio.sleep(0)
-    world.now_s += 50.0
-    world.admission.tick()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-
-    away = [each for each in waiting if each.done() and each.result().worker.name != name]
-    assert away
-    for each in waiting:
-        each.cancel()
-    for each in waiting:
-        if each.done() and not each.cancelled():
-            world.admission.release(each.result())
-    world.admission.release(stuck)
-    await asyncio.sleep(0)
-    world.assert_idle()
+    assert held() == 0
 
 
 # ---------------------------------------------------------------------- prefix keys
@@ -345,16 +148,6 @@ def test_a_longer_chat_keeps_its_prefix():
     assert chat("a" * 3001, "b" * 3000)[:8] == short[:8]
     assert chat("x" + "a" * 2999)[0] != short[0]
     assert chat("a" * 3000, "b" * 3000, tools=[{"name": "f"}])[0] != short[0]
-
-
-def test_short_chats_keep_their_beginning_too():
-    """A chat of a few hundred bytes shares keys with itself one turn later, and not with another."""
-    system, other = "s" * 300, "t" * 300
-    first, later = chat(system, "hello"), chat(system, "hello", "w" * 600)
-
-    assert len(first) == 2
-    assert first[:1] == later[:1]
-    assert first[:1] != chat(other, "hello")[:1]
 
 
 @pytest.mark.parametrize(
@@ -452,18 +245,6 @@ async def test_a_prompt_without_its_first_token_keeps_the_worker(harness):
     await router.assert_idle()
 
 
-async def test_a_failed_worker_is_avoided(harness):
-    """Retries go to the pair's other candidate, and back only when both have failed."""
-    workers = [await harness.worker("aggregated") for _ in range(2)]
-    for each in workers:
-        each.script = [harness.answers.status(503)]
-    router = await harness.router(*workers, config=config("dualmap"))
-
-    assert (await router.post()).status == 200
-    assert sorted(len(each.seen) for each in workers) == [1, 2]
-    await router.assert_idle()
-
-
 async def test_decode_workers_are_chosen_by_free_kv(harness):
     """The second stage of a placing policy looks at free KV, not at prefixes."""
     prefill = await harness.worker("prefill")
@@ -482,16 +263,7 @@ async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_p
     """Real requests that wait for it are served by the other one."""
     path = tmp_path / "llama.json"
     first, second = [await harness.worker("aggregated") for _ in range(2)]
-
-    def write(*workers):
-        entries = {each.name: {"role": each.role, "url": each.url, "state": "ready"} for each in workers}
-        new = path.with_suffix(".new")
-        new.write_bytes(orjson.dumps({"arbiter": {"pid": 1}, **entries}))
-        mtime = next(MTIMES)
-        os.utime(new, (mtime, mtime))
-        new.replace(path)
-
-    write(first)
+    harness.write_state(path, [first])
     started = asyncio.Event()
     first.script = [harness.answers.hang(started)]
     router = await harness.router(
@@ -501,7 +273,7 @@ async def test_a_worker_that_leaves_the_statefile_loses_its_queue(harness, tmp_p
     await started.wait()
     waiting = [asyncio.ensure_future(router.post(prompt="y" * 400)) for _ in range(3)]
     await router.until(lambda: len(router.server.core.entry_queue) == 3)
-    write(second)
+    harness.write_state(path, [second])
 
     assert {(await each).status for each in waiting} == {200}
     assert len(second.seen) == 3

@@ -54,13 +54,6 @@ def test_chat_messages_are_measured():
     assert (request.endpoint, request.prompt_bytes, request.stream) == (ApiEndpoint.CHAT, 5, True)
 
 
-@pytest.mark.parametrize("key", ["n", "best_of"])
-def test_several_answers_are_not_handed_over(key):
-    """Blocks are pinned for one reader."""
-    assert not _parse({"model": "llama", "prompt": "x", key: 2}).is_single
-    assert _parse({"model": "llama", "prompt": "x", key: 1}).is_single
-
-
 @pytest.mark.parametrize(
     ("body", "content_type", "status", "words"),
     [
@@ -213,13 +206,6 @@ def test_what_decode_cached_after_an_expiry_is_not_found_again(params, expired, 
     assert salt is None or (len(salt) <= 128 and not set(salt) & set("@/\\\0"))
     assert body | ({"cache_salt": own} if own else {}) == {**sent, "kv_transfer_params": params}
     assert raw.count(b"cache_salt") == (salt is not None)
-
-
-def test_without_params_decode_gets_the_request_untouched():
-    """A prefill whose one token ended the text keeps no blocks."""
-    request = _parse({"model": "llama", "prompt": "x"})
-
-    assert decode_body(request, None) == request.raw
 
 
 @pytest.mark.parametrize(

@@ -49,21 +49,6 @@ def test_states_follow_discovery(spec, state, routable):
     assert _routable(fleet) == (["w"] if routable else [])
 
 
-def test_failures_open_the_circuit_and_time_lets_one_probe_through():
-    """Open shows as circuit_open; half-open is routable for one request at a time."""
-    fleet = _fleet()
-    worker = fleet.get("w")
-    for _ in range(2):
-        fail(worker, 0, 0, "answered 500")
-
-    assert worker.state(0)[0] is WorkerState.CIRCUIT_OPEN
-    assert (_routable(fleet, 9), _routable(fleet, 10)) == ([], ["w"])
-    probe = Assignment(None, worker, 1, now_s=10)
-    assert _routable(fleet, 10) == []
-    probe.succeeded()
-    assert worker.state(10)[0] is WorkerState.READY
-
-
 @pytest.mark.parametrize(
     "verdicts", [[], ["succeeded"], ["failed"], ["failed", "succeeded"], ["succeeded"] * 2]
 )

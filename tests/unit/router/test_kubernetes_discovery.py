@@ -290,14 +290,6 @@ async def test_requests_wait_for_the_first_workers_and_are_then_served(harness, 
     assert (await asked).status == 200
 
 
-async def test_requests_that_nobody_can_serve_in_time_are_rejected_with_a_reason(harness, cluster):
-    """Held up to maxWaitSeconds, then 503 with Retry-After, not an endless wait."""
-    router = await kubernetes_router(harness, config={"prefillQueue": {"maxWaitSeconds": 0.2}})
-    answer = await router.post()
-    assert answer.status == 503
-    assert orjson.loads(answer.body)["error"]["message"]
-
-
 async def test_a_pod_that_left_its_slices_finishes_its_streams(harness, cluster):
     """A drained pod leaves the slices while it streams: the stream ends whole, and nothing new goes there."""
     prefill, old, new = [await harness.worker(role) for role in ("prefill", "decode", "decode")]

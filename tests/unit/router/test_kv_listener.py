@@ -11,7 +11,7 @@ from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.kv_listener import KvListener
-from penstock.router.policy.keys import Prefix, exact_keys, token_keys
+from penstock.router.policy.keys import Prefix, token_keys
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.router.proxy.completion import parse_completion
@@ -217,19 +217,6 @@ async def test_a_workers_own_port_goes_before_the_graphs():
     publisher.close()
 
 
-@pytest.mark.parametrize("tokens", [["x"] * 1024, [-1] * 1024, [1 << 40] * 1024, TOKENS[:5]])
-def test_tokens_that_are_none_teach_nothing(tokens):
-    """Ids out of range, or fewer than the blocks need."""
-    index = PrefixIndex(100)
-    _, events = listener(index)
-
-    events.apply(
-        KvEvents(index, engine_block_tokens=16), frames(0, ["BlockStored", HASHES, None, tokens, 16])
-    )
-
-    assert index.count == 0
-
-
 def test_a_lost_batch_forgets_what_may_be_gone():
     """Numbers jump: removals may be among what was lost."""
     index = PrefixIndex(100)
@@ -268,7 +255,7 @@ def test_with_a_tokenizer_texts_and_ids_share_keys():
     assert by_text.tokens == 600
     assert by_text.chain == read_prompt(request(prompt=[3] * 600), exact).chain
     assert by_text.block_tokens(4.0) == 512
-    assert by_text.chain == exact_keys(text, words)[1]
+    assert by_text.chain == token_keys(words(text))
 
 
 def test_chats_are_not_counted_without_their_template():

@@ -1,7 +1,6 @@
 """Prompts that were prefilled and that no decode worker was asked to serve: their KV is given back at once."""
 
 import asyncio
-import json
 
 import orjson
 import pytest
@@ -26,34 +25,9 @@ def _releases(worker):
 
 async def _waiting_for_decode(harness, tmp_path):
     """A request that is prefilled and waits, since the only decode worker takes none."""
-    prefill, decode = await harness.pair()
-    path = tmp_path / "llama.json"
-
-    def write(decode_state):
-        entries = {
-            each.name: {"role": each.role, "url": each.url, "state": "ready"} for each in (prefill, decode)
-        }
-        entries[decode.name]["state"] = decode_state
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps({"arbiter": {"pid": 1}, **entries}))
-        new.replace(path)
-
-    write("ready")
-    finish = asyncio.Event()
-
-    async def slow_prefill(request, responder):
-        await finish.wait()
-        await prefill.complete(request, responder)
-
-    prefill.script = [slow_prefill]
-    router = await harness.router(statefile=path, disaggregated=True)
-    request = asyncio.create_task(router.post())
-    await router.until(lambda: len(prefill.seen) == 1)
-    write("starting")
-    await router.until(lambda: not router.server.core.pool.routable(Role.DECODE, 0))
-    finish.set()
+    router, pair, request = await harness.prefilled_without_decode(tmp_path / "llama.json")
     await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
-    return router, decode, request
+    return router, pair[1], request
 
 
 async def test_a_client_that_leaves_between_prefill_and_decode_frees_the_blocks(harness, tmp_path):
@@ -162,15 +136,12 @@ async def test_the_router_waits_for_releases_when_it_stops(harness, tmp_path):
 
 async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harness, tmp_path):
     """Nobody renewed its lease meanwhile, so decode is not even asked to read it."""
-    router, decode, request = await _waiting_for_decode(harness, tmp_path)
-    router.server._handler._leases._lease_s = 1e-9
     path = tmp_path / "llama.json"
-    entries = json.loads(path.read_text())
-    entries[decode.name]["state"] = "ready"
-    decode.script = [_refuse(harness)]
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(entries))
-    new.replace(path)
+    router, pair, request = await harness.prefilled_without_decode(path)
+    await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
+    router.server._handler._leases._lease_s = 1e-9
+    pair[1].script = [_refuse(harness)]
+    harness.write_state(path, pair)
     assert (await request).status == 200
-    assert _releases(decode) == [harness.params]
+    assert _releases(pair[1]) == [harness.params]
     assert await router.metric("penstock_router_retries_total", reason="lease_expired") == 1

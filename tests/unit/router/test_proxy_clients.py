@@ -201,23 +201,6 @@ async def test_a_client_is_told_its_own_seconds(harness):
     await router.assert_idle()
 
 
-async def test_more_prompt_tokens_than_the_slot_wait(harness):
-    """A worker is handed more while its prompt tokens in flight are below the budget."""
-    prefill, decode = await harness.pair()
-    gates = [asyncio.Event() for _ in range(3)]
-    prefill.script = [harness.answers.hang(gate) for gate in gates]
-    router = await harness.router(prefill, decode, config={"prefillQueue": {"workerTokens": 20}})
-
-    tasks = [asyncio.create_task(router.post(prompt=f"{index}" * 60)) for index in range(3)]
-    await router.until(lambda: len(router.server.core.entry_queue) == 1)
-
-    # 15 tokens are below 20, so a second one is taken; 30 are not.
-    assert (await router.workers())["prefill-0"]["inflight_tokens"] == 30
-    for task in tasks:
-        task.cancel()
-    await router.assert_idle()
-
-
 @pytest.mark.parametrize(
     ("path", "method", "status", "code"),
     [

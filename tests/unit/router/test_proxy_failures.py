@@ -48,30 +48,35 @@ async def test_a_dead_worker_is_passed_over_and_left_alone(harness):
     await router.assert_idle()
 
 
-@pytest.mark.parametrize("stage", ["prefill", "decode"])
-async def test_a_broken_connection_before_the_first_byte_is_retried(harness, stage):
+@pytest.mark.parametrize(
+    ("stage", "sent", "seen"),
+    [
+        ("prefill", None, [2, 1]),
+        ("decode", None, [2, 2]),
+        # A worker sends the head of a stream at once.
+        ("decode", b"", [2, 2]),
+        # Of a complete answer that breaks the client has no byte yet.
+        ("aggregated", b'{"choices":', [2]),
+    ],
+)
+async def test_what_breaks_before_the_first_byte_is_retried(harness, stage, sent, seen):
     """On the same worker where there is no other."""
-    prefill, decode = await harness.pair()
-    {"prefill": prefill, "decode": decode}[stage].script = [harness.answers.drop()]
-    router = await harness.router(prefill, decode)
-
-    assert (await router.post()).status == 200
-    assert (len(prefill.seen), len(decode.seen)) == ((2, 1) if stage == "prefill" else (2, 2))
-    await router.assert_idle()
-
-
-async def test_a_head_without_a_byte_is_still_before_the_first_byte(harness):
-    """A worker sends the head of a stream at once; one that dies then costs the client nothing."""
-    prefill, decode = await harness.pair()
+    workers = await harness.pair() if stage != "aggregated" else [await harness.worker(stage)]
+    (broken,) = (each for each in workers if each.role == stage)
     now = asyncio.Event()
     now.set()
-    decode.script = [harness.answers.events_then(event=now, broken=True)]
-    router = await harness.router(prefill, decode)
+    data = [sent] if sent else []
+    broken.script = [
+        harness.answers.drop() if sent is None else harness.answers.events_then(*data, event=now, broken=True)
+    ]
+    router = await harness.router(*workers)
 
-    stream = await router.stream(max_tokens=1)
+    answer = await router.post(stream=sent == b"")
 
-    assert (await stream.read(limit_bytes=1000)).endswith(b"data: [DONE]\n\n")
-    assert len(decode.seen) == 2
+    assert answer.status == 200
+    assert answer.body.endswith(harness.done) is (sent == b"")
+    assert [len(each.seen) for each in workers] == seen
+    await router.assert_idle()
 
 
 @pytest.mark.parametrize("data", [b"", b"data: {half an eve"])
@@ -153,18 +158,6 @@ async def test_what_breaks_after_done_breaks_nothing(harness):
     assert (await router.post(stream=True)).body == harness.token_event(0) + harness.done
     assert router.server.core.pool.get(worker.name).failures == 0
     await router.assert_idle()
-
-
-async def test_a_whole_answer_that_breaks_is_retried(harness):
-    """The client has no byte of it yet."""
-    worker = await harness.worker("aggregated")
-    now = asyncio.Event()
-    now.set()
-    worker.script = [harness.answers.events_then(b'{"choices":', event=now, broken=True)]
-    router = await harness.router(worker)
-
-    assert (await router.post()).status == 200
-    assert len(worker.seen) == 2
 
 
 async def test_retries_end(harness):

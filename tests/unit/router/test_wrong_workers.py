@@ -44,6 +44,18 @@ def _drop():
     return handler
 
 
+def _failing(worker, error, is_poison):
+    """Answer 500 with an error where a body is poison, and right elsewhere."""
+
+    async def handler(request, responder):
+        if is_poison(orjson.loads(request.body)):
+            responder.send(500, error)
+        else:
+            await worker.complete(request, responder)
+
+    return handler
+
+
 WRONG = {
     "200 with HTML": (_send(200, HTML, "text/html"), "text/html"),
     "200 with other JSON": (_send(200, b'{"status":"ok"}'), ""),
@@ -173,17 +185,9 @@ async def test_a_failure_that_follows_the_request_opens_no_circuit(harness):
     """A request that two workers answer by 500 is the request's fault: others are served, and it is counted apart."""
     first, second = await harness.worker("aggregated"), await harness.worker("aggregated")
 
-    def judge(worker):
-        async def handler(request, responder):
-            if "best_of" in orjson.loads(request.body):
-                responder.send(500, b'{"error":{"message":"boom","type":"InternalServerError","code":500}}')
-            else:
-                await worker.complete(request, responder)
-
-        return handler
-
+    boom = b'{"error":{"message":"boom","type":"InternalServerError","code":500}}'
     for each in (first, second):
-        each.otherwise = judge(each)
+        each.otherwise = _failing(each, boom, lambda body: "best_of" in body)
     config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
     router = await harness.router(first, second, config=config)
     await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
@@ -282,22 +286,15 @@ async def test_a_lost_prefill_worker_is_not_decodes_fault(harness):
     bad, good = await harness.worker("prefill"), await harness.worker("prefill")
     decodes = [await harness.worker("decode") for _ in range(2)]
 
-    def judge(worker):
-        async def handler(request, responder):
-            if orjson.loads(request.body)["kv_transfer_params"]["remote_engine_id"] == "bad":
-                responder.send(500, KV_LOST)
-            else:
-                await worker.complete(request, responder)
-
-        return handler
-
     async def prefill_badly(request, responder):
         params = {**harness.params, "remote_engine_id": "bad"}
         responder.send(200, orjson.dumps({"choices": [], "kv_transfer_params": params}))
 
     bad.otherwise = prefill_badly
     for each in decodes:
-        each.otherwise = judge(each)
+        each.otherwise = _failing(
+            each, KV_LOST, lambda body: body["kv_transfer_params"]["remote_engine_id"] == "bad"
+        )
     router = await harness.router(bad, good, *decodes, config={"policy": "least-loaded"})
     await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))
 
@@ -313,17 +310,8 @@ async def test_transfers_lost_by_the_request_are_no_workers_fault(harness):
     """A decode worker's 500 after a transfer may be the request's doing: only one that is served later proves more."""
     workers = [await harness.worker(role) for role in ("prefill", "prefill", "decode", "decode")]
 
-    def judge(worker):
-        async def handler(request, responder):
-            if "best_of" in orjson.loads(request.body):
-                responder.send(500, KV_LOST)
-            else:
-                await worker.complete(request, responder)
-
-        return handler
-
     for each in workers[2:]:
-        each.otherwise = judge(each)
+        each.otherwise = _failing(each, KV_LOST, lambda body: "best_of" in body)
     config = {"policy": "least-loaded", "retries": {"minPerSecond": 1000}}
     router = await harness.router(*workers, config=config)
     await router.until(lambda: all(each.health_problem is None for each in router.server.core.pool))

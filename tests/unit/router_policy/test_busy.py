@@ -9,8 +9,7 @@ from penstock.router.core.build import SPLIT, build_router
 from penstock.router.core.busy_workers import ALL_BUSY
 from penstock.router.core.effects import Dispatch, RefusalReason, Refuse
 from penstock.router.core.queue_settings import QueueSettings
-from penstock.router.core.worker_size import WorkerSize
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import (
     NO_THRESHOLDS,

@@ -108,17 +108,6 @@ def test_a_worker_that_failed_a_request_is_taken_only_if_there_is_no_other():
     assert dispatched(queue, 1.0) == [(70, "b")]
 
 
-def test_waits_end_at_their_bound():
-    """Exactly max_wait_s is too long; the others stay in order."""
-    queue = queue_of(max_wait_s=60)
-    submit(queue, 5)
-    submit(queue, 7, now_s=0.1)
-
-    assert queue.take_expired(59.9) == []
-    assert [each.item for each in queue.take_expired(60.0)] == [5]
-    assert (len(queue), queue.tokens) == (1, 7)
-
-
 def test_round_robin_passes_over_workers_without_room():
     """Turns are taken among those that have room, in the order given."""
     queue = queue_of("a", "b", "c", policy=RoundRobin, slot_requests=1)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.keys import Prefix, exact_keys, token_keys
+from penstock.router.policy.keys import Prefix, token_keys
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_index import PrefixIndex
@@ -31,15 +31,6 @@ def names(start, stop):
 
 
 TOKENS = list(range(100, 140))
-
-
-def test_stored_blocks_are_held_by_the_routers_own_keys():
-    """Ten engine blocks of 4 tokens fill two of the router's blocks of 16 and begin a third."""
-    index, events = feed()
-    events.stored(names(0, 10), None, TOKENS)
-
-    assert index.held(prefix(TOKENS)) == 2
-    assert index.held(prefix(TOKENS[:16] + [0] * 16)) == 1
 
 
 def test_blocks_stored_one_event_at_a_time_chain_through_their_parents():
@@ -103,16 +94,6 @@ def test_a_long_prompts_blocks_may_come_in_one_event():
     assert index.held(Prefix(token_keys(tokens, engine_block_tokens=16))) == 32
 
 
-def test_lost_events_forget_what_they_might_have_removed():
-    """Better to prefill once more than to send requests after a cache that is gone."""
-    index, events = feed()
-    events.numbered(1)
-    events.stored(names(0, 8), None, TOKENS[:32])
-    events.numbered(3)
-
-    assert index.held(prefix(TOKENS[:32])) == 0
-
-
 @pytest.mark.parametrize(
     ("parent", "tokens"),
     [
@@ -146,14 +127,6 @@ def test_events_and_keys_agree_on_any_two_prompts(one, other):
         shared += 1
 
     assert shared // BLOCK == index.held(prefix(other[: len(other) // BLOCK * BLOCK]))
-
-
-def test_the_exact_mode_counts_and_hashes_tokens():
-    """The tokenizer is the caller's."""
-    count, keys = exact_keys("abcdefgh", lambda text: [ord(each) for each in text], block_tokens=4)
-
-    assert count == 8
-    assert keys == token_keys([97, 98, 99, 100, 101, 102, 103, 104], block_tokens=4)
 
 
 def queue_of(index):

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.api import SheddingConfig, Tier
 from penstock.core.percentiles import percentile
-from penstock.router.policy.sliding_window import SlidingWindow
-from penstock.router.policy.slo_monitor import EndedRequest, SloMonitor
+from penstock.router.policy.slo_monitor import EndedRequest, SlidingWindow, SloMonitor
 from penstock.router.policy.tiers import TierSettings
 
 SETTINGS = SheddingConfig()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.api import Tier
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.lane import Lane
 from penstock.router.policy.queued_request import QueuedRequest
 from penstock.router.policy.tier_queue import TierQueue, longest_wait_tokens
 from penstock.router.policy.tiers import PRIORITIES, SHARED, TierSettings
@@ -145,17 +144,6 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
         queue.put(request(at, tenant=f"t{at}"))
         serve(queue)
     assert len(queue._tiers[Tier.STANDARD]._tags) == 1
-
-
-@given(st.lists(st.tuples(st.integers(1, 500), st.booleans()), max_size=60))
-def test_one_tier_and_tenant_is_served_as_without_tiers(steps: list[tuple[int, bool]]) -> None:
-    """Requests that all have one tier keep the order of one lane, first come or put first."""
-    lane, queue = Lane(), TierQueue(TierSettings())
-    for at, (tokens, is_first) in enumerate(steps):
-        lane.put(request(at, tokens=tokens, since_s=at), is_first=is_first)
-        queue.put(request(at, tokens=tokens, since_s=at), is_first=is_first)
-    assert [serve(queue, 99.0).item for _ in steps] == [serve(lane, 99.0).item for _ in steps]
-    assert not queue
 
 
 def test_changed_shares_hold_from_the_next_round_and_leave_what_waits_where_it_is() -> None:

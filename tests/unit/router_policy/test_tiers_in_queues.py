@@ -202,35 +202,6 @@ def test_no_background_request_waits_longer_than_its_bound(policy):
     assert served[Tier.STANDARD] / 600 == pytest.approx(0.35, abs=0.01)
 
 
-def test_equal_tenants_share_a_server_evenly():
-    """Jain's index of five tenants of which one sends five times as much is at least 0.95."""
-    queue = single_server(tiers=TierSettings())
-    count, now_s, served = 0, 0.0, Counter()
-    for _ in range(400):
-        for tenant in ("greedy",) * 5 + ("b", "c", "d", "e"):
-            if queue.waiting < 200 or tenant != "greedy":
-                queue.submit(count, Arrival((), 100, tenant=tenant), now_s)
-                count += 1
-        (started,) = queue.dispatch(now_s)
-        served[started.arrival.tenant] += started.tokens
-        now_s += 0.1
-        queue.release(started.item, now_s)
-    amounts = list(served.values())
-    assert sum(amounts) ** 2 / (len(amounts) * sum(each * each for each in amounts)) >= 0.95
-
-
-def test_a_client_that_leaves_takes_its_request_out_of_its_tier_at_once():
-    """The next of its tier moves up, and its room is free."""
-    queue = single_server(tiers=TierSettings())
-    for item in ("first", "gone", "next"):
-        queue.submit(item, Arrival((), 10, tier=Tier.PREMIUM), 0.0)
-    (started,) = queue.dispatch(0.0)
-    queue.withdraw("gone")
-    assert queue.room.tiers[Tier.PREMIUM] == 1
-    queue.release(started.item, 1.0)
-    assert [each.item for each in queue.dispatch(1.0)] == ["next"]
-
-
 @pytest.mark.parametrize(
     ("tier", "max_wait_s", "bound_s"),
     [

@@ -59,12 +59,6 @@ def test_rejection_is_turned_on_by_an_option():
     assert on["ttft_s"]["p99"] < off["ttft_s"]["p99"] / 2
 
 
-def test_a_threshold_without_admission_control_is_refused():
-    """It would have no effect."""
-    with pytest.raises(ConfigError, match="add --admission-control token-capacity"):
-        run(*FAST, "--active-prefill-tokens-threshold", "3000")
-
-
 def test_all_policies_are_compared_in_one_table():
     """Every name the router knows is a row."""
     result = run(*FAST, "--profile", "dualmap-7b", "--json")
@@ -116,15 +110,31 @@ def test_planners_are_compared_under_one_router():
     assert [row["policy"] for row in orjson.loads(bare.stdout)["summary"]] == ["round-robin"]
 
 
-def test_faults_are_given_by_their_options():
-    """Metrics away, a restart, a cut budget, small nodes."""
+@pytest.mark.parametrize(
+    ("flag", "text", "told"),
+    [("--qps", "fast", "numbers with commas"), ("--routers", "1.5", "whole numbers")],
+)
+def test_numbers_must_be_numbers(flag, text, told):
+    """Usage error, exit 2."""
+    result = run(*FAST, flag, text)
+
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_what_happens_is_given_by_options():
+    """Metrics away, a restart, a cut budget, small nodes; a pool grows at 5 s; a worker dies at 3 s until 8 s."""
     result = run(
         *FAST,
         *("--policy", "least-loaded", "--planner", "--max-gpus", "12", "--json"),
         *("--fault", "metrics-missing:5-9", "--restart", "3", "--budget-change", "4=9", "--node-gpus", "8"),
+        *("--resize", "5:prefill=5", "--fail", "3-8:decode-0"),
     )
 
-    assert orjson.loads(result.stdout)["settings"]["faults"] == {
+    settings = orjson.loads(result.stdout)["settings"]
+    assert settings["resizes"] == [{"at_s": 5.0, "role": "prefill", "replicas": 5}]
+    assert settings["failures"] == [{"at_s": 3.0, "worker": "decode-0", "back_s": 8.0}]
+    assert settings["faults"] == {
         "periods": [{"kind": "metrics-missing", "from_s": 5.0, "to_s": 9.0}],
         "restarts": [3.0],
         "budget": [{"at_s": 4.0, "gpus": 9}],
@@ -162,24 +172,6 @@ def test_pictures_and_a_page_that_stands_alone_are_written(tmp_path):
     assert "http" not in page
 
 
-def test_joins_and_deaths_are_told_by_their_options():
-    """A pool grows at 5 s; a worker dies at 3 s and is back at 8 s."""
-    result = run(
-        *FAST,
-        "--policy",
-        "least-loaded",
-        "--resize",
-        "5:prefill=5",
-        "--fail",
-        "3-8:decode-0",
-        "--json",
-    )
-
-    settings = orjson.loads(result.stdout)["settings"]
-    assert settings["resizes"] == [{"at_s": 5.0, "role": "prefill", "replicas": 5}]
-    assert settings["failures"] == [{"at_s": 3.0, "worker": "decode-0", "back_s": 8.0}]
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -196,20 +188,15 @@ def test_joins_and_deaths_are_told_by_their_options():
         (("--block-size", "48"), "block_size: 48"),
         (("--planner", "--max-gpus", "4"), "max_gpus: 4 must be at least the 8"),
         (("--warmup", "60"), "--warmup: 60 leaves nothing"),
+        (("--routers", "0"), "from 1 to 256"),
+        (("--routers", "2,257"), "from 1 to 256"),
+        (("--owners", "2"), "without effect behind one router"),
     ],
 )
 def test_wrong_options_are_refused_with_their_remedy(options, told):
     """Before anything runs."""
     with pytest.raises(ConfigError, match=told):
         run(*FAST, *options)
-
-
-def test_rates_must_be_numbers():
-    """Usage error, exit 2."""
-    result = run("--qps", "fast")
-
-    assert result.exit_code == 2
-    assert "numbers with commas" in result.output
 
 
 def test_numbers_of_routers_are_compared_in_one_table():
@@ -229,27 +216,6 @@ def test_numbers_of_routers_are_compared_in_one_table():
     figures = {row["policy"]: row["ttft_s"] for row in each["summary"]}
     assert figures["prefix-cost, 4 routers"] != figures["prefix-cost, 1 router"]
     assert "in time, by the number of routers" in run(*options, "--routers", "1,4").stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--routers", "0"), "from 1 to 256"),
-        (("--routers", "2,257"), "from 1 to 256"),
-        (("--owners", "2"), "without effect behind one router"),
-    ],
-)
-def test_wrong_numbers_of_routers_are_refused(options, message):
-    """With their bounds; owners need several routers."""
-    with pytest.raises(ConfigError, match=message):
-        run(*FAST, *options)
-
-
-def test_routers_of_a_fraction_are_no_number():
-    """As usage errors."""
-    result = run(*FAST, "--routers", "1.5")
-    assert result.exit_code == 2
-    assert "whole numbers" in result.output
 
 
 def test_without_a_manifest_the_router_is_the_products_default():

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
+from penstock.router.core.effects import RefusalReason
 from penstock.simulator.door import DoorCounters
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.jobs import Job
@@ -77,10 +78,10 @@ def test_refused_and_timed_out_requests_are_arrivals():
     door = DoorCounters(GapHistogram())
     refused, late = _job(0, 0.0), _job(1, 0.0)
     door.arrived(refused, 100)
-    door.refused(refused)
+    door.not_taken(refused, RefusalReason.ALL_BUSY)
     door.arrived(late, 100)
     door.queued(late)
-    door.timed_out(late)
+    door.not_taken(late, RefusalReason.QUEUE_TIMEOUT)
 
     demand = door.take(1.0, {})
 

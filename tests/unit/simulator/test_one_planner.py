@@ -252,7 +252,7 @@ def drive_live(script, config, folder):
 def drive_virtual(script, config):
     """Return what the virtual planner decides, asks for and when it ticks."""
     backend, ticks = _Backend(script), []
-    planner = VirtualPlanner(config, max_age_s=MAX_AGE_S, deadline_s=DEADLINE_S)
+    planner = VirtualPlanner(config, deadline_s=DEADLINE_S)
     restarts = list(script.restarts_s)
     while (now_s := planner.next_s) <= script.length_s:
         while restarts and restarts[0] < now_s:

@@ -85,7 +85,7 @@ def live(config, is_split):
 def simulated(config, is_split):
     """Return what the simulated router's core and retries hold."""
     pools = [PoolSpec(role, 1, MODEL) for role in roles_of(is_split)]
-    router = Simulation(Scenario(pools, config), [])._routers[0]
+    router = Simulation(Scenario(pools, config), []).routers[0]
     return scalars(router.core) | scalars(router._retries, "retries")
 
 
@@ -194,24 +194,3 @@ def test_every_key_of_the_router_reaches_the_simulated_core_or_is_named():
 def test_keys_without_effect_in_a_simulation_are_named(section, told):
     """As the command's notes say them."""
     assert unsimulated(RouterConfig.model_validate(section)) == told
-
-
-def test_the_settings_that_had_two_bodies_reach_the_simulation():
-    """Bottleneck, breaker, sessions, and the policy's own SLO beside the planner's."""
-    config = RouterConfig.model_validate(
-        {
-            "policy": "dualmap",
-            "ttftSloSeconds": 2,
-            "sessionHeader": "x-session",
-            "dualmap": {"decodeBottleneckSeconds": 9},
-            "breaker": {"consecutiveFailures": 11},
-        }
-    )
-    pools = [PoolSpec(role, 1, MODEL) for role in roles_of(is_split=True)]
-    core = Simulation(Scenario(pools, config, slo_s=7.0), [])._routers[0].core
-    found = scalars(core)
-
-    assert found[".pool._breaker.consecutive_failures"] == 11
-    assert core.entry_queue.policy.bottleneck_s == 9
-    assert type(core.entry_queue.policy).__name__ == "StickySessions"
-    assert core.entry_queue.settings.slo_s == 2

@@ -137,16 +137,13 @@ def test_several_routers_oversubscribe_a_worker_within_a_bound(policy, routers, 
         delay_s=delay_s,
     )
     peaks = dict.fromkeys(("aggregated-0", "aggregated-1"), 0)
-    apply = world.apply
 
-    def watched(effects):
-        apply(effects)
+    def watch(_ended):
         for name in peaks:
-            assigned = sum(tokens_of(router, name) for router in world._routers)
+            assigned = sum(tokens_of(router, name) for router in world.routers)
             peaks[name] = max(peaks[name], assigned)
 
-    world.apply = watched
-    world.run()
+    world.run(watch, progress_events=1)
 
     own = limit + PROMPT_TOKENS
     arriving = PROMPT_TOKENS / gap_s / routers * (1.0 + delay_s) + PROMPT_TOKENS
@@ -160,18 +157,15 @@ def test_a_worker_never_holds_more_than_its_limit_and_queue(policy, split, reque
     """Two in the engine and two waiting, at each moment; who is turned away by all is rejected, and nobody is lost."""
     world = world_of(policy, NO_THRESHOLDS, request_at, gap_s=0.033, last_s=20.0, split=split, limit=2)
     peak = 0
-    apply = world.apply
 
-    def watched(effects):
+    def watch(_ended):
         nonlocal peak
-        apply(effects)
         for worker in world.fleet:
             peak = max(peak, worker.slots.running + worker.slots.queued)
             assert len(worker.jobs) == worker.slots.running + worker.slots.queued
             assert worker.slots.running <= 2
 
-    world.apply = watched
-    world.run()
+    world.run(watch, progress_events=1)
 
     assert peak == 4
     counts = {outcome: sum(job.outcome is outcome for job in world.jobs) for outcome in JobOutcome}

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from penstock.api import QueueOrder, Role
-from penstock.router.core.worker_size import WorkerSize
+from penstock.router.core.worker_spec import WorkerSize
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import RouterGroup, WorkerFailure, unbounded_router
@@ -120,39 +120,6 @@ def test_news_count_other_routers_jobs(request_at):
 
     assert dispatched(router, Job(0, request, PrefixChains(0).chain(request)), 0.0) == "b"
     assert router.core.entry_queue.pending_tokens("b", 0.0) == 1000
-
-
-def test_the_longest_hit_goes_first_where_asked(simple_world, request_at):
-    """While the server works on another prompt, a cached one overtakes an earlier one that is not."""
-    requests = [
-        request_at(0.0, 1024, ids=(1, 2)),
-        request_at(2.0, 3000),
-        request_at(2.5, 2000, ids=(50, 51, 52, 53)),
-        request_at(3.0, 1536, ids=(1, 2, 3)),
-    ]
-    orders = {}
-    for order in QueueOrder:
-        world = Simulation(simple_world(router=placed("least-pending", order)), requests)
-        world.run()
-        orders[order] = [job.index for job in sorted(world.jobs, key=lambda job: job.handed_s)]
-
-    assert orders == {
-        QueueOrder.ARRIVAL: [0, 1, 2, 3],
-        QueueOrder.HIT_FIRST: [0, 1, 3, 2],
-        QueueOrder.IN_TIME_FIRST: [0, 1, 2, 3],
-    }
-
-
-def test_who_can_still_be_in_time_goes_before_who_cannot(simple_world, request_at):
-    """At 1,000 tokens/s the second waits 4 s and needs 2: too late for 5 s. The third needs 1 and overtakes it."""
-    requests = [request_at(0.0, 4000), request_at(0.001, 2000), request_at(0.002, 900)]
-    router = placed("least-pending", QueueOrder.IN_TIME_FIRST)
-    world = Simulation(simple_world(router=router, slo_s=5.0), requests)
-
-    world.run()
-
-    assert [job.index for job in sorted(world.jobs, key=lambda job: job.handed_s)] == [0, 2, 1]
-    assert all(job.outcome is JobOutcome.OK for job in world.jobs)
 
 
 def test_rebalancing_moves_what_would_wait_too_long(simple_world, request_at):

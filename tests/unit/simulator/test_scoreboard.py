@@ -62,20 +62,6 @@ def test_hits_are_weighed_by_tokens_beside_their_bound(simple_world, request_at)
     assert figures["hit_share_of_bound"] == pytest.approx(2 / 3, abs=1e-6)
 
 
-def test_rejected_requests_have_missed_the_slo(simple_world, request_at):
-    """A router that refuses everything it cannot serve at once gains nothing."""
-    from penstock.simulator.scenario import unbounded_router
-
-    router = unbounded_router("least-loaded", prefillQueue={"maxRequests": 1})
-    requests = [request_at(0.0, 1000, line=line) for line in range(1, 5)]
-    scenario = simple_world(router=router)
-
-    figures = score(Simulation(scenario, requests).run(), workload_of(requests), scenario)
-
-    assert (figures["ok"], figures["rejected"], figures["failed"]) == (2, 2, 0)
-    assert figures["capacity"] == 0.5
-
-
 def test_attainment_is_counted_by_arrival(simple_world, request_at):
     """Ten requests in the first 10 s overload the server; one after 60 s is in time."""
     requests = [request_at(float(i), 3000) for i in range(10)] + [request_at(60.0, 1000)]

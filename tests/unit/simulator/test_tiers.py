@@ -83,7 +83,7 @@ def test_shed_requests_are_demand_to_the_planner(request_at):
     """The door counts each as an arrival and as refused, with its tokens."""
     world = world_of(request_at, TIERS)
     world.run()
-    shed = sum(each.shed for each in world._routers[0].core.tiers.counts.values())
+    shed = sum(each.shed for each in world.routers[0].core.tiers.counts.values())
     demand = world.door.take(world.kernel.now_s, {})
     assert shed > 0
     assert demand.arrivals == len(world.jobs)

@@ -12,8 +12,7 @@ from penstock.router.core.build import SPLIT, build_retries, build_router
 from penstock.router.core.effects import Dispatch
 from penstock.router.core.queue_settings import CACHE_BLOCKS
 from penstock.router.core.retries import FailedTry, RequestTries, RetryScope
-from penstock.router.core.worker_size import WorkerSize
-from penstock.router.core.worker_spec import WorkerSpec
+from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import BLOCK_TOKENS
 from penstock.router.policy.registry import policy_names

@@ -1,7 +1,5 @@
 """Whole worlds: every request ends once, the same way each time, and never above the GPU budget."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -164,21 +162,6 @@ def test_a_join_serves_after_its_cold_start(simple_world, request_at):
     assert {job.worker for job in world.jobs} == {"aggregated-0", "aggregated-1"}
 
 
-def test_a_leave_loses_nothing(split_world):
-    """4 to 1 prefill and 4 to 1 decode in mid-flight: everybody is served, and the GPUs come free."""
-    from penstock.simulator.workload import prepare
-
-    resizes = (Resize(20.0, Role.PREFILL, 1), Resize(25.0, Role.DECODE, 1))
-    workload = prepare(WorkloadSpec("mooncake", limit=120), seed=0)
-    world = Simulation(split_world(4, 4, resizes=resizes), workload.requests)
-
-    recording = world.run()
-
-    assert outcomes(world) == {JobOutcome.OK: 120}
-    assert sum(job.tries.retries for job in world.jobs) == 0
-    assert recording.samples[-1].gpus == 2
-
-
 def test_a_death_before_the_first_token_is_retried(simple_world, request_at):
     """The job starts over on the other server, from its arrival."""
     failures = (WorkerFailure(0.5, "aggregated-0", 5.0),)
@@ -338,17 +321,6 @@ def test_scenarios_say_what_is_wrong_with_them(simple_world):
         simple_world(2, resizes=(Resize(1.0, Role.DECODE, 1),))
     with pytest.raises(ConfigError, match="block_size"):
         ProfiledModel("a100-llama-8b-bf16-tp1", block_size=48)
-
-
-def test_metrics_age_only_by_the_delay(split_world, request_at):
-    """With 3 s of delay the decode workers' usage is unknown until the first news."""
-    scenario = split_world(1, 2)
-    scenario = dataclasses.replace(scenario, routers=RouterGroup(propagation_delay_s=3.0))
-    world = Simulation(scenario, [request_at(i * 0.5, 2000, 200) for i in range(12)])
-    world.run()
-
-    assert outcomes(world) == {JobOutcome.OK: 12}
-    assert {job.decoder for job in world.jobs} == {"decode-0", "decode-1"}
 
 
 def test_an_idle_engine_begins_with_the_first_of_several(split_world, request_at):

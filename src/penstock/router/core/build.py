@@ -16,7 +16,7 @@ from penstock.router.core.tier_control import TierControl
 from penstock.router.core.transfers import TRUSTED_FRACTION
 from penstock.router.core.worker import Recorder, ignore
 from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.core.worker_size import WorkerSize
+from penstock.router.core.worker_spec import WorkerSize
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.registry import decode_policy, make_policy
 from penstock.router.policy.routing_policy import AssignTime, RoutingPolicy

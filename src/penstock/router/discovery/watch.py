@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Protocol
 
 from penstock.api import HealthConfig
 from penstock.core.clock import SimulatedClock
@@ -16,11 +17,31 @@ from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission
 from penstock.router.core.worker import Worker
-from penstock.router.discovery.base import Discovery
+from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.discovery.page import read_page
 from penstock.router.periodic import FLOOR_REAL_S, period_real_s
 
 log = get_logger(__name__)
+
+
+class Discovery(Protocol):
+    """Tells which workers there are; `WorkerWatch` polls it some ten times a second."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the view may be out of date, or None."""
+
+    def poll(self) -> tuple[WorkerSpec, ...] | None:
+        """Return the workers if they have changed since the last call, else None; never raises or blocks."""
+
+    def routers(self) -> tuple[str, ...]:
+        """Return the base URLs of the graph's routers as last seen, the asker's own among them; never raises or blocks."""
+
+    async def start(self) -> None:
+        """Begin to look; returns once the first view is in, or after a bounded wait without one."""
+
+    async def close(self) -> None:
+        """End what `start` began."""
 
 
 class WorkerWatch:

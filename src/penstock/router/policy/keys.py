@@ -6,7 +6,7 @@ Called by the router with bytes, or with token ids where a tokenizer is at hand.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -107,47 +107,22 @@ def token_keys(
     return tuple(keys) if len(units) % per_key == 0 else (*keys, units[-1])
 
 
-def exact_keys(
-    prompt: str,
-    tokenize: Callable[[str], Sequence[int]],
-    *,
-    block_tokens: int = BLOCK_TOKENS,
-    engine_block_tokens: int | None = None,
-    seed: int = ROOT,
-) -> tuple[int, tuple[int, ...]]:
-    """Return a prompt's token count and its keys by the model's own tokenizer: the exact mode.
-
-    Args:
-        prompt: As the worker will see it, chat template applied.
-        tokenize: Returns the ids of a text.
-        block_tokens: Tokens per key, >= 1.
-        engine_block_tokens: See `token_keys`.
-        seed: From `space_seed`.
-    """
-    tokens = tokenize(prompt)
-    return len(tokens), token_keys(
-        tokens, block_tokens=block_tokens, engine_block_tokens=engine_block_tokens, seed=seed
-    )
-
-
 _PLAIN = frozenset({"role", "content"})
 
 
-def render_chat(
-    messages: Sequence[Mapping[str, Any]], tools: Any = None, *, max_bytes: int = MAX_BYTES
-) -> bytes:
+def render_chat(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> bytes:
     """Return the bytes that stand for a chat: appending messages never changes what was rendered before.
 
-    This is no model's template; it only has to change where that would. Tools come first, as in the templates of
-    models that have them. Anything that is not plain text counts by its JSON.
+    Messages are rendered until there are `MAX_BYTES`: the rest can change no key. This is no model's template; it only
+    has to change where that would. Tools come first, as in the templates of models that have them. Anything that is not
+    plain text counts by its JSON.
 
     Args:
         messages: As sent, each an object.
         tools: The request's ``tools``, or None.
-        max_bytes: Messages are rendered until there are so many; the rest can change no key.
     """
     parts = [] if not tools else [b"tools\n", orjson.dumps(tools), b"\0"]
-    room = max_bytes - sum(map(len, parts))
+    room = MAX_BYTES - sum(map(len, parts))
     for message in messages:
         if room <= 0:
             break
@@ -159,7 +134,7 @@ def render_chat(
         rendered += [_text(content[:room]) if isinstance(content, str) else orjson.dumps(content), b"\0"]
         parts += rendered
         room -= sum(map(len, rendered))
-    return b"".join(parts)[:max_bytes]
+    return b"".join(parts)[:MAX_BYTES]
 
 
 def _text(text: str) -> bytes:

@@ -46,7 +46,7 @@ class _Block:
 class KvEvents:
     """The events of one worker."""
 
-    __slots__ = ("_blocks", "_expected", "_index", "_per_key", "_seed", "_unit_tokens")
+    __slots__ = ("_blocks", "_expected", "_index", "_per_key", "_unit_tokens")
 
     def __init__(
         self,
@@ -54,7 +54,6 @@ class KvEvents:
         *,
         engine_block_tokens: int,
         block_tokens: int = BLOCK_TOKENS,
-        seed: int = ROOT,
     ) -> None:
         """Start without any event.
 
@@ -62,12 +61,10 @@ class KvEvents:
             index: Learns from the events.
             engine_block_tokens: Tokens of one engine block, a divisor of ``block_tokens``.
             block_tokens: Tokens of one key.
-            seed: From `keys.space_seed`.
         """
         self._index = index
         self._unit_tokens = engine_block_tokens
         self._per_key = block_tokens // engine_block_tokens
-        self._seed = seed
         self._blocks: dict[Hashable, _Block] = {}
         self._expected: int | None = None
 
@@ -110,7 +107,7 @@ class KvEvents:
             is_offloaded: In other memory than the GPU's, from which they would have to be loaded.
         """
         if parent is None:
-            key, depth, corner = self._seed, 0, None
+            key, depth, corner = ROOT, 0, None
         elif (before := self._blocks.get(parent)) is not None:
             key, depth = before.key, before.depth
             corner = parent if depth % self._per_key == 0 else before.corner

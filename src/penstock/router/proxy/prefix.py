@@ -20,7 +20,6 @@ from penstock.router.policy.keys import (
     BLOCK_TOKENS,
     MAX_BYTES,
     SUB_BLOCK_KEYS,
-    exact_keys,
     prompt_keys,
     render_chat,
     space_seed,
@@ -96,11 +95,10 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
             return Keyed(prompt_keys(text, seed=seed), is_text=True)
         # A chat without its template is only like what the worker sees: its keys agree among themselves.
         decoded = text.decode("utf-8", "ignore")
-        tokens, chain = exact_keys(
-            decoded, exact.tokenizer.text, engine_block_tokens=engine_block_tokens, seed=seed
-        )
+        ids = exact.tokenizer.text(decoded)
+        chain = token_keys(ids, engine_block_tokens=engine_block_tokens, seed=seed)
         is_whole = request.endpoint is ApiEndpoint.COMPLETIONS and request.prompt_bytes <= len(text)
-        return Keyed(chain, tokens if is_whole else None)
+        return Keyed(chain, len(ids) if is_whole else None)
     prompt = body.get("prompt")
     if not isinstance(prompt, list) or not prompt:
         return Keyed(())
