@@ -14,11 +14,9 @@ from pydantic.fields import FieldInfo
 
 from penstock.api import AdmissionConfig, AdmissionMode
 from penstock.api.base import bounds
-from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
 from penstock.performance.recommend import Targets
-from penstock.router.policy.registry import policy_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,22 +42,6 @@ def group(*options: Option) -> Option:
         return function
 
     return add
-
-
-def _time_scale(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
-    return SimulatedClock(value).speed  # refuses what is no time scale
-
-
-def speed(default: float = 1.0, *, more: str = "") -> Option:
-    """Return ``--speed``, the time scale."""
-    return click.option(
-        "--speed",
-        type=float,
-        callback=_time_scale,
-        default=default,
-        show_default=True,
-        help=f"Time scale: simulated seconds per real second{more}.",
-    )
 
 
 def secret(name: str, variable: str, what: str) -> Option:
@@ -91,44 +73,6 @@ def secret(name: str, variable: str, what: str) -> Option:
 def as_json(what: str) -> Option:
     """Return ``--json``, which fills ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help=what)
-
-
-def host(what: str = "Address to listen on.") -> Option:
-    """Return ``--host``, loopback unless said otherwise."""
-    return click.option("--host", default="127.0.0.1", show_default=True, help=what)
-
-
-def port(default: int, what: str, *, least: int = 0) -> Option:
-    """Return ``--port``; 0, where it is allowed, takes a free one."""
-    return click.option(
-        "--port", type=click.IntRange(least, 65535), default=default, show_default=True, help=what
-    )
-
-
-def policy(what: str) -> Option:
-    """Return ``--policy``, one of the router's."""
-    return click.option("--policy", type=click.Choice(policy_names()), help=what)
-
-
-def kubeconfig(where: str = "", *, default: str = "$KUBECONFIG") -> Option:
-    """Return ``--kubeconfig`` and ``--context``.
-
-    Args:
-        where: Put before both helps, such as ``On Kubernetes: ``.
-        default: What is connected by without them.
-    """
-    return group(
-        click.option(
-            "--kubeconfig",
-            type=click.Path(path_type=Path),
-            help=f"{where}File to connect by.  [default: {default}]",
-        ),
-        click.option(
-            "--context",
-            metavar="NAME",
-            help=f"{where}Context of the kubeconfig.  [default: its current one]",
-        ),
-    )
 
 
 def targets(
