@@ -16,7 +16,6 @@ from penstock.api import AdmissionConfig, AdmissionMode
 from penstock.api.base import bounds
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
-from penstock.performance.recommend import Targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,34 +72,6 @@ def secret(name: str, variable: str, what: str) -> Option:
 def as_json(what: str) -> Option:
     """Return ``--json``, which fills ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help=what)
-
-
-def targets(
-    *,
-    isl: int | None = None,
-    osl: int | None = None,
-    ttft_ms: float | None = None,
-    itl_ms: float | None = None,
-) -> Option:
-    """Return the lengths and latencies to plan for, each with its default; None: it is required."""
-    found: list[Option] = []
-    for name, field, default, kind, what in (
-        ("--isl", "isl", isl, click.IntRange(1), "Prompt tokens."),
-        ("--osl", "osl", osl, click.IntRange(1), "Output tokens."),
-        ("--ttft", "ttft_ms", ttft_ms, click.FloatRange(0, min_open=True), "TTFT to hold, milliseconds."),
-        ("--itl", "itl_ms", itl_ms, click.FloatRange(0, min_open=True), "ITL to hold, milliseconds."),
-    ):
-        shown: dict[str, Any] = (
-            {"required": True} if default is None else {"default": default, "show_default": True}
-        )
-        found.append(click.option(name, field, type=kind, help=what, **shown))
-    return group(*found)
-
-
-def given_targets(options: dict[str, Any]) -> Targets:
-    """Take the flags of `targets` out of a command's options; return them, latencies in seconds."""
-    isl, osl, ttft_ms, itl_ms = map(options.pop, ("isl", "osl", "ttft_ms", "itl_ms"))
-    return Targets(isl, osl, ttft_ms / 1000, itl_ms / 1000)
 
 
 def admission(*, without: Collection[str] = ()) -> Option:
