@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from penstock.api.planner import POLICIES
 from penstock.cli import fields, option
 from penstock.cli.planner_cluster import (
     ClusterFlags,
-    Listen,
+    RunFlags,
     run_on_cluster,
 )
 from penstock.cli.planner_decide import decide
 from penstock.core.errors import ConfigError, NotFoundError
-from penstock.core.flags import flag, flag_of, time_scale
+from penstock.core.flags import flag_of
 from penstock.core.http import loop
 from penstock.core.plugins import registered
 from penstock.engine.profiles.performance import planning_profile
@@ -71,21 +70,6 @@ def planner() -> None:
     """Scale prefill and decode workers inside a GPU budget; explain and replay every decision."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunFlags:
-    """What `penstock planner run` takes beside the planner's own options."""
-
-    graph_file: Path | None = flag("GraphDeployment to plan for.", name="--graph", default=None)
-    config_file: Path | None = flag(
-        "YAML with a section `Planner:` that holds options by their names.", name="--config", default=None
-    )
-    speed: float = time_scale()
-    host: str = flag("Address of the planner's own /metrics.", default="127.0.0.1")
-    metrics_port: int = flag("Its port; 0: off.", default=0, ge=0, le=65535)
-    dry_run: bool = flag("Print the options that would apply, as JSON, and stop.", default=False)
-    operate: bool = flag("The same as --no-operation=false.", default=False)
-
-
 @planner.command()
 @fields.options(RunFlags)
 @fields.options(ClusterFlags)
@@ -108,8 +92,7 @@ def run(**given: Any) -> None:
             raise ConfigError(
                 "--graph: graphs are read from the cluster with --environment kubernetes; use --graph-name NAME"
             )
-        listen = Listen(flags.host, flags.metrics_port)
-        run_on_cluster(cluster, said, speed=speed, listen=listen, dry_run=flags.dry_run)
+        run_on_cluster(flags, cluster, said)
         return
     cluster.refuse()
     graph = load_graph(graph_file) if graph_file is not None else None
