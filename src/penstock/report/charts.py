@@ -66,10 +66,10 @@ class Scene:
     results: tuple[RequestResult, ...]
     planner: PlannerRun | None
     duration_s: float
-    ttft_target_s: float | None
-    itl_target_s: float | None
-    is_distorted: bool
-    is_itl_distorted: bool
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
+    is_distorted: bool = False
+    is_itl_distorted: bool = False
     shortest_gap_s: float = 0.0
     counterfactual: Counterfactual | None = None
 
