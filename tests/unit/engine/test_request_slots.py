@@ -161,9 +161,9 @@ async def test_a_worker_rejects_beyond_its_limit_and_queue(serving):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"engine_request_limit": 0}, "--engine-request-limit: 0 must be 1 or more"),
-        ({"engine_request_limit": -3}, "--engine-request-limit: -3 must be 1 or more"),
-        ({"engine_request_queue": 1}, "--engine-request-queue: 1 must be 2 or more"),
+        ({"engine_request_limit": 0}, "--engine-request-limit: 0 must be at least 1"),
+        ({"engine_request_limit": -3}, "--engine-request-limit: -3 must be at least 1"),
+        ({"engine_request_queue": 1}, "--engine-request-queue: 1 must be at least 2"),
     ],
 )
 def test_bounds_of_limit_and_queue(flags, says):

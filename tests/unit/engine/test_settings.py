@@ -61,8 +61,6 @@ def test_prompts_may_be_sped_up_and_decode_is_not():
         ({"profile": "h300"}, "--profile 'h300' is unknown; choose one of a100-"),
         ({"block_size": 0}, "--block-size: 0 must be at least 1"),
         ({"max_num_seqs": -1}, "--max-num-seqs: -1"),
-        ({"engine_request_limit": 0}, "--engine-request-limit: 0 must be 1 or more"),
-        ({"engine_request_queue": 1}, "--engine-request-queue: 1 must be 2 or more"),
         ({"stream_interval": 0}, "--stream-interval"),
         ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override"),
         ({"max_model_len": 300_000}, "--max-model-len 300000 exceeds the KV cache of 224128 tokens"),
