@@ -78,9 +78,11 @@ BAD = [
     (("up", "graph.yaml", "--speed", "inf"), ["--speed: inf", "finite number above 0"]),
     (("up", "graph.yaml", "--gpus", "1"), ["1 GPU", "maxGpuBudget 1", "raise"]),
     (("up", "graph.yaml", "--port", "TAKEN"), ["--port", "TAKEN", "in use", "another"]),
+    (("engine", "serve", "m", "--block-size", "0"), ["--block-size", "0 is not in the range x>=1"]),
     (("load", "--trace", "absent.jsonl"), ["--trace absent.jsonl", "no such file", "mooncake"]),
     (("load", "--trace", "empty.jsonl"), ["--trace empty.jsonl", "empty", "give a"]),
     (("load", "--trace", "corrupt.jsonl", "--dry-run"), ["corrupt.jsonl:2", "not JSON", "--on-bad-row skip"]),
+    (("load", "--trace", "mooncake", "--sample", "2"), ["--sample", "2.0 is not in the range 0<x<=1"]),
     (("planner", "run", "--decode-kv-scale-up-threshold", "0.3", "--dry-run"),
      ["--decode-kv-scale-down-threshold: 0.5", "not below", "0.3", "lower it"]),
     (("planner", "run", "--max-gpu-budget", "1"), ["--max-gpu-budget: 1", "below the floor of 1", "raise it"]),
@@ -181,7 +183,7 @@ def test_bad_input_is_refused_with_key_value_bound_and_remedy(desk, capsys, argu
         status = run(*(argument.replace("TAKEN", port) for argument in arguments))
     said = capsys.readouterr().err
     assert status == 2, said
-    assert said.count("penstock: ") == 1, said
+    assert said.count("penstock: ") + said.count("Error: ") == 1, said
     assert [word for word in words if word.replace("TAKEN", port) not in said] == []
     assert list(desk.glob("state/*")) == []
 

@@ -39,7 +39,7 @@ def test_a_worker_that_dies_at_start_is_shown_restarted_and_given_up_with_its_wo
         20,
         "restart",
     )
-    assert "--block-size: 0 must be 1 or more" in restarted["reason"]
+    assert "--block-size': 0 is not in the range x>=1" in restarted["reason"]
     shown = json.loads(world.run("status", "--json").stdout)
     decode = next(each for each in shown["processes"] if each["name"] == "world_decode")
     assert "exit code 2" in decode["reason"]
@@ -48,7 +48,7 @@ def test_a_worker_that_dies_at_start_is_shown_restarted_and_given_up_with_its_wo
     words = (world.folder / "up.out").read_text()
     for word in (
         "decode: gave up after 5 failures",
-        "--block-size: 0 must be 1 or more",
+        "--block-size': 0 is not in the range x>=1",
         "everything was stopped",
     ):
         assert word in words

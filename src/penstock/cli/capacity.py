@@ -16,6 +16,7 @@ from penstock.core.errors import ConfigError
 from penstock.performance.capacity import CapacityPlan, Load, UnreachableError, figures, plan_capacity
 from penstock.performance.changes import CapacityQuery, Change, changes
 from penstock.performance.quality import Severity, sweep_findings
+from penstock.performance.recommend import Targets
 from penstock.performance.sweep import Sweep
 from penstock.profiler.reading import read_sweep
 
@@ -30,7 +31,7 @@ from penstock.profiler.reading import read_sweep
     help="What `penstock profile` or Dynamo's profiler wrote, or the name of a latency profile of `penstock engine "
     "profiles`; several are sizes of one model.",
 )
-@option.targets()
+@fields.options(Targets)
 @fields.options(Load)
 @click.option("--aggregated", is_flag=True, help="One pool prefills and decodes.  [default: as profiled]")
 @click.option("--max-gpus", type=click.IntRange(1), help="GPUs that there are.  [default: any number]")
@@ -46,7 +47,7 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     Waiting counts: bursts of arrivals queue for prefill, and more requests than the mean decode at once.
     """
     sweep = _sweep(sources, is_aggregated=options["aggregated"])
-    targets, load = option.given_targets(options), fields.take(Load, options)
+    targets, load = fields.take(Targets, options), fields.take(Load, options)
     question = CapacityQuery(figures(sweep, targets), targets, load, sweep.is_aggregated, options["max_gpus"])
     try:
         plan: CapacityPlan | None = plan_capacity(sweep, targets, load)

@@ -13,10 +13,11 @@ import click
 import yaml
 
 from penstock.api.manifests import load_graph
-from penstock.cli import fields, option
+from penstock.cli import fields
 from penstock.cli.demo_run import DemoOptions, run_demo
 from penstock.core.http.loop import run
 from penstock.report.build import require_plots
+from penstock.router.policy.registry import policy_names
 
 
 @click.command()
@@ -25,7 +26,11 @@ from penstock.report.build import require_plots
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Graph to run instead of the demo's own.  [default: eight simulated H200s]",
 )
-@option.policy("How the router chooses a worker.  [default: the manifest's]")
+@click.option(
+    "--policy",
+    type=click.Choice(policy_names()),
+    help="How the router chooses a worker.  [default: the manifest's]",
+)
 @fields.options(DemoOptions)
 def demo(manifest: Path | None, policy: str | None, **options: Any) -> None:
     """Start a graph, replay a slice of a real trace, let the planner scale it, stop it, and report.

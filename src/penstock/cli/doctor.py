@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli import doctor_local, option
+from penstock.cli import doctor_local, fields, option
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag
 from penstock.operator.doctor.findings import Finding, Severity, counts, is_healthy
 
 if TYPE_CHECKING:
@@ -36,48 +37,45 @@ _SUMMARY = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """What is checked."""
+
+    namespace: str | None = flag("Check its graphs.", short=("-n",), metavar="NAME", unset="the context's")
+    all_namespaces: bool = flag("Check the graphs of every namespace.", short=("-A",), default=False)
+    graph: str | None = flag("Check this graph alone.", metavar="NAME", default=None)
+    interval: float = flag(
+        "Time between two observations, seconds, which show what changes; Leases are renewed every 5 s.",
+        default=6.0,
+        ge=0,
+        le=300,
+    )
+    kubeconfig: Path | None = flag("File to connect by.", unset="$KUBECONFIG")
+    context: str | None = flag("Context of the kubeconfig.", metavar="NAME", unset="its current one")
+    local: bool = flag("Check this machine and its graphs in place of a cluster.", default=False)
+
+
 @click.command()
-@click.option("--namespace", "-n", metavar="NAME", help="Check its graphs.  [default: the context's]")
-@click.option("--all-namespaces", "-A", is_flag=True, help="Check the graphs of every namespace.")
-@click.option("--graph", metavar="NAME", help="Check this graph alone.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0, max=300),
-    default=6.0,
-    show_default=True,
-    help="Time between two observations, seconds, which show what changes; Leases are renewed every 5 s.",
-)
-@option.kubeconfig()
-@click.option("--local", is_flag=True, help="Check this machine and its graphs in place of a cluster.")
+@fields.options(DoctorOptions)
 @option.as_json("Print one JSON object instead of lines.")
-def doctor(
-    *,
-    namespace: str | None,
-    all_namespaces: bool,
-    graph: str | None,
-    interval: float,
-    kubeconfig: Path | None,
-    context: str | None,
-    local: bool,
-    as_json: bool,
-) -> None:
+def doctor(*, as_json: bool, **given: Any) -> None:
     """Check a cluster: definitions, operator, planner, rights, graphs, metrics, GPUs, clocks.
 
     Or, with --local, what `penstock up` needs and started, and what its clients meet. Only reads. Every finding says
     what to do about it. Exits 0 if nothing is broken (there may be warnings and things that could not be read), 1 if
     there is a problem.
     """
-    if all_namespaces and namespace is not None:
+    said = fields.take(DoctorOptions, given)
+    if said.all_namespaces and said.namespace is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
-    if local:
-        if all_namespaces or graph or kubeconfig or context:
-            raise ConfigError(
-                "--local: checks no cluster; remove --all-namespaces, --graph, --kubeconfig and --context"
-            )
-        findings = doctor_local.diagnose(asyncio.run(doctor_local.gather(namespace)))
+    if not said.local:
+        findings = _of_cluster(said)
+    elif said.all_namespaces or said.graph or said.kubeconfig or said.context:
+        raise ConfigError(
+            "--local: checks no cluster; remove --all-namespaces, --graph, --kubeconfig and --context"
+        )
     else:
-        where = _Where(namespace, all_namespaces, graph, kubeconfig, context)
-        findings = _of_cluster(where, interval)
+        findings = doctor_local.diagnose(asyncio.run(doctor_local.gather(said.namespace)))
     if as_json:
         report = {"healthy": is_healthy(findings), "findings": [asdict(each) for each in findings]}
         click.echo(json.dumps(report, indent=2))
@@ -87,18 +85,7 @@ def doctor(
         sys.exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Which cluster, and what of it."""
-
-    namespace: str | None
-    all_namespaces: bool
-    graph: str | None
-    kubeconfig: Path | None
-    context: str | None
-
-
-def _of_cluster(where: _Where, interval_s: float) -> list[Finding]:
+def _of_cluster(said: DoctorOptions) -> list[Finding]:
     try:
         from penstock.kube.client import KubeClient  # noqa: PLC0415 - the extra may be absent
         from penstock.operator.doctor.gather import Scope, gather  # noqa: PLC0415
@@ -110,10 +97,10 @@ def _of_cluster(where: _Where, interval_s: float) -> list[Finding]:
         ) from exc
 
     async def gather_facts() -> Facts:
-        client = await KubeClient.connect(kubeconfig=where.kubeconfig, context=where.context)
+        client = await KubeClient.connect(kubeconfig=said.kubeconfig, context=said.context)
         try:
-            namespace = None if where.all_namespaces else where.namespace or client.namespace
-            return await gather(client, Scope(namespace, where.graph, interval_s, version("penstock")))
+            namespace = None if said.all_namespaces else said.namespace or client.namespace
+            return await gather(client, Scope(namespace, said.graph, said.interval, version("penstock")))
         finally:
             await client.close()
 

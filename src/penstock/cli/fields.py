@@ -25,14 +25,19 @@ _PATHS: dict[str | None, dict[str, bool]] = {
 }
 
 
-def options(model: type[Any]) -> Option:
-    """Return the options of a dataclass, in the order of its fields, with those of dataclasses in it."""
+def options(model: type[Any], **defaults: Any) -> Option:
+    """Return the options of a dataclass, in the order of its fields, with those of dataclasses in it.
+
+    Args:
+        model: Its fields, or those of its parts, say their flags.
+        defaults: Of this command, by field, as a user would give them; other fields have their own.
+    """
     said, found = flags(model), []
     for each, hint in _hints(model):
         if each.name in said:
-            found.append(_option(each, hint, said[each.name]))
+            found.append(_option(each, hint, said[each.name], defaults.get(each.name, each.default)))
         elif _is_part(hint):
-            found.append(options(hint))
+            found.append(options(hint, **defaults))
     return group(*found)
 
 
@@ -62,7 +67,7 @@ def _is_part(hint: Any) -> bool:
     return isinstance(hint, type) and dataclasses.is_dataclass(hint) and bool(flags(hint))
 
 
-def _option(each: dataclasses.Field[Any], hint: Any, said: Flag) -> Option:
+def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -> Option:
     spelling = said.name or flag_of(each.name)
     if said.key_variable is not None:
         return secret(spelling.removeprefix("--"), said.key_variable, said.help)
@@ -72,14 +77,14 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag) -> Option:
     if is_many:
         kind = get_args(kind)[0]
     details: dict[str, Any] = {"metavar": said.metavar, "envvar": said.variable}
-    if each.default is dataclasses.MISSING:
+    if default is dataclasses.MISSING:
         details["required"] = not is_many
-    elif each.default is not None and each.default != () and (kind is not bool or "/" in spelling):
-        details |= {"default": _as_text(each.default), "show_default": True}
+    elif default is not None and default != () and (kind is not bool or "/" in spelling):
+        details |= {"default": _as_text(default), "show_default": True}
     if kind is bool:
-        details |= _switch(spelling, is_on=each.default is True)
+        details |= _switch(spelling, is_on=default is True)
     elif said.is_separated:
-        details["callback"] = _callback(lambda text: _separated(text, kind, said), unset=each.default)
+        details["callback"] = _callback(lambda text: _separated(text, kind, said), unset=default)
     else:
         details |= {"type": _type(kind, said), "multiple": is_many}
         details["callback"] = _callback(

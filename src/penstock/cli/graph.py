@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import yaml
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import Manifests, load_graph, parse_manifests, read_text
-from penstock.cli import option
+from penstock.cli import fields, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.objects import as_yaml, objects_of
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
+from penstock.core.flags import flag, time_scale
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, masked_env, process_specs
 from penstock.runtimes.dynamo.importer import import_dgd
 
@@ -71,37 +72,36 @@ def _check(file: Path) -> tuple[list[Problem], Manifests]:
     return problems, manifests
 
 
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """What `penstock render` prints, and how."""
+
+    graph_name: str | None = flag(
+        "Which graph, where FILE holds several.", name="--graph", metavar="NAME", default=None
+    )
+    service: str | None = flag(
+        "Only this service; `planner` is the planner's process.", metavar="NAME", default=None
+    )
+    layout: str | None = flag(
+        "text: one command to copy each; json and yaml: every detail.",
+        name="--format",
+        choices=("text", "json", "yaml"),
+        unset="text",
+    )
+    speed: float = time_scale()
+    kubernetes: bool = flag(
+        "Print the objects that the operator would make of it in a cluster, as YAML for kubectl.",
+        default=False,
+    )
+    namespace: str | None = flag(
+        "With --kubernetes: their namespace.", metavar="NAME", unset="the graph's, or default"
+    )
+
+
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--graph", "graph_name", metavar="NAME", help="Which graph, where FILE holds several.")
-@click.option("--service", metavar="NAME", help="Only this service; `planner` is the planner's process.")
-@click.option(
-    "--format",
-    "layout",
-    type=click.Choice(["text", "json", "yaml"]),
-    help="text: one command to copy each; json and yaml: every detail.  [default: text]",
-)
-@option.speed()
-@click.option(
-    "--kubernetes",
-    is_flag=True,
-    help="Print the objects that the operator would make of it in a cluster, as YAML for kubectl.",
-)
-@click.option(
-    "--namespace",
-    metavar="NAME",
-    help="With --kubernetes: their namespace.  [default: the graph's, or default]",
-)
-def render(
-    *,
-    file: Path,
-    graph_name: str | None,
-    service: str | None,
-    layout: str | None,
-    speed: float,
-    kubernetes: bool,
-    namespace: str | None,
-) -> None:
+@fields.options(RenderOptions)
+def render(file: Path, **given: Any) -> None:
     """Print the processes that the graph in FILE becomes: command, environment, ports, GPUs.
 
     Values of secrets are masked. ``{port}`` and other ports in braces are filled at start.
@@ -109,20 +109,21 @@ def render(
     With --kubernetes, its objects without an owner; variables are shown as the manifest has them. Compare
     with a cluster: penstock render FILE --kubernetes | kubectl diff -f -
     """
-    graph = load_graph(file, name=graph_name)
-    if kubernetes:
-        if layout is not None or speed != 1:
+    said = fields.take(RenderOptions, given)
+    graph, service, layout = load_graph(file, name=said.graph_name), said.service, said.layout
+    if said.kubernetes:
+        if layout is not None or said.speed != 1:
             raise ConfigError("--kubernetes: excludes --format and --speed; remove them")
-        _render_objects(graph, service=service, namespace=namespace)
+        _render_objects(graph, service=service, namespace=said.namespace)
         return
-    if namespace is not None:
+    if said.namespace is not None:
         raise ConfigError("--namespace: only with --kubernetes; remove it or add --kubernetes")
     context = RuntimeContext(
         python=sys.executable,
         graph_file=str(file),
         discovery=f"STATE_DIR/{graph.name}.json",
         namespace=graph.name,
-        speed=speed,
+        speed=said.speed,
     )
     specs = process_specs(graph, context)
     if service is not None:

@@ -14,11 +14,8 @@ from pydantic.fields import FieldInfo
 
 from penstock.api import AdmissionConfig, AdmissionMode
 from penstock.api.base import bounds
-from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
-from penstock.performance.recommend import Targets
-from penstock.router.policy.registry import policy_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,22 +41,6 @@ def group(*options: Option) -> Option:
         return function
 
     return add
-
-
-def _time_scale(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
-    return SimulatedClock(value).speed  # refuses what is no time scale
-
-
-def speed(default: float = 1.0, *, more: str = "") -> Option:
-    """Return ``--speed``, the time scale."""
-    return click.option(
-        "--speed",
-        type=float,
-        callback=_time_scale,
-        default=default,
-        show_default=True,
-        help=f"Time scale: simulated seconds per real second{more}.",
-    )
 
 
 def secret(name: str, variable: str, what: str) -> Option:
@@ -91,72 +72,6 @@ def secret(name: str, variable: str, what: str) -> Option:
 def as_json(what: str) -> Option:
     """Return ``--json``, which fills ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help=what)
-
-
-def host(what: str = "Address to listen on.") -> Option:
-    """Return ``--host``, loopback unless said otherwise."""
-    return click.option("--host", default="127.0.0.1", show_default=True, help=what)
-
-
-def port(default: int, what: str, *, least: int = 0) -> Option:
-    """Return ``--port``; 0, where it is allowed, takes a free one."""
-    return click.option(
-        "--port", type=click.IntRange(least, 65535), default=default, show_default=True, help=what
-    )
-
-
-def policy(what: str) -> Option:
-    """Return ``--policy``, one of the router's."""
-    return click.option("--policy", type=click.Choice(policy_names()), help=what)
-
-
-def kubeconfig(where: str = "", *, default: str = "$KUBECONFIG") -> Option:
-    """Return ``--kubeconfig`` and ``--context``.
-
-    Args:
-        where: Put before both helps, such as ``On Kubernetes: ``.
-        default: What is connected by without them.
-    """
-    return group(
-        click.option(
-            "--kubeconfig",
-            type=click.Path(path_type=Path),
-            help=f"{where}File to connect by.  [default: {default}]",
-        ),
-        click.option(
-            "--context",
-            metavar="NAME",
-            help=f"{where}Context of the kubeconfig.  [default: its current one]",
-        ),
-    )
-
-
-def targets(
-    *,
-    isl: int | None = None,
-    osl: int | None = None,
-    ttft_ms: float | None = None,
-    itl_ms: float | None = None,
-) -> Option:
-    """Return the lengths and latencies to plan for, each with its default; None: it is required."""
-    found: list[Option] = []
-    for name, field, default, kind, what in (
-        ("--isl", "isl", isl, click.IntRange(1), "Prompt tokens."),
-        ("--osl", "osl", osl, click.IntRange(1), "Output tokens."),
-        ("--ttft", "ttft_ms", ttft_ms, click.FloatRange(0, min_open=True), "TTFT to hold, milliseconds."),
-        ("--itl", "itl_ms", itl_ms, click.FloatRange(0, min_open=True), "ITL to hold, milliseconds."),
-    ):
-        shown: dict[str, Any] = (
-            {"required": True} if default is None else {"default": default, "show_default": True}
-        )
-        found.append(click.option(name, field, type=kind, help=what, **shown))
-    return group(*found)
-
-
-def given_targets(options: dict[str, Any]) -> Targets:
-    """Take the flags of `targets` out of a command's options; return them, latencies in seconds."""
-    isl, osl, ttft_ms, itl_ms = map(options.pop, ("isl", "osl", "ttft_ms", "itl_ms"))
-    return Targets(isl, osl, ttft_ms / 1000, itl_ms / 1000)
 
 
 def admission(*, without: Collection[str] = ()) -> Option:

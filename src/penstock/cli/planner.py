@@ -18,7 +18,7 @@ from penstock.api.planner import POLICIES
 from penstock.cli import fields, option
 from penstock.cli.planner_cluster import (
     ClusterFlags,
-    Listen,
+    RunFlags,
     run_on_cluster,
 )
 from penstock.cli.planner_decide import decide
@@ -44,13 +44,13 @@ _CHOICES = {
 
 
 def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
-    flag = flag_of(name)
+    spelling = flag_of(name)
     if isinstance(field.default, bool):
         # Alone, or with a value as the planner's document writes it: --no-operation=false.
-        return flag, {"type": bool, "is_flag": False, "flag_value": "true"}
+        return spelling, {"type": bool, "is_flag": False, "flag_value": "true"}
     if name in _CHOICES:
-        return flag, {"type": click.Choice(_CHOICES[name])}
-    return flag, {"metavar": _metavar(name, float if isinstance(field.default, float) else str)}
+        return spelling, {"type": click.Choice(_CHOICES[name])}
+    return spelling, {"metavar": _metavar(name, float if isinstance(field.default, float) else str)}
 
 
 def _metavar(name: str, kind: type) -> str:
@@ -71,55 +71,32 @@ def planner() -> None:
 
 
 @planner.command()
-@click.option("--graph", "graph_file", type=click.Path(path_type=Path), help="GraphDeployment to plan for.")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="YAML with a section `Planner:` that holds options by their names.",
-)
-@option.speed()
-@option.host("Address of the planner's own /metrics.")
-@click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port; 0: off."
-)
-@click.option("--dry-run", is_flag=True, help="Print the options that would apply, as JSON, and stop.")
+@fields.options(RunFlags)
 @fields.options(ClusterFlags)
 @option.of_settings(PlannerOptions.model_fields, "PENSTOCK_PLANNER", _shape)
-@click.option("--operate", is_flag=True, help="The same as --no-operation=false.")
-def run(
-    *,
-    graph_file: Path | None,
-    config_file: Path | None,
-    speed: float,
-    host: str,
-    metrics_port: int,
-    dry_run: bool,
-    operate: bool,
-    **given: Any,
-) -> None:
+def run(**given: Any) -> None:
     """Plan until SIGTERM. Options: flag > environment variable > --config > --graph > default.
 
     With --environment kubernetes one process plans every graph that has spec.planner.enabled, while it holds
     the Lease penstock-planner. Options then come from each graph's spec.planner; those given as flag, in the
     environment or in --config override it in ALL graphs. Ledger and dashboard lie in LOG-DIR/NAMESPACE/GRAPH.
     """
-    cluster = fields.take(ClusterFlags, given)
-    if operate:
+    flags, cluster = fields.take(RunFlags, given), fields.take(ClusterFlags, given)
+    graph_file, speed = flags.graph_file, flags.speed
+    if flags.operate:
         given["no_operation"] = False
     named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
-    said = stated(given=named, file=config_file)
+    said = stated(given=named, file=flags.config_file)
     if said.get("environment") == Environment.KUBERNETES:
         if graph_file is not None:
             raise ConfigError(
                 "--graph: graphs are read from the cluster with --environment kubernetes; use --graph-name NAME"
             )
-        listen = Listen(host, metrics_port)
-        run_on_cluster(cluster, said, speed=speed, listen=listen, dry_run=dry_run)
+        run_on_cluster(flags, cluster, said)
         return
     cluster.refuse()
     graph = load_graph(graph_file) if graph_file is not None else None
-    options = join(given=named, file=config_file, graph=graph)
+    options = join(given=named, file=flags.config_file, graph=graph)
     if options.prometheus_url is not None:
         require_client()
     performance = None
@@ -129,15 +106,15 @@ def run(
         raise ConfigError(
             f"--profile: {options.profile}, but mode {options.mode} plans by no profile; leave it out, or give --mode sla"
         )
-    if dry_run:
+    if flags.dry_run:
         click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
         return
     service = PlannerService(
         options,
         graph,
         speed=speed,
-        host=host,
-        metrics_port=metrics_port,
+        host=flags.host,
+        metrics_port=flags.metrics_port,
         graph_file=graph_file,
         performance=performance,
     )

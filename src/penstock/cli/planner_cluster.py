@@ -12,12 +12,27 @@ import click
 import orjson
 
 from penstock.core.errors import ConfigError
-from penstock.core.flags import flag, flag_of
+from penstock.core.flags import flag, flag_of, time_scale
 from penstock.core.http import loop
 from penstock.kube.objects.names import OPERATOR_CLASS
 
 UNSCHEDULABLE_S = 15.0
 """Default of --unschedulable-after; seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """What `penstock planner run` takes beside the planner's own options."""
+
+    graph_file: Path | None = flag("GraphDeployment to plan for.", name="--graph", default=None)
+    config_file: Path | None = flag(
+        "YAML with a section `Planner:` that holds options by their names.", name="--config", default=None
+    )
+    speed: float = time_scale()
+    host: str = flag("Address of the planner's own /metrics.", default="127.0.0.1")
+    metrics_port: int = flag("Its port; 0: off.", default=0, ge=0, le=65535)
+    dry_run: bool = flag("Print the options that would apply, as JSON, and stop.", default=False)
+    operate: bool = flag("The same as --no-operation=false.", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +75,23 @@ class ClusterFlags:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where the planner's own metrics are served; port 0: nowhere."""
-
-    host: str
-    port: int
-
-
-def _refuse(flags: ClusterFlags, said: Mapping[str, Any], *, speed: float) -> None:
+def _refuse(run: RunFlags, flags: ClusterFlags, said: Mapping[str, Any]) -> None:
     """Refuse options that have no effect on Kubernetes or exclude each other."""
     if flags.all_namespaces and said.get("namespace") is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
-    if speed != 1:
-        raise ConfigError(f"--speed: {speed:g}; pods live in real time, leave it out on Kubernetes")
+    if run.speed != 1:
+        raise ConfigError(f"--speed: {run.speed:g}; pods live in real time, leave it out on Kubernetes")
     if "router-url" in said:
         raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
 
 
-def run_on_cluster(
-    flags: ClusterFlags, said: Mapping[str, Any], *, speed: float, listen: Listen, dry_run: bool
-) -> None:
+def run_on_cluster(run: RunFlags, flags: ClusterFlags, said: Mapping[str, Any]) -> None:
     """Plan all graphs until SIGTERM.
 
     Args:
+        run: Its speed must be 1; a dry run prints what would be watched and overridden, and stops.
         flags: Of Kubernetes.
         said: Options given explicitly, by kebab-case name; they override every graph's own.
-        speed: Must be 1.
-        listen: The planner's own metrics.
-        dry_run: Print what would be watched and overridden, and stop.
 
     Raises:
         ConfigError: flags that exclude each other, or no way to the cluster.
@@ -97,8 +100,8 @@ def run_on_cluster(
     overrides = {
         key: value for key, value in said.items() if key not in {"namespace", "environment", "log-dir"}
     }
-    _refuse(flags, said, speed=speed)
-    if dry_run:
+    _refuse(run, flags, said)
+    if run.dry_run:
         watched = {"all-namespaces": flags.all_namespaces, "graph-name": flags.graph_name}
         click.echo(orjson.dumps({**said, **watched}, option=orjson.OPT_INDENT_2))
         return
@@ -122,8 +125,8 @@ def run_on_cluster(
         graph=flags.graph_name,
         operator_class=flags.operator_class or OPERATOR_CLASS,
         log_dir=Path(folder).expanduser() if folder is not None else None,
-        host=listen.host,
-        metrics_port=listen.port,
+        host=run.host,
+        metrics_port=run.metrics_port,
         unschedulable_s=flags.unschedulable_after or UNSCHEDULABLE_S,
     )
 

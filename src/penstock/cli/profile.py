@@ -54,14 +54,13 @@ from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
     help="Measure nothing: read a folder of this command or of Dynamo's profiler, a table (FILE or FILE#NAME), or the name "
     "of a latency profile of `penstock engine profiles`.",
 )
-@option.targets(isl=3000, osl=500, ttft_ms=500.0, itl_ms=50.0)
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for points, profile, arrays, plots and graph; points that it holds are not measured again. Needed to "
     "measure.  [default: nothing is written with --from]",
 )
-@fields.options(ProfileConfig)
+@fields.options(ProfileConfig, isl=3000, osl=500, ttft_s=500.0, itl_s=50.0)
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be measured and how long it takes; start nothing."
 )
@@ -75,7 +74,7 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     is_dry, as_json = options.pop("dry_run"), options.pop("as_json")
     flags = fields.take(ClusterFlags, options)
     graph = load_graph(graph_file) if graph_file is not None else None
-    targets = option.given_targets(options)
+    targets = fields.take(Targets, options)
     directory: Path | None = options["output_dir"]
     _keep_config(graph_file, directory)
     if flags.kubernetes:

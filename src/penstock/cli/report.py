@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from rich.console import Console
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
-from penstock.cli import option
+from penstock.cli import fields, option
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.report.build import as_json, require_plots, write_report
+from penstock.core.flags import flag
+from penstock.report.build import as_json as plain_report
+from penstock.report.build import require_plots, write_report
 from penstock.report.findings import RunReport, analyse, with_graph
 from penstock.report.text import report_text
 from penstock.simulator.counterfactual import Effort, compare
@@ -22,67 +24,55 @@ from penstock.simulator.counterfactual import Effort, compare
 _NOT_SHOWN = "what other fleets would have cost is not shown: "
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What `penstock report` reads, compares and writes."""
+
+    run: Path = flag("Output directory of `penstock load`.")
+    ledger: Path | None = flag(
+        "The planner's ledger.jsonl, or its --log-dir.", unset="no planner in the report"
+    )
+    manifest: Path | None = flag(
+        "Graph that served the run: the same traffic is simulated on other fleets.",
+        path="existing file",
+        unset="the one that the ledger names",
+    )
+    counterfactual_cpu_s: float = flag(
+        "Most processor time for simulating other fleets, real seconds.", default=120.0, gt=0
+    )
+    output: Path = flag("Folder for the PNG files and report.html; made if missing.", path="folder")
+    ttft_target_s: float | None = flag(
+        "Count requests whose TTFT is above this, simulated seconds.",
+        unset="the ledger's in mode sla, the graph's SLO, else no target",
+    )
+    itl_target_s: float | None = flag(
+        "Count inter-token gaps above this, simulated seconds.",
+        unset="the ledger's in mode sla, else no target",
+    )
+
+
 @click.command()
-@click.option(
-    "--run",
-    "run_dir",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Output directory of `penstock load`.",
-)
-@click.option(
-    "--ledger",
-    type=click.Path(path_type=Path),
-    help="The planner's ledger.jsonl, or its --log-dir.  [default: no planner in the report]",
-)
-@click.option(
-    "--manifest",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Graph that served the run: the same traffic is simulated on other fleets.  [default: the one that the "
-    "ledger names]",
-)
-@click.option(
-    "--counterfactual-cpu-s",
-    "cpu_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
-    help="Most processor time for simulating other fleets, real seconds.",
-)
-@click.option(
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the PNG files and report.html; made if missing.",
-)
-@click.option(
-    "--ttft-target-s",
-    type=float,
-    help="Count requests whose TTFT is above this, simulated seconds.  [default: the ledger's in mode sla, the graph's SLO, else no target]",
-)
-@click.option(
-    "--itl-target-s",
-    type=float,
-    help="Count inter-token gaps above this, simulated seconds.  [default: the ledger's in mode sla, else no target]",
-)
+@fields.options(ReportOptions)
 @option.as_json("Print the analysis as JSON, without progress.")
-def report(**options: Any) -> None:
+def report(*, as_json: bool, **given: Any) -> None:
     """Draw a report: replicas, signals with decisions, latencies, GPU-hours against other fleets.
 
     All times are simulated seconds from the load run's first moment. Needs the extra `plots`.
     """
     require_plots()
-    output, is_json, manifest = options.pop("output"), options.pop("as_json"), options.pop("manifest")
-    effort = Effort(cpu_s=options.pop("cpu_s"))
-    found = analyse(options.pop("run_dir"), **options)
+    said = fields.take(ReportOptions, given)
+    found = analyse(
+        said.run, ledger=said.ledger, ttft_target_s=said.ttft_target_s, itl_target_s=said.itl_target_s
+    )
     console = Console()
-    graph, remark = _graph_of(found, manifest)
+    graph, remark = _graph_of(found, said.manifest)
     if graph is not None:
-        found = with_counterfactual(found, graph, effort, Console(stderr=True, quiet=is_json))
+        effort = Effort(cpu_s=said.counterfactual_cpu_s)
+        found = with_counterfactual(found, graph, effort, Console(stderr=True, quiet=as_json))
     found = replace(found, remarks=(*found.remarks, *remark))
-    files = write_report(found, output)
-    if is_json:
-        click.echo(orjson.dumps(as_json(found, files), option=orjson.OPT_INDENT_2).decode())
+    files = write_report(found, said.output)
+    if as_json:
+        click.echo(orjson.dumps(plain_report(found, files), option=orjson.OPT_INDENT_2).decode())
         return
     console.print(report_text(found))
     console.print(f"report: {files[-1]}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from penstock.api import (
     TiersConfig,
 )
 from penstock.api.manifests import load_graph
-from penstock.cli import option
+from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.discovery.static import parse_static_workers
+from penstock.router.policy.registry import policy_names
 from penstock.router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
 from penstock.router.proxy.tier_keys import TIER_KEYS, TierKeys, read_tier_keys
 from penstock.router.server import RouterServer
@@ -31,139 +34,117 @@ KUBERNETES = "kubernetes"
 """Value of --discovery; a statefile of that name is ``./kubernetes``."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterFlags:
+    """What `penstock router serve` takes beside the admission section."""
+
+    graph: Path | None = flag(
+        "Manifest of the graph; its model and router section are used. Or give --model.",
+        default=None,
+        path="file",
+    )
+    discovery: str | None = flag(
+        "Who lists the workers: a statefile of the local backend, read again whenever it changes, or the graph's "
+        "EndpointSlices (needs --graph).",
+        default=None,
+        metavar="FILE|kubernetes",
+    )
+    namespace: str | None = flag(
+        "Of the graph, with --discovery kubernetes.", unset="the pod's own or the kubeconfig context's"
+    )
+    workers: tuple[str, ...] = flag(
+        "Worker of a fixed fleet, in place of --discovery; repeat it. Example: decode=http://127.0.0.1:8101.",
+        name="--worker",
+        default=(),
+        metavar="ROLE=URL",
+    )
+    model: str | None = flag("Name under which clients ask for the model.", unset="the graph's")
+    policy: str | None = flag(
+        "How a worker is chosen.", choices=policy_names(), unset="the graph's, or prefix-cost"
+    )
+    host: str = flag("Address to listen on.", default="127.0.0.1")
+    port: int = flag("TCP port to listen on; 0 takes a free one.", default=8000, ge=0, le=65535)
+    speed: float = time_scale(more="; all durations but those called real are simulated")
+    api_keys_file: Path | None = flag(
+        f"File of accepted API keys, one a line, or a folder of such files, as a mounted Secret is. "
+        f"{API_KEYS.variable} may hold more, comma-separated.",
+        variable="PENSTOCK_API_KEYS_FILE",
+        unset="the graph's",
+    )
+    admin_keys_file: Path | None = flag(
+        "File or folder of the keys that open drains, the workers' addresses in /workers and /busy_threshold; "
+        f"{ADMIN_KEYS.variable} may hold more. Without any, only programs of this machine may, while --host is loopback "
+        "and no API key is set.",
+        default=None,
+        variable="PENSTOCK_ADMIN_KEYS_FILE",
+    )
+    tier_keys_file: Path | None = flag(
+        f"File or folder of lines KEY TIER [TENANT]: API keys that carry a tier. "
+        f"{TIER_KEYS.variable} may hold more, comma-separated. Needs spec.router.tiers.enabled.",
+        variable="PENSTOCK_TIER_KEYS_FILE",
+        unset="the graph's",
+    )
+    access_log: str | None = flag(
+        "Append one JSON line per request to a file; - is stdout.", metavar="FILE", unset="none"
+    )
+    kv_lease: float | None = flag(
+        "First KV lease of the prefill workers, their kv_lease_duration; simulated seconds.",
+        gt=0,
+        unset="the graph's, or 30",
+    )
+    shutdown_grace: float = flag(
+        "Longest wait at SIGTERM for requests under way; simulated seconds.", default=900.0, ge=0
+    )
+
+
 @click.group()
 def router() -> None:
     """Run the router: an OpenAI API in front of prefill and decode workers."""
 
 
 @router.command()
-@click.option(
-    "--graph",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Manifest of the graph; its model and router section are used. Or give --model.",
-)
-@click.option(
-    "--discovery",
-    metavar="FILE|kubernetes",
-    help="Who lists the workers: a statefile of the local backend, read again whenever it changes, or the graph's "
-    "EndpointSlices (needs --graph).",
-)
-@click.option(
-    "--namespace",
-    help="Of the graph, with --discovery kubernetes; default: the pod's own or the kubeconfig context's.",
-)
-@click.option(
-    "--worker",
-    "workers",
-    multiple=True,
-    metavar="ROLE=URL",
-    help="Worker of a fixed fleet, in place of --discovery; repeat it. Example: decode=http://127.0.0.1:8101.",
-)
-@click.option("--model", help="Name under which clients ask for the model; default: the graph's.")
-@option.policy("How a worker is chosen; default: the graph's, or prefix-cost.")
+@fields.options(RouterFlags)
 @option.admission()
-@option.host()
-@option.port(8000, "TCP port to listen on; 0 takes a free one.")
-@option.speed(more="; all durations but those called real are simulated")
-@click.option(
-    "--api-keys-file",
-    type=click.Path(path_type=Path),
-    envvar="PENSTOCK_API_KEYS_FILE",
-    show_envvar=True,
-    help=f"File of accepted API keys, one a line, or a folder of such files, as a mounted Secret is; default: the "
-    f"graph's. {API_KEYS.variable} may hold more, comma-separated.",
-)
-@click.option(
-    "--admin-keys-file",
-    type=click.Path(path_type=Path),
-    envvar="PENSTOCK_ADMIN_KEYS_FILE",
-    show_envvar=True,
-    help="File or folder of the keys that open drains, the workers' addresses in /workers and /busy_threshold; "
-    f"{ADMIN_KEYS.variable} may hold more. Without any, only programs of this machine may, while --host is loopback "
-    "and no API key is set.",
-)
-@click.option(
-    "--tier-keys-file",
-    type=click.Path(path_type=Path),
-    envvar="PENSTOCK_TIER_KEYS_FILE",
-    show_envvar=True,
-    help=f"File or folder of lines KEY TIER [TENANT]: API keys that carry a tier; default: the graph's. "
-    f"{TIER_KEYS.variable} may hold more, comma-separated. Needs spec.router.tiers.enabled.",
-)
-@click.option(
-    "--access-log",
-    metavar="FILE",
-    help="Append one JSON line per request to a file; - is stdout. Default: none.",
-)
-@click.option(
-    "--kv-lease",
-    type=click.FloatRange(min=0, min_open=True),
-    help="First KV lease of the prefill workers, their kv_lease_duration; simulated seconds. Default: the graph's, "
-    "or 30.",
-)
-@click.option(
-    "--shutdown-grace",
-    type=click.FloatRange(min=0),
-    default=900.0,
-    show_default=True,
-    help="Longest wait at SIGTERM for requests under way; simulated seconds.",
-)
-def serve(
-    *,
-    graph: Path | None,
-    discovery: str | None,
-    namespace: str | None,
-    workers: tuple[str, ...],
-    model: str | None,
-    policy: str | None,
-    host: str,
-    port: int,
-    speed: float,
-    api_keys_file: Path | None,
-    admin_keys_file: Path | None,
-    tier_keys_file: Path | None,
-    access_log: str | None,
-    kv_lease: float | None,
-    shutdown_grace: float,
-    **admission: Any,
-) -> None:
+def serve(**given: Any) -> None:
     """Serve /v1/completions, /v1/chat/completions, /v1/responses and /v1/models in front of workers.
 
     Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0. Routers of one graph know each other by PENSTOCK_GRAPH_SECRET, the same in all of them.
     """
-    manifest = load_graph(graph) if graph is not None else None
+    flags = fields.take(RouterFlags, given)
+    manifest = load_graph(flags.graph) if flags.graph is not None else None
     spec = manifest.spec if manifest is not None else None
-    config = _with_policy(RouterConfig() if spec is None else spec.router, policy)
-    static = parse_static_workers(workers)
-    keys_file = api_keys_file or (Path(config.auth.api_keys_file) if config.auth.api_keys_file else None)
+    config = _with_policy(RouterConfig() if spec is None else spec.router, flags.policy)
+    static = parse_static_workers(flags.workers)
+    graph_keys = Path(config.auth.api_keys_file) if config.auth.api_keys_file else None
+    discovery = flags.discovery
     settings = RouterSettings(
-        model=_model(model, spec),
+        model=_model(flags.model, spec),
         disaggregated=(
             spec.is_disaggregated
             if spec is not None
             else all(each.role is not Role.AGGREGATED for each in static)
         ),
         config=config,
-        admission_flags=option.given_admission(admission),
-        lease_s=_lease_s(kv_lease, spec),
+        admission_flags=option.given_admission(given),
+        lease_s=_lease_s(flags.kv_lease, spec),
         context_tokens=spec.model.context_tokens if spec is not None else None,
         kv_block_tokens=spec.engine.block_tokens if spec is not None else None,
         batch_tokens=spec.batch_tokens if spec is not None else None,
         worker_requests=spec.engine.request_limit if spec is not None else None,
-        graph_file=graph,
-        host=host,
-        port=port,
-        speed=speed,
+        graph_file=flags.graph,
+        host=flags.host,
+        port=flags.port,
+        speed=flags.speed,
         statefile=Path(discovery) if discovery not in {None, KUBERNETES} else None,
-        kubernetes=_place(manifest, namespace) if discovery == KUBERNETES else None,
+        kubernetes=_place(manifest, flags.namespace) if discovery == KUBERNETES else None,
         workers=static,
-        api_keys=_keys(API_KEYS, keys_file),
-        admin_keys=_keys(ADMIN_KEYS, admin_keys_file),
-        tier_keys=_tier_keys(config.tiers, tier_keys_file),
+        api_keys=_keys(API_KEYS, flags.api_keys_file or graph_keys),
+        admin_keys=_keys(ADMIN_KEYS, flags.admin_keys_file),
+        tier_keys=_tier_keys(config.tiers, flags.tier_keys_file),
         graph_secret=os.environ.get(GRAPH_SECRET_VARIABLE, "").encode(),
-        access_log=access_log,
-        shutdown_grace_s=shutdown_grace,
+        access_log=flags.access_log,
+        shutdown_grace_s=flags.shutdown_grace,
     )
     server = RouterServer(settings)
     loop.run(server.serve)

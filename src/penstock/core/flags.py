@@ -95,9 +95,12 @@ def check_bounds(settings: Any) -> None:
         ConfigError: it is out of bounds, or not finite.
     """
     for name, each in flags(settings).items():
-        value = getattr(settings, name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not is_within(each, value):
-            raise ConfigError(f"{each.name or flag_of(name)}: {value!r} must be {bounds_text(each, value)}")
+        given = getattr(settings, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and not is_within(each, value):
+                raise ConfigError(
+                    f"{each.name or flag_of(name)}: {value!r} must be {bounds_text(each, value)}"
+                )
 
 
 def is_within(each: Flag, value: float) -> bool:

@@ -12,9 +12,9 @@ from enum import StrEnum
 from itertools import pairwise
 
 from penstock.core.errors import ConfigError
-from penstock.performance.fit import Fit, fit_decode, fit_prefill
+from penstock.performance.fit import decode_errors, prefill_errors
 from penstock.performance.profile import PerformanceProfile
-from penstock.performance.sweep import DecodePoint, EngineSweep, Sweep, by_context, sweep_of
+from penstock.performance.sweep import DecodePoint, EngineSweep, Sweep, by_context
 
 GAP_RATIO = 4.0
 """Neighbouring prompt lengths or contexts further apart leave a gap. Chosen: a quadratic TTFT is then off by up to a
@@ -58,14 +58,6 @@ def sweep_findings(sweep: Sweep) -> list[Finding]:
     found = [] if sweep.engines else [_error("engines", "none was measured; run `penstock profile`")]
     for engine in sweep.engines:
         found += [*prefill_findings(engine), *decode_findings(engine)]
-    return sorted(found, key=lambda each: each.severity is Severity.WARNING)
-
-
-def profile_findings(profile: PerformanceProfile) -> list[Finding]:
-    """Return what is wrong with a profile's tables, errors first."""
-    sweep = sweep_of(profile)
-    prefill = prefill_findings(sweep.engine(profile.prefill_gpus))
-    found = [*prefill, *decode_findings(sweep.engine(profile.decode_gpus))]
     return sorted(found, key=lambda each: each.severity is Severity.WARNING)
 
 
@@ -140,7 +132,7 @@ def prefill_findings(engine: EngineSweep) -> list[Finding]:
                 _falls(key, "TTFT", (left.prompt_tokens, left.ttft_s), (right.prompt_tokens, right.ttft_s))
             )
     places = [f"{each.prompt_tokens:,.0f} prompt tokens" for each in points]
-    return [*found, *_doubtful(key, "TTFT", fit_prefill(points), places)]
+    return [*found, *_doubtful(key, "TTFT", prefill_errors(points), places)]
 
 
 def decode_findings(engine: EngineSweep) -> list[Finding]:
@@ -165,7 +157,7 @@ def decode_findings(engine: EngineSweep) -> list[Finding]:
         if right > GAP_RATIO * left:
             found.append(_gap(key, left, right, "tokens of context"))
     places = [f"{each.concurrency:,.0f} requests of {each.context:,.0f} tokens" for each in points]
-    return [*found, *_doubtful(key, "ITL", fit_decode(points), places)]
+    return [*found, *_doubtful(key, "ITL", decode_errors(points), places)]
 
 
 def _row(key: str, row: Sequence[DecodePoint]) -> Iterator[Finding]:
@@ -202,10 +194,8 @@ def _falls(key: str, what: str, left: tuple[float, float], right: tuple[float, f
     return _warning(key, f"{text}, though more work cannot take less time; measure both again")
 
 
-def _doubtful(key: str, what: str, fit: Fit | None, places: Sequence[str]) -> Iterator[Finding]:
-    if fit is None:
-        return
-    far = sorted((error, place) for place, error in zip(places, fit.errors, strict=True) if error > FIT_ERROR)
+def _doubtful(key: str, what: str, errors: Sequence[float], places: Sequence[str]) -> Iterator[Finding]:
+    far = sorted((error, place) for place, error in zip(places, errors, strict=True) if error > FIT_ERROR)
     if far:
         error, place = far[-1]
         others = f", {len(far) - 1} of the other {len(places) - 1} too" if len(far) > 1 else ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag
 from penstock.performance.bounds import Bounds, kv_bounds, queue_bounds
 from penstock.performance.sweep import EngineSweep, Sweep, by_context
 
@@ -22,19 +23,12 @@ SAME_CONTEXT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What requests look like and what they may take.
+    """What requests look like and what they may take; the help of its fields is the command line's, in milliseconds."""
 
-    Attributes:
-        isl: Prompt tokens, >= 1.
-        osl: Output tokens, >= 1.
-        ttft_s: TTFT to hold, seconds, > 0.
-        itl_s: ITL to hold, seconds, > 0.
-    """
-
-    isl: int
-    osl: int
-    ttft_s: float
-    itl_s: float
+    isl: int = flag("Prompt tokens.", ge=1)
+    osl: int = flag("Output tokens.", ge=1)
+    ttft_s: float = flag("TTFT to hold, milliseconds.", name="--ttft", gt=0, convert=lambda ms: ms / 1000)
+    itl_s: float = flag("ITL to hold, milliseconds.", name="--itl", gt=0, convert=lambda ms: ms / 1000)
 
     @property
     def context(self) -> float:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from penstock.performance.recommend import DecodeChoice, Recommendation, decode_choices, prefill_choice
-from penstock.performance.sweep import EngineSweep, Sweep
-from penstock.report.drawing import BLACK, DPI, GREY, LINE_COLOURS, blank_figure, legend_above
+from penstock.performance.sweep import Sweep
+from penstock.report.drawing import BLACK, GREY, LINE_COLOURS, blank_figure, legend_above, save_all
 
 PREFILL_PICTURE = "prefill_performance.png"
 DECODE_PICTURE = "decode_performance.png"
@@ -24,14 +26,8 @@ def draw_all(sweep: Sweep, recommendation: Recommendation, directory: Path) -> l
         recommendation: Its choices are marked, its targets drawn.
         directory: Exists.
     """
-    paths = []
-    for name, figure in (
-        (PREFILL_PICTURE, prefill_figure(sweep, recommendation)),
-        (DECODE_PICTURE, decode_figure(sweep, recommendation)),
-    ):
-        figure.savefig(directory / name, dpi=DPI)
-        paths.append(directory / name)
-    return paths
+    drawn = {PREFILL_PICTURE: prefill_figure, DECODE_PICTURE: decode_figure}
+    return save_all(((name, partial(draw, sweep, recommendation)) for name, draw in drawn.items()), directory)
 
 
 def prefill_figure(sweep: Sweep, recommendation: Recommendation) -> Figure:
@@ -39,17 +35,11 @@ def prefill_figure(sweep: Sweep, recommendation: Recommendation) -> Figure:
     targets = recommendation.targets
     figure = blank_figure(f"Prefill: TTFT and throughput of {targets.isl:,} prompt tokens")
     axes = figure.subplots()
-    for engine, colour in _coloured(sweep.engines):
+    for engine, colour in zip(sweep.engines, cycle(LINE_COLOURS), strict=False):
         if engine.prefill:
             choice = prefill_choice(engine, targets)
-            axes.plot(
-                choice.ttft_s * 1000,
-                choice.tokens_per_s_per_gpu,
-                "o",
-                markersize=8,
-                color=colour,
-                label=f"TP{engine.gpus}",
-            )
+            place, label = (choice.ttft_s * 1000, choice.tokens_per_s_per_gpu), f"TP{engine.gpus}"
+            axes.plot(*place, "o", markersize=8, color=colour, label=label)
     chosen = recommendation.prefill
     _finish(
         axes,
@@ -64,7 +54,7 @@ def decode_figure(sweep: Sweep, recommendation: Recommendation) -> Figure:
     targets = recommendation.targets
     figure = blank_figure(f"Decode: ITL and throughput at {targets.context:,.0f} tokens of context")
     axes = figure.subplots()
-    for engine, colour in _coloured(sweep.engines):
+    for engine, colour in zip(sweep.engines, cycle(LINE_COLOURS), strict=False):
         if engine.decode:
             choices = decode_choices(engine, targets)
             itls_ms = [choice.itl_s * 1000 for choice in choices]
@@ -106,7 +96,3 @@ def _finish(axes: Axes, chosen: tuple[float, float], names: tuple[str, float, st
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     legend_above(axes)
-
-
-def _coloured(engines: Sequence[EngineSweep]) -> list[tuple[EngineSweep, str]]:
-    return [(engine, LINE_COLOURS[place % len(LINE_COLOURS)]) for place, engine in enumerate(engines)]

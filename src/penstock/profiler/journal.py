@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint
-from penstock.profiler.phase import Phase
+from penstock.profiler.points import Phase
 
 JOURNAL: Final = "measurements.jsonl"
 

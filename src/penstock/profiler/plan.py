@@ -19,8 +19,7 @@ from penstock.profiler.candidates import (
     candidates,
     measured_services,
 )
-from penstock.profiler.phase import Phase
-from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Limits
+from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Limits, Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""Chooses what to measure: prompt lengths, contexts and numbers of requests in flight. Pure."""
+"""Chooses what to measure: phases, prompt lengths, contexts and numbers of requests in flight. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from penstock.core.errors import ConfigError
 from penstock.performance.recommend import Targets
@@ -29,6 +30,13 @@ _REFINED = 0.08
 """Refining stops where two numbers of requests are this close, relatively. Chosen: below the noise of real engines."""
 MAX_REFINEMENTS = 6
 """Most refinements. Chosen: halving the widest step between two batches so often reaches `_REFINED`."""
+
+
+class Phase(StrEnum):
+    """What an engine is measured for: TTFT of prompts alone, or ITL of batches."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from penstock.profiler import points
 from penstock.profiler.candidates import WorkerSetup
 from penstock.profiler.journal import Journal
 from penstock.profiler.measure import Measurer
-from penstock.profiler.phase import Phase
 from penstock.profiler.plan import PlannedEngine, ProfilePlan
+from penstock.profiler.points import Phase
 from penstock.profiler.workers import running
 from penstock.workload.exchange import SendSettings
 from penstock.workload.probe import check_speed, find_model

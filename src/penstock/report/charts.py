@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from penstock.report.counterfactual import Counterfactual
 from penstock.report.demand_chart import draw_demand
 from penstock.report.drawing import (
     BLACK,
-    DPI,
     GREY,
     PURPLE,
     ROLE_COLOURS,
@@ -31,6 +31,7 @@ from penstock.report.drawing import (
     columns,
     legend_above,
     legend_beside,
+    save_all,
     seconds_axis,
 )
 from penstock.report.fleet_chart import draw_fleets
@@ -65,10 +66,10 @@ class Scene:
     results: tuple[RequestResult, ...]
     planner: PlannerRun | None
     duration_s: float
-    ttft_target_s: float | None
-    itl_target_s: float | None
-    is_distorted: bool
-    is_itl_distorted: bool
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
+    is_distorted: bool = False
+    is_itl_distorted: bool = False
     shortest_gap_s: float = 0.0
     counterfactual: Counterfactual | None = None
 
@@ -85,12 +86,7 @@ def draw_all(scene: Scene, directory: Path) -> list[Path]:
     if scene.counterfactual is not None:
         pictures.append(("counterfactual.png", counterfactual))
     pictures += [("ttft.png", ttft), ("itl.png", itl), ("requests.png", requests)]
-    paths = []
-    for name, draw in pictures:
-        path = directory / name
-        draw(scene).savefig(path, dpi=DPI)
-        paths.append(path)
-    return paths
+    return save_all(((name, partial(draw, scene)) for name, draw in pictures), directory)
 
 
 def _figure(scene: Scene, title: str, *, is_late_for_gaps: bool = False) -> Figure:

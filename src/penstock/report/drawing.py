@@ -5,7 +5,8 @@ Colours are Okabe and Ito's, which stay apart for the colour-blind; roles keep t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
@@ -37,6 +38,15 @@ def blank_figure(title: str, *, colour: str = BLACK) -> Figure:
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     figure.suptitle(title, fontsize=12, color=colour)
     return figure
+
+
+def save_all(pictures: Iterable[tuple[str, Callable[[], Figure]]], directory: Path) -> list[Path]:
+    """Draw each picture, write it under its name into a folder that exists, and return the paths."""
+    paths = []
+    for name, draw in pictures:
+        paths.append(directory / name)
+        draw().savefig(paths[-1], dpi=DPI, metadata={"Software": None})
+    return paths
 
 
 def columns(points: Sequence[tuple[float, float | None]]) -> tuple[Floats, Floats]:

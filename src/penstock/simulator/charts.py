@@ -14,7 +14,6 @@ from matplotlib.ticker import MaxNLocator
 from penstock.report import series
 from penstock.report.drawing import (
     BLACK,
-    DPI,
     GREY,
     LINE_COLOURS,
     PURPLE,
@@ -23,6 +22,7 @@ from penstock.report.drawing import (
     blank_figure,
     legend_above,
     legend_beside,
+    save_all,
     seconds_axis,
 )
 from penstock.simulator.observer import Recording
@@ -59,12 +59,7 @@ def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], dir
             ("imbalance.png", lambda: imbalance(recordings)),
             ("replicas.png", lambda: replicas(next(iter(recordings.values())), slo_s=result["slo_s"])),
         ]
-    paths = []
-    for name, draw in drawn:
-        path = directory / name
-        draw().savefig(path, dpi=DPI, metadata={"Software": None})
-        paths.append(path)
-    return paths
+    return save_all(drawn, directory)
 
 
 def capacity(summary: Sequence[Mapping[str, Any]], *, slo_s: float) -> Figure:

@@ -47,6 +47,7 @@ class SimulateOptions:
     qps: tuple[float, ...] = flag(
         "Mean rates to try, requests/s.",
         default=(),
+        gt=0,
         is_separated=True,
         metavar="RPS[,RPS…]",
         unset="the trace's",

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.api import Tier
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.lag import LagTracker
 from penstock.workload.exchange import RequestSender, SendSettings
@@ -88,7 +88,13 @@ class Snapshot:
 
 
 class Replayer:
-    """One replay; used once, from one event loop."""
+    """One replay; used once, from one event loop.
+
+    Attributes:
+        zero_s: Clock time of the replay's zero.
+        zero_unix_s: Real seconds since 1970 at that time.
+        unfinished: Requests cut off in flight by a stop; they are in no count of ends.
+    """
 
     def __init__(
         self,
@@ -113,14 +119,7 @@ class Replayer:
             concurrency: Most requests in flight, >= 1; closes the loop. None leaves it open.
             resends_rejected: A rejected request is sent again after a pause, in the same slot, until it is taken.
             on_result: Called with each request as it ends, in order of ending.
-
-        Raises:
-            ConfigError: concurrency below 1.
         """
-        if concurrency is not None and concurrency < 1:
-            raise ConfigError(
-                f"--concurrency: {concurrency} must be at least 1; leave it out for an open loop"
-            )
         self._clock = clock
         self._prompts = prompts
         self._run_id = run_id
@@ -132,33 +131,18 @@ class Replayer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts = dict.fromkeys(RequestStatus, 0)
         self._tiers: dict[Tier, TierProgress] = {}
-        self._planned = self._sent = self._cut_off = 0
-        self._zero_s = self._end_s = clock.now_s()
-        self._zero_unix_s = time.time()
+        self._planned = self._sent = self.unfinished = 0
+        self.zero_s = self._end_s = clock.now_s()
+        self.zero_unix_s = time.time()
         self._send_lag = LagTracker()
         self._loop_lag = LagTracker()
         self._lag_watch = LagWatch(pool, settings.url, admin_key=settings.admin_key)
         self._cpu_share: float | None = None
 
     @property
-    def zero_s(self) -> float:
-        """Clock time of the replay's zero."""
-        return self._zero_s
-
-    @property
-    def zero_unix_s(self) -> float:
-        """Real seconds since 1970 at the replay's zero."""
-        return self._zero_unix_s
-
-    @property
     def duration_s(self) -> float:
         """Simulated seconds from zero to the end of the last request."""
-        return max(0.0, self._end_s - self._zero_s)
-
-    @property
-    def unfinished(self) -> int:
-        """Requests cut off in flight by a stop; they are in no count of ends."""
-        return self._cut_off
+        return max(0.0, self._end_s - self.zero_s)
 
     @property
     def punctuality(self) -> ScheduleLag:
@@ -173,11 +157,11 @@ class Replayer:
         return Snapshot(
             planned=self._planned,
             sent=self._sent,
-            in_flight=self._sent - ended - self._cut_off,
+            in_flight=self._sent - ended - self.unfinished,
             ok=self._counts[RequestStatus.OK],
             failed=self._counts[RequestStatus.FAILED],
             rejected=self._counts[RequestStatus.REJECTED],
-            elapsed_s=max(0.0, self._clock.now_s() - self._zero_s),
+            elapsed_s=max(0.0, self._clock.now_s() - self.zero_s),
             ttft_p50_s=float(np.median(self._ttfts_s)) if self._ttfts_s else None,
             send_lag_p99_s=self._send_lag.p99_s(),
             tiers=self._tiers,
@@ -198,8 +182,8 @@ class Replayer:
         self._tiers = {tier: TierProgress() for tier in Tier if tier in present}
         # every percentile of sending is over all requests, not over the newest of them
         self._send_lag = LagTracker(window=max(1, len(requests)))
-        self._zero_s = self._clock.now_s() + self._clock.to_model_s(_HEAD_START_S)
-        self._zero_unix_s = time.time() + _HEAD_START_S
+        self.zero_s = self._clock.now_s() + self._clock.to_model_s(_HEAD_START_S)
+        self.zero_unix_s = time.time() + _HEAD_START_S
         cpu_s, real_s = time.process_time(), time.monotonic()
         try:
             await self._run_all(requests, stop)
@@ -240,7 +224,7 @@ class Replayer:
     async def _dispatch(self, requests: Sequence[TraceRequest], group: asyncio.TaskGroup) -> None:
         for request in requests:
             body = self._sender.body(request, self._prompts.make(request))
-            due_s = self._zero_s + request.arrival_s
+            due_s = self.zero_s + request.arrival_s
             # a late dispatcher still yields once, so that what it started is sent before it builds the next
             await asyncio.sleep(max(0.0, self._clock.to_real_s(due_s - self._clock.now_s())))
             if self._slots is not None and self._slots.locked():
@@ -258,7 +242,7 @@ class Replayer:
         try:
             result = await self._exchange(request, body)
         except asyncio.CancelledError:
-            self._cut_off += 1
+            self.unfinished += 1
             raise
         finally:
             if self._slots is not None:
@@ -273,11 +257,11 @@ class Replayer:
 
     async def _exchange(self, request: TraceRequest, body: bytes) -> RequestResult:
         name = f"{self._run_id}-{request.line}"
-        result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
+        result = await self._sender.send(request, body, request_id=name, zero_s=self.zero_s)
         resends = 0
         while self._resends_rejected and result.status is RequestStatus.REJECTED and resends < _MOST_RESENDS:
             await asyncio.sleep(self._clock.to_real_s(_RESEND_S))
-            result = await self._sender.send(request, body, request_id=name, zero_s=self._zero_s)
+            result = await self._sender.send(request, body, request_id=name, zero_s=self.zero_s)
             resends += 1
         if resends == _MOST_RESENDS and not self._counts[RequestStatus.OK]:
             self._resends_rejected = False

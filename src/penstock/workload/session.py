@@ -63,10 +63,11 @@ class LoadConfig:
     rate_rps: float | None = flag(
         "Mean arrivals per simulated second, by stretching time.",
         name="--rate",
+        gt=0,
         metavar="RPS",
         unset="the trace's",
     )
-    rate_scale: float | None = flag("Factor on the arrival rate, instead of --rate.", unset="1")
+    rate_scale: float | None = flag("Factor on the arrival rate, instead of --rate.", gt=0, unset="1")
     overload: float | None = flag(
         "Offer this multiple of the server's capacity, as 3x: first a closed loop of the same requests measures how "
         "many it answers per second, then the trace is replayed at the factor times that rate.",
@@ -88,7 +89,7 @@ class LoadConfig:
         unset="they ask for none",
     )
     tier_header: str = flag("Header in which they ask; the router's.", default=TIER_HEADER)
-    concurrency: int | None = flag("Most requests in flight; closes the loop.", unset="open loop")
+    concurrency: int | None = flag("Most requests in flight; closes the loop.", ge=1, unset="open loop")
     timeout_s: float = flag("Longest request, simulated seconds.", default=600.0, gt=0)
     api_key: str | None = flag(
         "File with the bearer token, which is never written to another.",

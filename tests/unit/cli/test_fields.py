@@ -35,7 +35,7 @@ class Settings:
     name: str = flag("Name.")
     tokens: int | None = flag("Tokens.", ge=1, unset="all")
     order: Order = flag("Order.", default=Order.FIFO)
-    rates: tuple[float, ...] = flag("Rates, requests/s.", default=(), is_separated=True)
+    rates: tuple[float, ...] = flag("Rates, requests/s.", default=(), is_separated=True, gt=0)
     at_s: tuple[float, ...] = flag("Seconds.", name="--at", default=(), convert=lambda at: at / 2)
     pair: tuple[str, ...] = flag("Pair.", default=(), convert=lambda text: text.index("="), form="KEY=VALUE")
     with_gaps: bool = flag("No gaps.", name="--no-gaps", default=True)
@@ -100,8 +100,19 @@ def test_text_that_cannot_be_read_names_its_form():
         CliRunner().invoke(shown, ["--name", "n", "--pair", "x"], catch_exceptions=False)
 
 
-@pytest.mark.parametrize(("share", "said"), [(0.0, "above 0 and at most 1"), (float("inf"), "finite")])
-def test_bounds_hold_for_callers_in_python(share, said):
-    """Without a command line, too."""
-    with pytest.raises(ConfigError, match=f"--share: {share} must be .*{said}"):
-        check_bounds(Part(share))
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Part(0.0), "--share: 0.0 must be finite and above 0 and at most 1"),
+        (Part(float("inf")), "--share: inf must be finite"),
+        (Settings(name="n", tokens=0, part=Part(), given=""), "--tokens: 0 must be at least 1"),
+        (
+            Settings(name="n", rates=(1.0, 0.0), part=Part(), given=""),
+            "--rates: 0.0 must be finite and above 0",
+        ),
+    ],
+)
+def test_bounds_hold_for_callers_in_python(settings, said):
+    """Without a command line, and for each of several values, too."""
+    with pytest.raises(ConfigError, match=said):
+        check_bounds(settings)

@@ -10,7 +10,6 @@ from penstock.performance.quality import (
     decode_findings,
     mismatches,
     prefill_findings,
-    profile_findings,
     sweep_findings,
 )
 from penstock.performance.sweep import DecodePoint, PrefillPoint, Sweep
@@ -105,16 +104,6 @@ def test_an_unknown_cache_is_an_error(engine):
 def test_an_empty_sweep_is_an_error():
     """Nothing was measured."""
     assert texts(sweep_findings(Sweep(())), Severity.ERROR)
-
-
-def test_the_tables_of_a_profile_are_checked_as_points_are(engine):
-    """A profile read from a file has no points any more."""
-    sweep = Sweep((engine(),))
-    profile = sweep.profile(prefill_gpus=1, decode_gpus=1)
-    steep = replace(profile.prefill, ttft_s=tuple(reversed(profile.prefill.ttft_s)))
-
-    assert texts(profile_findings(profile), Severity.ERROR) == []
-    assert any("TTFT falls" in str(each) for each in profile_findings(replace(profile, prefill=steep)))
 
 
 def profile_of(engine, **changes) -> PerformanceProfile:

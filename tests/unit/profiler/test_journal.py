@@ -5,7 +5,7 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.performance.sweep import DecodePoint, PrefillPoint
 from penstock.profiler.journal import JOURNAL, Journal
-from penstock.profiler.phase import Phase
+from penstock.profiler.points import Phase
 
 CONDITIONS = {"decode": "worker --a 1", "prefill": "worker --a 1"}
 PREFILL = PrefillPoint(100.0, 0.02)

@@ -144,6 +144,30 @@ def _ledger_records(config):
 
 
 @pytest.fixture(scope="session")
+def result_of():
+    """Return a function that makes a result of the given fields: by itself a request of 10 tokens that is served in 1 s."""
+
+    def make(**fields):
+        times = dict.fromkeys(("arrival_s", "sent_s"), fields.get("arrival_s", 0.0))
+        known = {
+            "id": "r",
+            "line": 1,
+            **times,
+            "ended_s": times["sent_s"] + 5.0,
+            "status": RequestStatus.OK,
+            "http_status": 200,
+            "error": None,
+            "error_class": None,
+            "trace_input_tokens": 10,
+            "trace_output_tokens": 10,
+            "ttft_s": 1.0,
+        }
+        return RequestResult(**{**known, **fields})
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def write_run():
     """Return a function that writes a synthetic load run and returns its folder."""
 

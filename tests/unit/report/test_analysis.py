@@ -19,7 +19,7 @@ from penstock.report.ledger_view import (
     RoleChange,
     view_of,
 )
-from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.record import RequestStatus
 from penstock.workload.results import LoadRun
 
 
@@ -126,31 +126,13 @@ def test_without_a_ceiling_the_peak_is_the_static_maximum():
     assert use.static_max_hours == pytest.approx(4 * 100 / 3600)
 
 
-def _result(status=RequestStatus.OK, ttft_s=1.0, gaps=()):
-    return RequestResult(
-        id="r",
-        line=1,
-        arrival_s=0,
-        sent_s=0,
-        ended_s=1,
-        status=status,
-        http_status=200,
-        error=None,
-        error_class=None,
-        trace_input_tokens=1,
-        trace_output_tokens=1,
-        ttft_s=ttft_s,
-        itl_s=array("f", gaps),
-    )
-
-
-def test_violations_count_requests_that_got_nothing():
+def test_violations_count_requests_that_got_nothing(result_of):
     """At the target is within it; failed and rejected requests missed it."""
     results = [
-        _result(gaps=[0.1, 0.3]),
-        _result(ttft_s=1.1),
-        _result(RequestStatus.FAILED),
-        _result(RequestStatus.REJECTED, None),
+        result_of(itl_s=array("f", [0.1, 0.3])),
+        result_of(ttft_s=1.1),
+        result_of(status=RequestStatus.FAILED),
+        result_of(status=RequestStatus.REJECTED, ttft_s=None),
     ]
 
     missed = violations(results, ttft_target_s=1.0, itl_target_s=0.2)

@@ -8,7 +8,7 @@ import pytest
 from penstock.report.analysis import GpuUse
 from penstock.report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
 from penstock.report.service_time import service_lines, service_times
-from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.record import RequestStatus
 
 
 class _PerToken:
@@ -16,25 +16,6 @@ class _PerToken:
 
     def ttft_s(self, tokens):
         return 0.5 + tokens / 1000
-
-
-def _result(ttft_s=1.0, *, tokens=1000, cached=0, status=RequestStatus.OK):
-    return RequestResult(
-        id="r",
-        line=1,
-        arrival_s=0,
-        sent_s=0,
-        ended_s=1,
-        status=status,
-        http_status=200,
-        error=None,
-        error_class=None,
-        trace_input_tokens=tokens,
-        trace_output_tokens=1,
-        prompt_tokens=tokens,
-        cached_tokens=cached,
-        ttft_s=ttft_s,
-    )
 
 
 def _use(end_s=100.0):
@@ -45,10 +26,14 @@ def _served(results, use=None):
     return served_outcome(results, use, name="adaptive", slo_s=5.0, duration_s=100.0)
 
 
-def test_what_was_served_counts_lost_requests_as_late():
+def test_what_was_served_counts_lost_requests_as_late(result_of):
     """A rejected request, and one that failed after its first token, were not served in time."""
-    results = [_result(1.0), _result(6.0), _result(None, status=RequestStatus.REJECTED)]
-    results.append(_result(1.0, status=RequestStatus.FAILED))
+    results = [
+        result_of(ttft_s=1.0),
+        result_of(ttft_s=6.0),
+        result_of(ttft_s=None, status=RequestStatus.REJECTED),
+    ]
+    results.append(result_of(ttft_s=1.0, status=RequestStatus.FAILED))
 
     served = _served(results, _use())
 
@@ -58,14 +43,14 @@ def test_what_was_served_counts_lost_requests_as_late():
 
 
 @pytest.mark.parametrize("use", [None, _use(end_s=98.0)])
-def test_a_ledger_that_saw_part_of_the_run_gives_no_cost(use):
+def test_a_ledger_that_saw_part_of_the_run_gives_no_cost(result_of, use):
     """Unknown is never zero, and half of a run is not passed off as the whole."""
-    assert _served([_result()], use).gpu_hours is None
+    assert _served([result_of()], use).gpu_hours is None
 
 
-def test_the_sentences_say_what_a_fixed_fleet_would_have_cost():
+def test_the_sentences_say_what_a_fixed_fleet_would_have_cost(result_of):
     """Cost and attainment, each beside what was served, and the planner's own row as the simulation's error."""
-    served = _served([_result(1.0), _result(9.0)], _use())
+    served = _served([result_of(ttft_s=1.0), result_of(ttft_s=9.0)], _use())
     planner = outcome(
         np.array([1.0, 9.0]),
         name="adaptive",
@@ -89,9 +74,11 @@ def test_the_sentences_say_what_a_fixed_fleet_would_have_cost():
     )
 
 
-def test_the_tail_is_split_into_service_and_waiting():
+def test_the_tail_is_split_into_service_and_waiting(result_of):
     """99 prompts of 1.5 s that wait 0.5 s, and one of 20.5 s that waits 1 s: the p99 is a fitting one's."""
-    results = [_result(2.0) for _ in range(99)] + [_result(21.5, tokens=20_000)]
+    results = [result_of(ttft_s=2.0, trace_input_tokens=1000) for _ in range(99)] + [
+        result_of(ttft_s=21.5, trace_input_tokens=20_000)
+    ]
 
     found = service_times(results, _PerToken(), slo_s=5.0)
 
@@ -100,9 +87,11 @@ def test_the_tail_is_split_into_service_and_waiting():
     assert (found.fitting_p99_s, found.fitting_in_time) == (2.0, 1.0)
 
 
-def test_a_p99_of_long_prompts_is_said_to_be_their_own():
+def test_a_p99_of_long_prompts_is_said_to_be_their_own(result_of):
     """Three of a hundred need 20.5 s by themselves: no fleet goes below, and those that fit are shown apart."""
-    results = [_result(2.0) for _ in range(97)] + [_result(22.5, tokens=20_000) for _ in range(3)]
+    results = [result_of(ttft_s=2.0, trace_input_tokens=1000) for _ in range(97)] + [
+        result_of(ttft_s=22.5, trace_input_tokens=20_000) for _ in range(3)
+    ]
 
     found = service_times(results, _PerToken(), slo_s=5.0)
     first, second = service_lines(found)
@@ -112,14 +101,18 @@ def test_a_p99_of_long_prompts_is_said_to_be_their_own():
     assert second == "requests whose own prefill fits the SLO (97): TTFT p99 2.0 s, 100.0% in time"
 
 
-def test_a_cached_prefix_is_not_computed():
+def test_a_cached_prefix_is_not_computed(result_of):
     """19,000 of 20,000 tokens in the cache leave 1 s and the beginning."""
-    found = service_times([_result(2.0, tokens=20_000, cached=19_000)], _PerToken(), slo_s=5.0)
+    found = service_times(
+        [result_of(ttft_s=2.0, trace_input_tokens=20_000, cached_tokens=19_000)], _PerToken(), slo_s=5.0
+    )
 
     assert found.service_p99_s == pytest.approx(1.5)
     assert found.too_long == 0
 
 
-def test_nothing_served_has_no_service_time():
+def test_nothing_served_has_no_service_time(result_of):
     """No answer, no figure."""
-    assert service_times([_result(None, status=RequestStatus.FAILED)], _PerToken(), slo_s=5.0) is None
+    assert (
+        service_times([result_of(ttft_s=None, status=RequestStatus.FAILED)], _PerToken(), slo_s=5.0) is None
+    )

@@ -1,6 +1,5 @@
 """How mode sla kept its targets: prediction against truth, attainment, factors, replicas; values by hand."""
 
-from array import array
 from io import StringIO
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from penstock.report.findings import analyse
 from penstock.report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
 from penstock.report.targets import attainment_over_time, kept, target_lines, targets_summary
 from penstock.report.text import report_text
-from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.record import RequestStatus
 
 CONFIG = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.9)
 ENGINE = PerformanceProfile(
@@ -39,25 +38,6 @@ def _decision(at_s, tokens_per_s, needed, had, *, factor=1.0, is_outside=False):
         Role.PREFILL, had, had, "hold", "r", "s", None, "not asked", forecast=forecast, profile=profile
     )
     return DecisionMark("d", float(at_s), "adjustment", no_operation=False, roles=(part,), gpus_after=had)
-
-
-def _result(arrival_s, *, ttft_s=1.0, tpot_s=0.04, status=RequestStatus.OK):
-    return RequestResult(
-        id=f"r{arrival_s}",
-        line=1,
-        arrival_s=float(arrival_s),
-        sent_s=float(arrival_s),
-        ended_s=arrival_s + 5.0,
-        status=status,
-        http_status=200,
-        error=None,
-        error_class=None,
-        trace_input_tokens=10,
-        trace_output_tokens=10,
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
-        itl_s=array("f"),
-    )
 
 
 @pytest.fixture(name="run")
@@ -89,14 +69,14 @@ def test_prediction_replicas_and_factors_are_summed_up(run):
     assert (found.ttft_attainment, found.itl_attainment) == (None, None)
 
 
-def test_a_request_keeps_its_targets_one_by_one(run):
+def test_a_request_keeps_its_targets_one_by_one(result_of, run):
     """A lost one keeps neither; an answer of one token has no gap to miss; on the bound is within."""
     results = [
-        _result(1),
-        _result(2, ttft_s=2.0, tpot_s=None),
-        _result(3, ttft_s=2.1),
-        _result(4, tpot_s=0.06),
-        _result(5, status=RequestStatus.REJECTED, ttft_s=None, tpot_s=None),
+        result_of(arrival_s=1.0, tpot_s=0.04),
+        result_of(arrival_s=2.0, ttft_s=2.0),
+        result_of(arrival_s=3.0, ttft_s=2.1),
+        result_of(arrival_s=4.0, tpot_s=0.06),
+        result_of(arrival_s=5.0, status=RequestStatus.REJECTED, ttft_s=None),
     ]
     is_ttft, is_itl = kept(results, ttft_s=2.0, itl_s=0.05)
     assert (is_ttft.tolist(), is_itl.tolist()) == ([1, 1, 0, 1, 0], [1, 1, 1, 0, 0])
@@ -107,9 +87,9 @@ def test_a_request_keeps_its_targets_one_by_one(run):
     assert "prediction of tokens/s: off by 25% on average (MAPE of 2, against 30 s means)" in lines
 
 
-def test_attainment_over_time_is_by_arrival(run):
+def test_attainment_over_time_is_by_arrival(result_of, run):
     """Windows of 5 s; one without arrivals is a gap, not a zero."""
-    results = [_result(1), _result(2, ttft_s=9.0), _result(12)]
+    results = [result_of(arrival_s=1.0), result_of(arrival_s=2.0, ttft_s=9.0), result_of(arrival_s=12.0)]
     times, shares = attainment_over_time(results, kept(results, ttft_s=2.0, itl_s=None)[0])
     assert times.tolist() == [2.5, 7.5, 12.5]
     assert (shares[0], shares[2]) == (0.5, 1.0)

@@ -13,8 +13,8 @@ from penstock.workload.exchange import TargetEndpoint
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import read_run
-from penstock.workload.selection import OnLong, Selection
-from penstock.workload.session import LoadConfig, describe_plan, plan_load, run_load
+from penstock.workload.selection import Selection
+from penstock.workload.session import LoadConfig, plan_load, run_load
 
 SPEED = 200.0
 
@@ -330,24 +330,18 @@ async def test_a_full_disk_is_one_clear_error(azure_file, fake_server, tmp_path,
         await _run(_config(azure_file, fake_server, output_dir=tmp_path))
 
 
-def test_a_plan_can_be_shown_without_a_server(mooncake_file):
-    """--dry-run says what would be sent."""
-    config = LoadConfig(
-        trace=str(mooncake_file),
-        url="http://127.0.0.1:1",
-        selection=Selection(max_input_tokens=1000, on_long=OnLong.DROP),
-    )
-
-    shown = describe_plan(plan_load(config))
-
-    assert shown["trace"]["dropped_prompts"] == 2
-    assert shown["trace"]["input_tokens"] == 600 + 512 + 10
-    assert shown["settings"]["on_long"] == "drop"
-    assert shown["settings"]["model"] is None
-
-
-@pytest.mark.parametrize("changes", [{"timeout_s": 0.0}, {"timeout_s": float("nan")}])
-def test_a_time_out_out_of_bounds_is_refused(changes):
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"timeout_s": 0.0}, "--timeout-s: 0.0"),
+        ({"timeout_s": float("nan")}, "--timeout-s: nan"),
+        ({"rate_rps": 0.0}, "--rate: 0.0"),
+        ({"rate_scale": float("nan")}, "--rate-scale: nan"),
+        ({"rate_scale": -1.0}, "--rate-scale: -1.0"),
+        ({"concurrency": 0}, "--concurrency: 0"),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused(changes, flag):
     """The message names the flag."""
-    with pytest.raises(ConfigError, match="--timeout-s"):
+    with pytest.raises(ConfigError, match=flag):
         LoadConfig(trace="mooncake", url="http://x", **changes)

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
@@ -29,6 +29,7 @@ from penstock.kube.kinds import (
     POD,
     PROFILE_REQUEST,
     SUBJECT_REVIEW,
+    Kind,
 )
 from penstock.kube.objects.names import (
     GRAPH_LABEL,
@@ -121,11 +122,11 @@ class _Gatherer:
             self._crds(), self._deployments(), self._graphs(), self._profiles(), self._nodes()
         )
         leases, seen, rights = await asyncio.gather(
-            self._leases(deployments), self._look(graphs), self._rights(deployments)
+            self._leases(deployments), self._each(graphs, self._first), self._rights(deployments)
         )
         if leases or (not isinstance(seen, Unreadable) and any(each.pages for each in seen)):
             await asyncio.sleep(self._scope.interval_s)
-        later_leases, later = await asyncio.gather(self._later(leases, server), self._look_again(seen))
+        later_leases, later = await asyncio.gather(self._later(leases, server), self._each(seen, self._again))
         return self._facts(
             server,
             crds=crds,
@@ -194,20 +195,20 @@ class _Gatherer:
         return found if isinstance(found, Unreadable) else tuple(found.items)
 
     async def _graphs(self) -> tuple[GraphFacts, ...] | Unreadable:
-        found = await self._seen_or_none(self._client.list(GRAPH_DEPLOYMENT, namespace=self._scope.namespace))
-        if isinstance(found, Unreadable):
-            return found
-        wanted = self._scope.graph
-        items = () if found is None else found.items
-        return tuple(GraphFacts(each) for each in items if wanted in (None, each["metadata"]["name"]))
+        found = await self._listed(GRAPH_DEPLOYMENT, lambda each: each["metadata"]["name"])
+        return found if isinstance(found, Unreadable) else tuple(map(GraphFacts, found))
 
     async def _profiles(self) -> tuple[Object, ...] | Unreadable:
-        found = await self._seen_or_none(self._client.list(PROFILE_REQUEST, namespace=self._scope.namespace))
+        return await self._listed(PROFILE_REQUEST, lambda each: each["spec"].get("graph"))
+
+    async def _listed(
+        self, kind: Kind, graph_of: Callable[[Object], str | None]
+    ) -> tuple[Object, ...] | Unreadable:
+        found = await self._seen_or_none(self._client.list(kind, namespace=self._scope.namespace))
         if isinstance(found, Unreadable):
             return found
-        wanted = self._scope.graph
         items = () if found is None else found.items
-        return tuple(each for each in items if wanted in (None, each["spec"].get("graph")))
+        return tuple(each for each in items if self._scope.graph in (None, graph_of(each)))
 
     async def _nodes(self) -> NodeFacts:
         nodes = await self._seen(self._client.list(NODE, namespace=None))
@@ -290,12 +291,15 @@ class _Gatherer:
         answer = await self._seen(self._client.create(review, field_manager="penstock-doctor"))
         return answer if isinstance(answer, Unreadable) else bool(answer.get("status", {}).get("allowed"))
 
-    async def _look(self, graphs: tuple[GraphFacts, ...] | Unreadable) -> tuple[GraphFacts, ...] | Unreadable:
-        if isinstance(graphs, Unreadable):
-            return graphs
-        return tuple(await asyncio.gather(*(self._first(each.graph) for each in graphs)))
+    async def _each(
+        self,
+        graphs: tuple[GraphFacts, ...] | Unreadable,
+        look: Callable[[GraphFacts], Awaitable[GraphFacts]],
+    ) -> tuple[GraphFacts, ...] | Unreadable:
+        return graphs if isinstance(graphs, Unreadable) else tuple(await asyncio.gather(*map(look, graphs)))
 
-    async def _first(self, graph: Object) -> GraphFacts:
+    async def _first(self, facts: GraphFacts) -> GraphFacts:
+        graph = facts.graph
         namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
         found = await self._seen(self._client.list(POD, namespace=namespace, labels={GRAPH_LABEL: name}))
         if isinstance(found, Unreadable):
@@ -316,13 +320,6 @@ class _Gatherer:
             },
             prometheus=await self._prometheus(graph),
         )
-
-    async def _look_again(
-        self, graphs: tuple[GraphFacts, ...] | Unreadable
-    ) -> tuple[GraphFacts, ...] | Unreadable:
-        if isinstance(graphs, Unreadable):
-            return graphs
-        return tuple(await asyncio.gather(*(self._again(each) for each in graphs)))
 
     async def _again(self, facts: GraphFacts) -> GraphFacts:
         if isinstance(facts.pods, Unreadable):

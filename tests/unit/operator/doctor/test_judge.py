@@ -120,39 +120,61 @@ def test_definitions(crd, severity, message):
     assert "kubectl" in found.remedy
 
 
+def labelled(part, key, value):
+    """An operator whose Deployment, or whose pods, have another label."""
+    operator = component("operator")
+    (operator if part == "own" else operator["spec"]["template"])["metadata"]["labels"][key] = value
+    return operator
+
+
+PLANNER = component("planner")
+OPERATOR = "operator penstock-system/penstock-operator"
+LOGS = "kubectl logs -n penstock-system deployment/penstock-operator"
+START = "kubectl scale -n penstock-system deployment/penstock-operator --replicas=1"
+OLD = labelled("own", "app.kubernetes.io/version", "0.2.0")
+ELSEWHERE = labelled("pods", "penstock.dev/scope", "other")
+NOBODY = "no operator runs, so graphs stay as they are"
+PLANNERLESS = "none runs, but planner.enabled is true for llama"
+UNASKED = RightsFact("system:x", "planner", "serving", 12, (), FORBIDDEN)
+
+
 @pytest.mark.parametrize(
-    ("changes", "severity", "message"),
+    ("deployments", "severity", "subject", "message", "remedy"),
     [
-        ({"status": {"readyReplicas": 0}}, Severity.PROBLEM, "0 of 1 replicas are ready"),
-        ({"status": {}}, Severity.PROBLEM, "0 of 1 replicas are ready"),
+        (({**component("operator"), "status": {"readyReplicas": 0}}, PLANNER),
+         Severity.PROBLEM, OPERATOR, "0 of 1 replicas are ready", LOGS),
+        (({**component("operator"), "status": {}}, PLANNER),
+         Severity.PROBLEM, OPERATOR, "0 of 1 replicas are ready", LOGS),
+        ((component("operator", replicas=0), PLANNER), Severity.PROBLEM, OPERATOR, "is scaled to 0", START),
+        ((component("operator", replicas=2), PLANNER),
+         Severity.WARNING, OPERATOR, "1 of 2 replicas are ready", "kubectl get pods"),
+        ((PLANNER,), Severity.PROBLEM, "operator", NOBODY, "helm upgrade --install penstock"),
+        ((component("operator"),), Severity.WARNING, "planner", PLANNERLESS, "helm upgrade --install penstock"),
+        ((OLD, PLANNER), Severity.WARNING, OPERATOR, "is version 0.2.0, this program 0.1.0", "penstock==0.2.0"),
+        ((ELSEWHERE, PLANNER), Severity.PROBLEM, "graph serving/llama",
+         "no operator watches namespace serving", "watchNamespaces={serving}"),
+    ],
+)  # fmt: skip
+def test_components(deployments, severity, subject, message, remedy):
+    """Without an operator nothing happens to graphs; without a planner they serve and do not scale."""
+    found = only(judge(facts(deployments=deployments)))
+    assert (found.severity, found.subject, found.message) == (severity, subject, message)
+    assert remedy in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject"),
+    [
+        ({"deployments": FORBIDDEN}, "operator"),
+        ({"graphs": FORBIDDEN}, "graphs"),
+        ({"profiles": FORBIDDEN}, "profile requests"),
+        ({"rights": (UNASKED,)}, "rights of planner in serving"),
     ],
 )
-def test_an_operator_that_is_not_ready(changes, severity, message):
-    """The remedy shows why."""
-    operator = {**component("operator"), **changes}
-    found = only(judge(facts(deployments=(operator, component("planner")))))
-    assert (found.severity, found.message) == (severity, message)
-    assert "kubectl logs -n penstock-system deployment/penstock-operator" in found.remedy
-
-
-def test_a_stopped_operator():
-    """Scaled to 0 says so, with the command that starts it."""
-    found = only(judge(facts(deployments=(component("operator", replicas=0), component("planner")))))
-    assert found.message == "is scaled to 0"
-    assert found.remedy == "kubectl scale -n penstock-system deployment/penstock-operator --replicas=1"
-
-
-def test_one_of_two_operators():
-    """The other one still works."""
-    found = only(judge(facts(deployments=(component("operator", replicas=2), component("planner")))))
-    assert (found.severity, found.message) == (Severity.WARNING, "1 of 2 replicas are ready")
-
-
-def test_no_operator():
-    """Without one nothing happens to graphs."""
-    found = only(judge(facts(deployments=(component("planner"),))))
-    assert (found.severity, found.subject) == (Severity.PROBLEM, "operator")
-    assert found.remedy.startswith("helm upgrade --install penstock")
+def test_what_cannot_be_listed_or_asked_for_is_unknown(changes, subject):
+    """Never absent."""
+    found = only(judge(facts(**changes)))
+    assert (found.severity, found.subject, found.message) == (Severity.UNKNOWN, subject, FORBIDDEN.why)
 
 
 def elsewhere(deployment, namespace, *, scope):
@@ -190,17 +212,10 @@ def test_a_graph_whose_class_no_operator_works_on():
     """It would never become anything."""
     graph = graph_object()
     graph["spec"]["operatorClass"] = "research"
-    deployments = (component("operator"), component("planner"))
+    deployments = (component("operator"), PLANNER)
     found = only(judge(facts(deployments=deployments, graphs=(graph_facts(graph=graph),))))
     assert found.message == "no operator of its class research watches it, only of penstock"
     assert found.remedy.endswith("--set operatorClass=research")
-
-
-def test_no_planner_where_a_graph_wants_one():
-    """It is a warning: the graph serves, but does not scale."""
-    found = only(judge(facts(deployments=(component("operator"),))))
-    assert (found.severity, found.subject) == (Severity.WARNING, "planner")
-    assert "llama" in found.message
 
 
 def test_no_planner_where_nobody_wants_one():
@@ -210,29 +225,6 @@ def test_no_planner_where_nobody_wants_one():
     findings = judge(facts(deployments=(component("operator"),), graphs=(graph_facts(graph=graph),)))
     assert is_healthy(findings)
     assert counts(findings)[Severity.WARNING] == 0
-
-
-def test_another_version():
-    """Operator and program should be of one release."""
-    operator = component("operator")
-    operator["metadata"]["labels"]["app.kubernetes.io/version"] = "0.2.0"
-    found = only(judge(facts(deployments=(operator, component("planner")))))
-    assert found.message == "is version 0.2.0, this program 0.1.0"
-
-
-def test_deployments_that_cannot_be_listed():
-    """Unknown, never absent."""
-    found = only(judge(facts(deployments=FORBIDDEN)))
-    assert (found.severity, found.subject) == (Severity.UNKNOWN, "operator")
-
-
-def test_a_namespace_that_no_operator_watches():
-    """A graph there would never become anything."""
-    operator = component("operator")
-    operator["spec"]["template"]["metadata"]["labels"]["penstock.dev/scope"] = "other"
-    found = only(judge(facts(deployments=(operator, component("planner")))))
-    assert (found.severity, found.subject) == (Severity.PROBLEM, "graph serving/llama")
-    assert found.message == "no operator watches namespace serving"
 
 
 def leased(first, later, now_s=NOW_S):
@@ -316,18 +308,6 @@ def test_missing_rights_of_the_caller():
     assert found.remedy.endswith("kubectl auth can-i list pods --namespace serving")
 
 
-def test_rights_that_cannot_be_asked_for():
-    """Only administrators may ask what others may do."""
-    found = only(judge(facts(rights=(RightsFact("system:x", "planner", "serving", 12, (), FORBIDDEN),))))
-    assert (found.severity, found.subject) == (Severity.UNKNOWN, "rights of planner in serving")
-
-
-def test_graphs_that_cannot_be_listed():
-    """Unknown, never none."""
-    found = only(judge(facts(graphs=FORBIDDEN)))
-    assert (found.severity, found.subject) == (Severity.UNKNOWN, "graphs")
-
-
 def test_no_graph_is_fine():
     """It says how to make one."""
     findings = judge(facts(graphs=()))
@@ -358,12 +338,6 @@ def test_profile_requests(phase, message, severity, words):
     [found] = [each for each in findings if each.subject == "profile request serving/fast"]
     assert (found.severity, found.message) == (severity, words)
     assert (found.remedy == "kubectl describe gpr fast") == (severity is Severity.WARNING)
-
-
-def test_profile_requests_that_cannot_be_listed():
-    """Unknown, with how to look."""
-    found = only(judge(facts(profiles=FORBIDDEN)))
-    assert (found.severity, found.subject) == (Severity.UNKNOWN, "profile requests")
 
 
 def test_every_finding_that_asks_for_action_says_which():
