@@ -12,7 +12,7 @@ import click
 import orjson
 from pydantic.fields import FieldInfo
 
-from penstock.api import Environment, PlannerMode, Predictor
+from penstock.api import Environment, GraphDeployment, PlannerMode, Predictor
 from penstock.api.manifests import load_graph
 from penstock.api.planner import POLICIES
 from penstock.cli import fields, option
@@ -27,6 +27,7 @@ from penstock.core.flags import flag_of
 from penstock.core.http import loop
 from penstock.core.plugins import registered
 from penstock.engine.profiles.performance import planning_profile
+from penstock.performance.profile import PerformanceProfile
 from penstock.planner import explain as explaining
 from penstock.planner import replay as replaying
 from penstock.planner.decide.codec import to_plain
@@ -99,13 +100,7 @@ def run(**given: Any) -> None:
     options = join(given=named, file=flags.config_file, graph=graph)
     if options.prometheus_url is not None:
         require_client()
-    performance = None
-    if options.mode == PlannerMode.SLA:
-        performance = planning_profile(None if graph is None else graph.spec, options.profile)
-    elif said.get("profile") is not None:
-        raise ConfigError(
-            f"--profile: {options.profile}, but mode {options.mode} plans by no profile; leave it out, or give --mode sla"
-        )
+    performance = _performance(options, graph, is_profile_given=said.get("profile") is not None)
     if flags.dry_run:
         click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
         return
@@ -120,6 +115,19 @@ def run(**given: Any) -> None:
     )
     os.umask(0o077)  # ledger, state and event files are one user's, as all that `penstock up` leaves
     loop.run(_on_backend(service))
+
+
+def _performance(
+    options: PlannerOptions, graph: GraphDeployment | None, *, is_profile_given: bool
+) -> PerformanceProfile | None:
+    """Return what mode sla plans by; None in every other mode, which refuses a profile that was given."""
+    if options.mode == PlannerMode.SLA:
+        return planning_profile(None if graph is None else graph.spec, options.profile)
+    if is_profile_given:
+        raise ConfigError(
+            f"--profile: {options.profile}, but mode {options.mode} plans by no profile; leave it out, or give --mode sla"
+        )
+    return None
 
 
 def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
