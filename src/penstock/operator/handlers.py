@@ -108,6 +108,7 @@ class KopfOperator:
         self._login_s: float | None = None
         self._session: aiohttp.ClientSession | None = None
         self._diffbase = MemoryDiffBase()
+        self._reported: dict[str, str] = {}  # newest version of each object, by its UID
         # Kopf logs every event of every object; what matters of it the reconciler logs itself.
         for name in ("kopf", "kopf.objects"):
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -208,20 +209,28 @@ class KopfOperator:
         @kopf.on.create(*_selector(kind), registry=registry, when=self._is_ours)
         @kopf.on.update(*_selector(kind), registry=registry, when=self._is_ours)
         async def change(body: kopf.Body, **_: Any) -> None:
-            view.report(dict(body))
+            self._report(view, body)
 
         @kopf.on.event(*_selector(kind), registry=registry, when=self._is_ours)
         async def seen(body: kopf.Body, **_: Any) -> None:
             # Kopf skips its handlers while it does not know whether its finalizer was written, and only a further
             # event would bring them: the answer of that write may be lost.
             metadata = body["metadata"]
-            if self._finalizer in metadata.get("finalizers", ()) and not self._diffbase.has(metadata["uid"]):
-                view.report(dict(body))
+            if self._finalizer in metadata.get("finalizers", ()) and metadata["uid"] not in self._reported:
+                self._report(view, body)
 
         @kopf.on.event(*_selector(kind), registry=registry, when=_is_gone)
         async def gone(body: kopf.Body, **_: Any) -> None:
             self._diffbase.forget(body["metadata"]["uid"])
+            self._reported.pop(body["metadata"]["uid"], None)
             view.remove(dict(body))
+
+    def _report(self, view: View, body: kopf.Body) -> None:
+        """Report a version of an object once."""
+        metadata = body["metadata"]
+        if self._reported.get(metadata["uid"]) != metadata["resourceVersion"]:
+            self._reported[metadata["uid"]] = metadata["resourceVersion"]
+            view.report(dict(body))
 
     def _is_ours(self, spec: Mapping[str, Any], **_: Any) -> bool:
         return is_of_class(spec, self._operator_class)

@@ -35,10 +35,6 @@ class MemoryDiffBase(kopf.DiffBaseStorage):
         """Remember what is handled now."""
         self._seen[body["metadata"]["uid"]] = essence
 
-    def has(self, uid: str) -> bool:
-        """Return whether a handler saw the object."""
-        return uid in self._seen
-
     def forget(self, uid: str) -> None:
         """Drop an object that is gone."""
         self._seen.pop(uid, None)
