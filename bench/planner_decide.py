@@ -15,7 +15,7 @@ from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.reading import judge
+from penstock.planner.decide.reading import assess
 from penstock.planner.decide.registry import policy_names, policy_of
 from penstock.planner.decide.state import PlannerState
 
@@ -33,10 +33,12 @@ def observation(at_s: float, workers: int) -> Observation:
         at_s,
         {Role.PREFILL: PoolCounts(half, gpus=1), Role.DECODE: PoolCounts(half, gpus=1)},
         {
-            f"llama_decode_{i}": judge(0.5 + i / workers, age_s=0.4, max_age_s=10, source="router", upper=1.0)
+            f"llama_decode_{i}": assess(
+                0.5 + i / workers, age_s=0.4, max_age_s=10, source="router", upper=1.0
+            )
             for i in range(half)
         },
-        judge(1000.0 + at_s, age_s=0.4, max_age_s=10, source="router"),
+        assess(1000.0 + at_s, age_s=0.4, max_age_s=10, source="router"),
         Demand(
             1.0, arrivals=50, prompt_tokens=4e5, uncached_tokens=4e5, prefilled_tokens=4e5, waiting=1000.0
         ),

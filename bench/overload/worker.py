@@ -1,4 +1,4 @@
-"""One simulated worker in virtual time under four ways of scheduling; with the router's SLO monitor at its door."""
+"""One simulated worker in virtual time under four ways of scheduling; with the router's SLO monitor at its frontend."""
 
 from __future__ import annotations
 

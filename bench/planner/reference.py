@@ -47,7 +47,7 @@ def load() -> dict[str, dict[str, Any]]:
     return {found["case"]: found for found in orjson.loads(FILE.read_bytes())}
 
 
-def is_whole(found: dict[str, Any] | None) -> bool:
+def is_complete(found: dict[str, Any] | None) -> bool:
     """Tell whether fleets and both oracles were searched."""
     return found is not None and {"static", *ORACLES} <= found.keys()
 

@@ -64,7 +64,7 @@ def _search(cases: Sequence[Case], options: argparse.Namespace) -> None:
     """Search all references, or those that the whole suite lacks."""
     known = {} if options.search else reference.load()
     lacking = [
-        case for case in cases if not reference.is_whole(known.get(case.name)) and case.kind != "fault"
+        case for case in cases if not reference.is_complete(known.get(case.name)) and case.kind != "fault"
     ]
     if options.search or not options.is_part:
         fresh = _map("references", reference.search_case, lacking, options)
@@ -116,7 +116,7 @@ def _references(
     for case in cases:
         found = searched.get(case.name, {})
         own = [row for row in rows if row["case"] == case.name and row["policy"] == default]
-        if not reference.is_whole(found) or not own:
+        if not reference.is_complete(found) or not own:
             continue
         mean = {
             "in_time": sum(row["in_time"]["both"] for row in own) / len(own),

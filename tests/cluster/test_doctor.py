@@ -20,9 +20,9 @@ import pytest
 from penstock.core.errors import ClusterError
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, NODE, POD
+from penstock.operator.doctor.check import judge
 from penstock.operator.doctor.findings import Severity
 from penstock.operator.doctor.gather import Scope, gather
-from penstock.operator.doctor.judge import judge
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.operator.doctor.judge import component_of, scope_of
+from penstock.operator.doctor.check import component_of, scope_of
 from penstock.operator.doctor.rights import OPERATOR_RIGHTS, PLANNER_RIGHTS
 
 INSTALL = Path(__file__).parents[2] / "manifests/install.yaml"

@@ -142,8 +142,8 @@ class Traffic:
         except OSError as exc:
             self.lost.append(repr(exc))
             return
-        is_whole = lines[-1] == "data: [DONE]"
-        usage = json.loads(lines[-2][6:]).get("usage") if is_whole else None
+        is_complete = lines[-1] == "data: [DONE]"
+        usage = json.loads(lines[-2][6:]).get("usage") if is_complete else None
         if usage is None or usage["completion_tokens"] != self._body["max_tokens"]:
             self.lost.append(lines[-3:])
         else:

@@ -128,6 +128,6 @@ def _unused(
         must=f"{path} keeps its default under runtime {runtime}, whose own frontend routes",
         cel=f"self.runtime != '{runtime}' || {_is_default(f'self.{path}', field.default, field.annotation)}",
         find=unless(holds),
-        text=f"has no effect: {frontend.name}'s own frontend stands at the door, not Penstock's router",
+        text=f"has no effect: {frontend.name}'s own frontend takes the requests, not Penstock's router",
         remedy=f"remove it, or choose runtime {DEFAULT_RUNTIME}",
     )

@@ -231,7 +231,7 @@ METRICS_RULES: tuple[Rule[PlannerMetricsConfig], ...] = (
 )
 
 
-def _shares_not_whole(tiers: TiersConfig) -> Iterator[Breach]:
+def _incomplete_shares(tiers: TiersConfig) -> Iterator[Breach]:
     total = tiers.shares.premium + tiers.shares.standard + tiers.shares.background
     if abs(total - 1) > _ROUNDING:
         yield Breach(values=(total,))
@@ -244,7 +244,7 @@ TIERS_RULES: tuple[Rule[TiersConfig], ...] = (
         path="shares",
         must="the tiers' shares add up to 1",
         cel=f"{_SHARES} <= {1 + _ROUNDING} && {_SHARES} >= {1 - _ROUNDING}",
-        find=_shares_not_whole,
+        find=_incomplete_shares,
         text="sum %s is not 1",
         values=(_SHARES,),
         remedy="change one of the shares",

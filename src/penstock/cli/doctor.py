@@ -88,8 +88,8 @@ def doctor(*, as_json: bool, **given: Any) -> None:
 def _of_cluster(said: DoctorOptions) -> list[Finding]:
     try:
         from penstock.kube.client import KubeClient  # noqa: PLC0415 - the extra may be absent
+        from penstock.operator.doctor.check import check  # noqa: PLC0415
         from penstock.operator.doctor.gather import Scope, gather  # noqa: PLC0415
-        from penstock.operator.doctor.judge import judge  # noqa: PLC0415
     except ModuleNotFoundError as exc:
         raise ConfigError(
             f"{exc.name}: not installed; a cluster's doctor needs `pip install 'penstock[kubernetes]'`, "
@@ -106,7 +106,7 @@ def _of_cluster(said: DoctorOptions) -> list[Finding]:
 
     # What goes wrong here is a finding, said once; the client's own log would say it again.
     logging.getLogger("penstock.kube").setLevel(logging.ERROR)
-    return judge(asyncio.run(gather_facts()))
+    return check(asyncio.run(gather_facts()))
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -39,7 +39,7 @@ class Frontend(Protocol):
         ...
 
     async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:
-        """Return what the door says of workers.
+        """Return what the frontend says of workers.
 
         Args:
             entries: At least those that the caller wants to know of.
@@ -47,7 +47,7 @@ class Frontend(Protocol):
         ...
 
 
-class RouterDoor:
+class RouterFrontend:
     """Penstock's router, which knows its workers."""
 
     settle_s = 0.0
@@ -79,11 +79,11 @@ class RouterDoor:
             return NoAnswer.SILENT
 
 
-def door_of(state: StateFile, probes: Probes) -> Frontend:
-    """Return the door of a graph."""
+def frontend_of(state: StateFile, probes: Probes) -> Frontend:
+    """Return the frontend of a graph."""
     made_by = plugin(GROUP, state.arbiter.runtime)
     if made_by is None:
-        return RouterDoor(probes, state.arbiter.router_url)
+        return RouterFrontend(probes, state.arbiter.router_url)
     return cast(Frontend, made_by(probes, state.arbiter))
 
 

@@ -11,7 +11,7 @@ from typing import Self
 from penstock.api import Role
 from penstock.core.engine_progress import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
 from penstock.core.local_state import EntryState
-from penstock.local.frontend import Frontend, door_of
+from penstock.local.frontend import Frontend, frontend_of
 from penstock.local.listeners import holds_port
 from penstock.local.liveness import identify, stopped_in_group, stopped_words
 from penstock.local.plan import Fault, Limits, ObservedProcess
@@ -77,8 +77,8 @@ class ProcessObserver:
                 if self._due_s.get(name, 0.0) <= now_s:
                     self._probing[name] = self._group.create_task(self._health(name, entry, state))
             elif known.drain is not None and known.terminated_s is None:
-                door = door_of(state, self._probes)
-                self._probing[name] = self._group.create_task(self._drain(door, name, entry))
+                frontend = frontend_of(state, self._probes)
+                self._probing[name] = self._group.create_task(self._drain(frontend, name, entry))
 
     async def _health(self, name: str, entry: ProcessEntry, state: StateFile) -> None:
         known, planner_dir = self._observed[name], state.arbiter.planner_log_dir
@@ -93,7 +93,7 @@ class ProcessObserver:
             ran_s = 0.0 if known.started_s is None else time.monotonic() - known.started_s
             healthy = ran_s >= self._limits.quiet_start_s
         if healthy and entry.is_worker and entry.url is not None:
-            fault = await self._stall(name, entry, entry.url, door_of(state, self._probes))
+            fault = await self._stall(name, entry, entry.url, frontend_of(state, self._probes))
         now_s = time.monotonic()
         self._note(name, fault=fault)
         if healthy and fault is None:
@@ -108,10 +108,10 @@ class ProcessObserver:
             return False
         return is_healthy
 
-    async def _stall(self, name: str, entry: ProcessEntry, url: str, door: Frontend) -> Fault | None:
+    async def _stall(self, name: str, entry: ProcessEntry, url: str, frontend: Frontend) -> Fault | None:
         """Return the fault of a worker whose engine makes no token of the requests that it has.
 
-        What the door has sent there counts, too: a core that hung before it saw a request reports none. So does its
+        What the frontend has sent there counts, too: a core that hung before it saw a request reports none. So does its
         finding that the engine hangs, because it has taken the requests away then.
         """
         reading = await self._probes.engine(url)
@@ -120,7 +120,7 @@ class ProcessObserver:
         problem = stall_problem(entry.stall_s)
         sent = 0
         if not reading.running:
-            view = await door.view({name: entry})
+            view = await frontend.view({name: entry})
             seen = view.workers.get(name) if isinstance(view, RouterView) else None
             sent = 0 if seen is None else seen.inflight_requests + (seen.reason == problem)
         progress = self._progress.get(name, NO_PROGRESS_KNOWN)
@@ -129,18 +129,18 @@ class ProcessObserver:
         )
         return Fault(problem, 0.0) if progress.is_stalled else None
 
-    async def _drain(self, door: Frontend, name: str, entry: ProcessEntry) -> None:
-        """Make sure that the door sends nothing new, then see what is still in flight."""
+    async def _drain(self, frontend: Frontend, name: str, entry: ProcessEntry) -> None:
+        """Make sure that the frontend sends nothing new, then see what is still in flight."""
         before = self._observed[name].drain
         confirmed: bool | NoAnswer = before is not None and before.acknowledged
         if confirmed is not True:
-            confirmed = await door.drain(name, entry)
-        view = await door.view({name: entry})
+            confirmed = await frontend.drain(name, entry)
+        view = await frontend.view({name: entry})
         idle = await self._is_idle(name, entry, view)
         known = self._observed.get(name)
         if known is not None and known.drain is not None:
             away = view is NoAnswer.AWAY
-            settled = time.monotonic() - known.drain.since_s >= door.settle_s
+            settled = time.monotonic() - known.drain.since_s >= frontend.settle_s
             progress = replace(
                 known.drain,
                 acknowledged=(confirmed is True and settled) or _says_draining(view, name),

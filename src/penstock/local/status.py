@@ -11,7 +11,7 @@ from typing import Any
 from penstock.core.errors import NotFoundError
 from penstock.core.local_state import EntryState
 from penstock.local import liveness
-from penstock.local.frontend import door_of
+from penstock.local.frontend import frontend_of
 from penstock.local.ledger_tail import DecisionStatus, HeldDecisions, LedgerTail
 from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView
 from penstock.local.statefile import ProcessEntry, StateFile
@@ -178,7 +178,7 @@ class StatusReader:
             name = self._store.path.stem
             raise NotFoundError(f"namespace {name!r}: not running; start it with `penstock up FILE`")
         running = liveness.arbiter_is_alive(state)
-        view = await door_of(state, self._probes).view(state.entries) if running else NoAnswer.AWAY
+        view = await frontend_of(state, self._probes).view(state.entries) if running else NoAnswer.AWAY
         if self._ledger is None:
             self._ledger = LedgerTail(state.arbiter.planner_log_dir, with_unchanged=self._with_unchanged)
         planner_pid = next((e.pid for e in state.entries.values() if e.role == PLANNER_ROLE), None)

@@ -12,7 +12,7 @@ from penstock.api import WORKER_ROLES, Role
 from penstock.core import logs
 from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.local_state import EntryState
-from penstock.local.frontend import door_of
+from penstock.local.frontend import frontend_of
 from penstock.local.probes import NoAnswer, Probes, WorkerView
 from penstock.local.replicas import ScaleOutcome, scale, template
 from penstock.local.statefile import ProcessEntry, StateFile
@@ -150,12 +150,12 @@ class LocalTarget:
 
     async def _loads(self, state: StateFile) -> Mapping[str, float]:
         """Return the router's count of tokens in flight by worker; empty when it does not answer."""
-        view = await door_of(state, self._probes).view(state.entries)
+        view = await frontend_of(state, self._probes).view(state.entries)
         if isinstance(view, NoAnswer):
             return {}
         return {name: _load(worker) for name, worker in view.workers.items()}
 
 
 def _load(worker: WorkerView) -> float:
-    """Return the tokens in flight, or the requests at a door that counts those: one door's are compared with each other."""
+    """Return the tokens in flight, or the requests at a frontend that counts those: one frontend's are compared with each other."""
     return worker.inflight_requests if worker.inflight_tokens is None else worker.inflight_tokens

@@ -23,7 +23,7 @@ from penstock.core.local_state import EMPTY_STATES, EntryState
 from penstock.engine.profiles.performance import planning_profile
 from penstock.local import liveness, private, process_log, recovery
 from penstock.local.build import LocalOptions, initial_state
-from penstock.local.frontend import door_of
+from penstock.local.frontend import frontend_of
 from penstock.local.model_folder import check_model
 from penstock.local.plan import Limits
 from penstock.local.ports import is_free
@@ -308,7 +308,7 @@ async def _wait_ready(
             if state is None or not is_ours or now_s - alive_s > _ARBITER_START_S:
                 raise ClusterError(f"the arbiter ended while starting; see {requested.arbiter.log_dir}")
             _raise_if_hopeless(state)
-            ready, words = await door_of(state, probes).readiness(state.entries)
+            ready, words = await frontend_of(state, probes).readiness(state.entries)
             progress(state, words)
             if ready and _serves(state):
                 return state

@@ -19,7 +19,7 @@ from penstock.performance.reading import read_profile
 from penstock.planner.decide.codec import config_from, demand_from, state_from, window_from
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
-from penstock.planner.decide.reading import Reading, judge
+from penstock.planner.decide.reading import Reading, assess
 from penstock.planner.decide.state import PlannerState
 from penstock.planner.options import PlannerOptions, refuse_contradictions
 
@@ -110,7 +110,7 @@ def _recorded(config: DecideConfig, profiles: Profiles) -> DecideConfig:
 
 
 def _config(data: Mapping[str, Any], pools: Collection[Role], profiles: Profiles) -> DecideConfig:
-    # Thresholds need no demand at the door, so that the shortest file is one of mode load.
+    # Thresholds need no demand at the frontend, so that the shortest file is one of mode load.
     options = PlannerOptions.model_validate({"mode": Mode.LOAD.value, **(data.get("config") or {})})
     refuse_contradictions(options, is_aggregated=Role.AGGREGATED in pools)
     named, inline = profiles.named or options.profile, data.get("performance")
@@ -199,4 +199,4 @@ def _reading(raw: Any, upper: float | None) -> Reading:
     if isinstance(raw, dict):
         value, age_s, source = raw.get("value"), float(raw.get("age_s", 0.0)), str(raw.get("source", source))
     number = None if value is None else float(value)
-    return judge(number, age_s=age_s, max_age_s=MAX_AGE_S, source=source, upper=upper)
+    return assess(number, age_s=age_s, max_age_s=MAX_AGE_S, source=source, upper=upper)

@@ -117,7 +117,7 @@ def _pulls(record: Record) -> str:
 
 
 def _demand(record: Record) -> str:
-    """Return what reached the door in the interval, and what waited at its end; empty where there is no window."""
+    """Return what reached the frontend in the interval, and what waited at its end; empty where there is no window."""
     pulls = record.get("window", {}).get("pulls", ())
     known = [pull["demand"] for pull in pulls if pull.get("demand") is not None]
     if not pulls:

@@ -23,7 +23,7 @@ from penstock.planner.options import PlannerOptions
 from penstock.planner.snapshot import SnapshotWriter
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
-from penstock.planner.sources.door import door_source
+from penstock.planner.sources.frontend import frontend_source
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 from penstock.planner.sources.router import at
@@ -151,7 +151,7 @@ def _sources(
     known: dict[MetricsSource, ReadingSource] = {}
     scrape = ScrapeSource(pages)
     if router_url is not None:
-        known[MetricsSource.ROUTER] = door_source(
+        known[MetricsSource.ROUTER] = frontend_source(
             service.graph, pages, at(router_url), workers=scrape, clock=clock
         )
     known[MetricsSource.SCRAPE] = scrape

@@ -206,7 +206,7 @@ def signals(scene: Scene) -> Figure:
 
 
 def demand(scene: Scene) -> Figure:
-    """What came to the routers' doors, what was expected and computed of it, and how long it waited."""
+    """What came to the routers' frontends, what was expected and computed of it, and how long it waited."""
     run = _planner(scene)
     span = series.shown_span(run, duration_s=scene.duration_s)
     figure = _figure(scene, "Demand at the routers and what became of it")

@@ -54,7 +54,7 @@ class LedgerSample:
         gpus: GPUs that existing replicas hold, draining ones included.
         kv_mean: Mean KV usage fraction of the known workers; None when none is known.
         queue: Queued requests as they are compared: in all, or per ready prefill worker; None when unknown.
-        demand: At the routers' doors since the pull before; None when unknown.
+        demand: At the routers' frontends since the pull before; None when unknown.
     """
 
     at_s: float

@@ -123,7 +123,7 @@ class Admission:
             self._apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
             return waiter.result() if waiter.done() else await waiter
         except BaseException:
-            self.core.withdraw(waiter, role, self._now_s())
+            self.core.cancel(waiter, role, self._now_s())
             # The worker may have been assigned in the very round in which the client left.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())

@@ -36,7 +36,7 @@ class RouterMetrics:
     """What the request path counts.
 
     Attributes:
-        arrivals: Requests with a readable body that reached the door, whatever became of them.
+        arrivals: Requests with a readable body that reached the frontend, whatever became of them.
         arrived_tokens: Their prompt tokens, estimated or counted.
         refused: Of those, the ones that were refused without having been given to a worker (429, 503).
         queue_timeouts: Of those, the ones that left the queue at its time limit.
@@ -152,7 +152,7 @@ class RouterCollector:
         """Yield every family."""
         queue = self._queue()
         yield from self._queue_families(queue)
-        yield from self._door_families(queue.prompt_tokens)
+        yield from self._frontend_families(queue.prompt_tokens)
         yield from self._worker_families(queue.prompt_tokens.pending)
         yield from self._request_families()
         if self._wake is not None:
@@ -180,7 +180,7 @@ class RouterCollector:
             [((), self._metrics.lag.total)],
         )
 
-    def _door_families(self, tokens: PromptTokenCounts) -> Iterator[Metric]:
+    def _frontend_families(self, tokens: PromptTokenCounts) -> Iterator[Metric]:
         metrics = self._metrics
         for name, text, total in (
             (

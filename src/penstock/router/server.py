@@ -38,7 +38,7 @@ from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.kv_release import KvReleases
 from penstock.router.proxy.lease_guard import LeaseGuard
 from penstock.router.proxy.prefix import ExactKeys, PromptReader
-from penstock.router.proxy.tier_door import TierDoor
+from penstock.router.proxy.tier_admission import TierAdmission
 from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.proxy.upstream import UpstreamClient
 from penstock.router.recent_traffic import RecentTraffic
@@ -233,8 +233,8 @@ class RouterServer:
         settings, control = self._settings, self.core.tiers
         if control is None:
             return None
-        door = TierDoor(settings.config.tiers, settings.tier_keys, model=settings.model)
-        return LiveTiers(door, control, self.core, self._clock.now_s)
+        admission = TierAdmission(settings.config.tiers, settings.tier_keys, model=settings.model)
+        return LiveTiers(admission, control, self.core, self._clock.now_s)
 
     def _make_peers(self) -> Peers:
         health, discovery = self._settings.config.health, self._discovery
@@ -348,7 +348,7 @@ class RouterServer:
             busy_threshold=BusyThresholdApi(
                 self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
             ),
-            # A key that carries a tier opens the door too; where it stands open, it stays open.
+            # A key that carries a tier authenticates, too; a router without keys stays open.
             keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),
             admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
             cors=Cors(config.cors_allowed_origins),

@@ -90,7 +90,7 @@ class Control:
             kv={each.name: each.server.kv_usage_fraction(now_s) for each in holders},
             waiting=float(state.waiting) if scenario.is_disaggregated else None,
             age_s=scenario.routers.propagation_delay_s,
-            demand=state.door.take(now_s, in_flight, state.turned_away()),
+            demand=state.frontend.take(now_s, in_flight, state.turned_away()),
             worker_waiting={each.name: float(each.server.waiting) for each in holders},
             never_ready=self._never_ready(roles, now_s),
         )

@@ -31,7 +31,7 @@ from penstock.planner.core.state import CoreSettings, begin
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
-from penstock.planner.decide.reading import Reading, judge
+from penstock.planner.decide.reading import Reading, assess
 
 _SOURCE = "simulator"
 _TIMELINE = "simulated"
@@ -57,7 +57,7 @@ class SimulatedObservation:
         kv: KV usage fraction by ready decode (or aggregated) worker; None when not scraped yet.
         waiting: Requests that wait for prefill, NaN when unknown; None in aggregated simulations.
         age_s: Age of the readings.
-        demand: At the door since the last pull; None when unknown.
+        demand: At the frontend since the last pull; None when unknown.
         worker_waiting: Requests that wait inside, by ready decode (or aggregated) worker; None when unknown.
         never_ready: Why a replica of the role will not become ready, by role.
     """
@@ -75,7 +75,7 @@ class SimulatedObservation:
         """Return the metrics as the live loop would have read them at ``now_s``."""
 
         def reading(value: float | None, upper: float | None = None) -> Reading:
-            return judge(value, age_s=self.age_s, max_age_s=MAX_AGE_S, source=_SOURCE, upper=upper)
+            return assess(value, age_s=self.age_s, max_age_s=MAX_AGE_S, source=_SOURCE, upper=upper)
 
         inside = self.worker_waiting
         return summarise(

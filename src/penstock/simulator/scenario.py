@@ -273,9 +273,12 @@ class Scenario:
             ConfigError: the message names the field, its value and its bound.
         """
         roles = {pool.role for pool in self.pools}
-        is_whole = len(roles) == len(self.pools) and roles in ({Role.PREFILL, Role.DECODE}, {Role.AGGREGATED})
+        is_complete = len(roles) == len(self.pools) and roles in (
+            {Role.PREFILL, Role.DECODE},
+            {Role.AGGREGATED},
+        )
         _require(
-            "pools", sorted(roles), is_fine=is_whole, bound="prefill and decode, or aggregated, once each"
+            "pools", sorted(roles), is_fine=is_complete, bound="prefill and decode, or aggregated, once each"
         )
         for name in ("slo_s", "sample_s"):
             value = getattr(self, name)

@@ -13,10 +13,10 @@ from penstock.engine.core.request_slots import SlotState
 from penstock.router.core.assignment import Assignment
 from penstock.router.core.effects import Dispatch, Effects, RefusalReason
 from penstock.simulator.control import Control
-from penstock.simulator.door import DoorCounters
 from penstock.simulator.engine_server import EngineModel
 from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
+from penstock.simulator.frontend import FrontendCounters
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.handover import Heartbeats
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
@@ -42,7 +42,7 @@ class Simulation:
         fleet: Its workers.
         routers: Side by side.
         jobs: In order of arrival.
-        door: What routers count of requests.
+        frontend: What routers count of requests.
         control: The planner's; None without one.
     """
 
@@ -82,9 +82,9 @@ class Simulation:
             )
             for _ in range(scenario.routers.count)
         ]
-        self.door = DoorCounters(self.gaps)
+        self.frontend = FrontendCounters(self.gaps)
         state = SimulationState(
-            scenario, self.kernel, self.fleet, self.routers, self.jobs, self.gaps, self.door
+            scenario, self.kernel, self.fleet, self.routers, self.jobs, self.gaps, self.frontend
         )
         self.control = None if scenario.planner is None else Control(state, scenario.planner, self._scale)
         self._heartbeats = Heartbeats(self.kernel, self.fleet, settle=self._settle, lost=self._kv_lost)
@@ -191,8 +191,8 @@ class Simulation:
         now_s = self.kernel.now_s
         effects = router.acquire(job, now_s, again=again)
         if not again:
-            self.door.arrived(job, router.uncached_tokens(job))
-        self.door.queued(job)
+            self.frontend.arrived(job, router.uncached_tokens(job))
+        self.frontend.queued(job)
         self._apply(effects)
         if job.outcome is None:
             self._expire_later(router, job, self.scenario.entry_role)
@@ -220,7 +220,7 @@ class Simulation:
                 if router.retry_unread(job, self.kernel.now_s):
                     self._start_over(job, may_retry=True)
                     continue
-            self.door.not_taken(job, effect.reason)
+            self.frontend.not_taken(job, effect.reason)
             router.rejected(job, effect.reason)
             self._end(job, JobOutcome.REJECTED)
 
@@ -241,7 +241,7 @@ class Simulation:
             job.worker, job.incarnation, job.handed_s = worker.name, worker.incarnation, now_s
             job.pending_tokens = job.request.input_tokens - worker.server.cached_tokens(job)
             worker.pending_tokens += job.pending_tokens
-            self.door.given(job, worker.name)
+            self.frontend.given(job, worker.name)
         self._count_in(worker, job)
         if slot is SlotState.QUEUED:
             return
@@ -256,7 +256,7 @@ class Simulation:
         """Ask another worker for a job that one has no room for, each at most once."""
         job, now_s = assignment.item, self.kernel.now_s
         if not self.routers[job.router].turned_away(assignment, now_s):
-            self.door.not_taken(job, RefusalReason.ALL_BUSY)
+            self.frontend.not_taken(job, RefusalReason.ALL_BUSY)
             self._end(job, JobOutcome.REJECTED)
         elif assignment.role is Role.DECODE:
             self._decode(job)
@@ -303,15 +303,15 @@ class Simulation:
         elif stage is ServiceStage.FIRST_TOKEN:
             job.first_token_s = now_s
             self._apply(self.routers[job.router].first_token(job, now_s))
-            self.door.first_token(job, now_s)
+            self.frontend.first_token(job, now_s)
         elif stage is ServiceStage.DROPPED:
             worker.pending_tokens -= job.pending_tokens
             job.pending_tokens = 0
-            self.door.lost(job)
+            self.frontend.lost(job)
             self._leave(worker, job, JobOutcome.FAILED)
         else:
             worker.ended_outputs += job.request.output_tokens
-            self.door.completed(job)
+            self.frontend.completed(job)
             self._leave(worker, job, JobOutcome.OK)
 
     def _leave(self, worker: SimulatedWorker, job: Job, outcome: JobOutcome) -> None:
@@ -330,7 +330,7 @@ class Simulation:
         worker.busy_tokens += computed
         worker.pending_tokens -= job.pending_tokens
         job.pending_tokens = 0
-        self.door.prefilled(job)
+        self.frontend.prefilled(job)
         router = self.routers[job.router]
         if self.scenario.router.kv_events_port is not None:
             for each in self.routers:
@@ -462,7 +462,7 @@ class Simulation:
             self.kernel.at(failure.back_s, Order.FLEET, self._ready, worker, worker.incarnation)
         now_s = self.kernel.now_s
         for job in jobs:
-            self.door.lost(job)
+            self.frontend.lost(job)
             held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
             assert held is not None  # noqa: S101 - it was dispatched to this worker
             self.routers[job.router].lost(held, now_s)

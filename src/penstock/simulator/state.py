@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.api import Role
-from penstock.simulator.door import DoorCounters
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker
+from penstock.simulator.frontend import FrontendCounters
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.kernel import Kernel
@@ -26,7 +26,7 @@ class SimulationState:
         routers: Side by side.
         jobs: In order of arrival.
         gaps: Between successive tokens, over all workers.
-        door: What routers count of requests.
+        frontend: What routers count of requests.
     """
 
     scenario: Scenario
@@ -35,7 +35,7 @@ class SimulationState:
     routers: Sequence[VirtualRouter]
     jobs: Sequence[Job]
     gaps: GapHistogram
-    door: DoorCounters
+    frontend: FrontendCounters
 
     def queued_tokens(self, worker: SimulatedWorker) -> int:
         """Return the prompt tokens that wait in routers for one worker."""

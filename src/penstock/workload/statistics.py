@@ -105,7 +105,7 @@ def summarise(
         "e2e_s": describe([r.e2e_s for r in ok if r.e2e_s is not None]),
     }
     tokens = _tokens(ok)
-    lag = judge_lag(punctuality, ttft_p50_s=ttft["p50"], itl_p99_s=itl["p99"])
+    lag = assess_lag(punctuality, ttft_p50_s=ttft["p50"], itl_p99_s=itl["p99"])
     return {
         "requests": {
             status.value: sum(result.status is status for result in results)
@@ -140,7 +140,7 @@ def summarise_tiers(results: Sequence[RequestResult]) -> dict[str, dict[str, Any
     return found
 
 
-def judge_lag(
+def assess_lag(
     punctuality: ScheduleLag, *, ttft_p50_s: float | None, itl_p99_s: float | None
 ) -> dict[str, Any]:
     """Return every process's lag against two bounds, and who is past them.

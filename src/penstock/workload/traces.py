@@ -205,11 +205,11 @@ class _MooncakeRows:
         timestamp = row.get("timestamp")
         if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or timestamp < 0:
             raise _RowError(f"timestamp: {timestamp!r} must be milliseconds >= 0")
-        tokens = _whole("input_length", row.get("input_length"))
+        tokens = _integer("input_length", row.get("input_length"))
         return TraceRequest(
             arrival_s=timestamp / 1000,
             input_tokens=tokens,
-            output_tokens=_whole("output_length", row.get("output_length")),
+            output_tokens=_integer("output_length", row.get("output_length")),
             block_ids=_block_ids(row.get("hash_ids"), tokens),
             line=line,
         )
@@ -229,8 +229,8 @@ class _AzureRows:
         if len(cells) != len(self._columns):
             raise _RowError(f"{len(cells)} columns, the header has {len(self._columns)}")
         row = dict(zip(self._columns, (cell.strip() for cell in cells), strict=True))
-        tokens = _whole("ContextTokens", _digits(row.get("contexttokens")))
-        output_tokens = _whole("GeneratedTokens", _digits(row.get("generatedtokens")))
+        tokens = _integer("ContextTokens", _digits(row.get("contexttokens")))
+        output_tokens = _integer("GeneratedTokens", _digits(row.get("generatedtokens")))
         at = _timestamp(row.get("timestamp", ""))
         if self._zero is None:
             self._zero = at
@@ -250,7 +250,7 @@ def _digits(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def _whole(key: str, value: Any) -> int:
+def _integer(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _RowError(f"{key}: {value!r} must be a whole number >= 1")
     return value

@@ -62,7 +62,7 @@ async def test_the_reserve_is_on_the_page(serving):
         assert await worker.metric("penstock_engine_swapped_blocks") == 0
 
 
-async def test_a_prompt_too_long_for_its_tier_is_refused_at_the_door(serving):
+async def test_a_prompt_too_long_for_its_tier_is_refused_at_the_frontend(serving):
     """Half of 1,024 tokens are premium's; the same prompt is served with premium's priority."""
     async with serving(**tiers(premiumReservedFraction=0.5)) as worker:
         body = {"prompt": "abcd" * 600, "ignore_eos": True, "max_tokens": 1}

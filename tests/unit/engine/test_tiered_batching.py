@@ -230,7 +230,7 @@ def test_premium_may_take_reserve_and_rest(make, request_of):
 
 
 def test_a_request_that_its_tier_can_never_hold_is_refused(make, request_of):
-    """At the door, not by waiting for ever."""
+    """At the frontend, not by waiting for ever."""
     engine = make(reserved_fraction=0.3)
     with pytest.raises(ValueError, match="30 tokens exceed the cache"):
         engine.add(request_of("long", prompt=28, outputs=2, priority=1))

@@ -15,7 +15,7 @@ from penstock.core.errors import ClusterError
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, Window, summarise
-from penstock.planner.decide.reading import Reading, judge, missing
+from penstock.planner.decide.reading import Reading, assess, missing
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.planner.loop import LoopSettings, PlannerLoop
 from penstock.planner.observers import Observer, Observers, View
@@ -30,7 +30,7 @@ class _Make:
 
     @staticmethod
     def reading(value: float | None, *, upper: float | None = None) -> Reading:
-        return judge(value, age_s=0.0, max_age_s=10.0, source="test", upper=upper)
+        return assess(value, age_s=0.0, max_age_s=10.0, source="test", upper=upper)
 
     @classmethod
     def pull(
@@ -202,7 +202,7 @@ class _Load:
         now_s = self.time.now_s()
         workers = query.kv_workers
         readings = {
-            w.name: judge(
+            w.name: assess(
                 self.kv(now_s, len(workers)), age_s=0.0, max_age_s=query.max_age_s, source="load", upper=1.0
             )
             for w in workers
@@ -211,7 +211,7 @@ class _Load:
         queue = (
             missing("no answer", source="load")
             if waiting is None
-            else judge(waiting, age_s=0.0, max_age_s=query.max_age_s, source="load")
+            else assess(waiting, age_s=0.0, max_age_s=query.max_age_s, source="load")
         )
         self.killer.step("read: after")
         return Readings(readings, queue, demand=self.demand(now_s))

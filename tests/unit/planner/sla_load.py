@@ -8,7 +8,7 @@ from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.reading import judge
+from penstock.planner.decide.reading import assess
 from penstock.planner.decide.state import PlannerState
 
 SPEED = 10_000.0
@@ -76,10 +76,10 @@ def pull_of(at_s, *, prefill=2, decode=2, rate=4.0, isl=1000.0, speed=1.0, itl_s
             **demand,
         }
     )
-    usage = {f"d{i}": judge(kv, age_s=0, max_age_s=10, source="t", upper=1.0) for i in range(decode)}
-    waits = {name: judge(0.0, age_s=0, max_age_s=10, source="t") for name in usage}
+    usage = {f"d{i}": assess(kv, age_s=0, max_age_s=10, source="t", upper=1.0) for i in range(decode)}
+    waits = {name: assess(0.0, age_s=0, max_age_s=10, source="t") for name in usage}
     pools = {Role.PREFILL: PoolCounts(prefill, gpus=1), Role.DECODE: PoolCounts(decode, gpus=1)}
-    queue = judge(seen.waiting, age_s=0, max_age_s=10, source="t")
+    queue = assess(seen.waiting, age_s=0, max_age_s=10, source="t")
     return summarise(Observation(at_s, pools, usage, queue, seen, waits))
 
 

@@ -1,4 +1,4 @@
-"""Mode adaptive: grows on demand at the door, shrinks only what is surely too much, never on what is unknown."""
+"""Mode adaptive: grows on demand at the frontend, shrinks only what is surely too much, never on what is unknown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Action, Reason
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide, roll_back
-from penstock.planner.decide.reading import judge
+from penstock.planner.decide.reading import assess
 from penstock.planner.decide.state import PlannerState, RoleState
 
 CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)
@@ -44,13 +44,13 @@ def _pull(at_s, *, prefill=1, decode=1, starting=0, rate=0.0, kv=0.3, inside=0.0
             **demand,
         }
     )
-    usage = {f"d{i}": judge(kv, age_s=0, max_age_s=10, source="t", upper=1.0) for i in range(decode)}
-    waits = {name: judge(inside, age_s=0, max_age_s=10, source="t") for name in usage}
+    usage = {f"d{i}": assess(kv, age_s=0, max_age_s=10, source="t", upper=1.0) for i in range(decode)}
+    waits = {name: assess(inside, age_s=0, max_age_s=10, source="t") for name in usage}
     pools = {
         Role.PREFILL: PoolCounts(prefill, starting, gpus=1),
         Role.DECODE: PoolCounts(decode, gpus=1),
     }
-    queue = judge(seen.waiting, age_s=0, max_age_s=10, source="t")
+    queue = assess(seen.waiting, age_s=0, max_age_s=10, source="t")
     return summarise(Observation(at_s, pools, usage, queue, seen if known else None, waits))
 
 
@@ -190,7 +190,7 @@ LOADS = {
     "a start blocks no further step": (
         30, {"rate": 50_000.0, "starting": 1, **BACKLOG}, {P: (UP, Reason.DEMAND_ABOVE_CAPACITY)}
     ),
-    "a request waits at the door": (60, {**IDLE, "waiting": 1.0, "oldest_wait_s": 0.1}, {P: WAITING}),
+    "a request waits at the frontend": (60, {**IDLE, "waiting": 1.0, "oldest_wait_s": 0.1}, {P: WAITING}),
     "a request waits inside": (60, {**IDLE, "inside": 1.0}, {D: WAITING}),
     "one starts": (60, {**IDLE, "starting": 1}, {P: (HOLD, Reason.REPLICA_NOT_READY)}),
     "the router is away": (60, {**IDLE, "kv": 0.0, "known": False}, {P: UNKNOWN, D: UNKNOWN}),

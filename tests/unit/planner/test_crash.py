@@ -55,7 +55,7 @@ def _prepare_failing_on(world):
 
 
 def _prepare_adaptive(world):
-    """Let demand at the door rise and fall in mode adaptive: 10 s to start, a decision every 2 s, and 1 s after growing."""
+    """Let demand at the frontend rise and fall in mode adaptive: 10 s to start, a decision every 2 s, and 1 s after growing."""
     world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0)
     world.backend.start_s = 10.0
     world.load.kv = lambda now, workers: min(1.0, 1.3 / workers) if now < 1020 else 0.1

@@ -12,7 +12,7 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.reading import judge
+from penstock.planner.decide.reading import assess
 from penstock.planner.decide.state import PlannerState, RoleState
 
 counts = st.integers(0, 6)
@@ -76,11 +76,12 @@ def _windows(draw):
     pulls = []
     for at_s in range(1, draw(st.integers(1, 5)) + 1):
         kv = {
-            f"w{i}": judge(draw(values), age_s=0, max_age_s=10, source="s", upper=1.0) for i in range(workers)
+            f"w{i}": assess(draw(values), age_s=0, max_age_s=10, source="s", upper=1.0)
+            for i in range(workers)
         }
         waiting = draw(st.one_of(st.none(), st.floats(0, 50)))
-        queue = None if is_aggregated else judge(waiting, age_s=0, max_age_s=10, source="s")
-        inside = {name: judge(1.0, age_s=0, max_age_s=10, source="s") for name in kv} or None
+        queue = None if is_aggregated else assess(waiting, age_s=0, max_age_s=10, source="s")
+        inside = {name: assess(1.0, age_s=0, max_age_s=10, source="s") for name in kv} or None
         pulls.append(summarise(Observation(float(at_s), fixed, kv, queue, draw(demands), inside)))
     return Window(0.0, 30.0, tuple(pulls))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.api import BreakerConfig, Role
 from penstock.core.exposition import parse_samples
 from penstock.planner.decide.observation import Demand
-from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, RouterSample, read_door
+from penstock.planner.sources.demand import FRONTEND_NAMES, DemandMeter, RouterSample, read_frontend
 from penstock.router.core.assignment import Assignment
 from penstock.router.core.turned_away import TurnedAway
 from penstock.router.core.worker_pool import WorkerPool
@@ -37,7 +37,7 @@ COUNTERS = (
 )
 
 
-def _door(*, waiting=0, oldest=0.0, in_flight=None, pending=None, started=1.0, **counters):
+def _frontend(*, waiting=0, oldest=0.0, in_flight=None, pending=None, started=1.0, **counters):
     gauges = {"waiting": waiting, "waiting_tokens": waiting * 10, "oldest_wait_s": oldest}
     return RouterSample(
         {**dict.fromkeys(COUNTERS, 0.0), **counters}, gauges, in_flight or {}, pending or {}, started
@@ -45,19 +45,19 @@ def _door(*, waiting=0, oldest=0.0, in_flight=None, pending=None, started=1.0, *
 
 
 def _metered(*steps, routers=("a",)):
-    """Return the demand of each step: (now_s, {router: door}[, routers])."""
+    """Return the demand of each step: (now_s, {router: frontend}[, routers])."""
     meter = DemandMeter()
-    return [meter.add(doors, more[0] if more else routers, now_s) for now_s, doors, *more in steps]
+    return [meter.add(frontends, more[0] if more else routers, now_s) for now_s, frontends, *more in steps]
 
 
 def test_demand_is_the_difference_of_two_pulls():
     """The first pull has nothing to subtract from; the period is the time between the two."""
     first, second = _metered(
-        (10.0, {"a": _door(arrivals=100, prompt_tokens=5000, routed_tokens=5000, routed_uncached=4000)}),
+        (10.0, {"a": _frontend(arrivals=100, prompt_tokens=5000, routed_tokens=5000, routed_uncached=4000)}),
         (
             12.0,
             {
-                "a": _door(
+                "a": _frontend(
                     arrivals=106,
                     prompt_tokens=5600,
                     routed_tokens=5600,
@@ -89,10 +89,12 @@ def test_demand_is_the_difference_of_two_pulls():
 
 def test_several_routers_add_up():
     """Counts and queues are sums, the oldest wait is the longest; a worker that both use is one."""
-    before = {"a": _door(arrivals=10), "b": _door(arrivals=20)}
+    before = {"a": _frontend(arrivals=10), "b": _frontend(arrivals=20)}
     after = {
-        "a": _door(arrivals=11, waiting=1, oldest=2.0, in_flight={Role.PREFILL: 1.0}, pending={"p": 10.0}),
-        "b": _door(
+        "a": _frontend(
+            arrivals=11, waiting=1, oldest=2.0, in_flight={Role.PREFILL: 1.0}, pending={"p": 10.0}
+        ),
+        "b": _frontend(
             arrivals=25, waiting=3, oldest=9.0, in_flight={Role.PREFILL: 2.0}, pending={"p": 5.0, "q": 1.0}
         ),
     }
@@ -107,14 +109,14 @@ def test_several_routers_add_up():
 )
 def test_what_was_refused_is_as_uncached_as_what_was_routed(routed, uncached):
     """Of 900 tokens 300 were routed, a third of them uncached: a third of the 600 refused ones counts; without any, all."""
-    after = _door(prompt_tokens=900, refused=2, **routed)
-    _, demand = _metered((0.0, {"a": _door()}), (1.0, {"a": after}))
+    after = _frontend(prompt_tokens=900, refused=2, **routed)
+    _, demand = _metered((0.0, {"a": _frontend()}), (1.0, {"a": after}))
     assert (demand.uncached_tokens, demand.oldest_wait_s) == (uncached, None)
 
 
 @pytest.mark.parametrize(
     "after",
-    [_door(arrivals=4), _door(arrivals=400, started=2.0)],
+    [_frontend(arrivals=4), _frontend(arrivals=400, started=2.0)],
     ids=["fewer than before", "more, from a new process"],
 )
 def test_a_restarted_router_is_unknown_for_one_pull(after):
@@ -122,7 +124,7 @@ def test_a_restarted_router_is_unknown_for_one_pull(after):
     later = dataclasses.replace(
         after, counters={**after.counters, "arrivals": after.counters["arrivals"] + 2}
     )
-    before = _door(arrivals=100)
+    before = _frontend(arrivals=100)
     _, reset, next_one = _metered((0.0, {"a": before}), (1.0, {"a": after}), (2.0, {"a": later}))
     assert reset is None
     assert (next_one.arrivals, next_one.period_s) == (2, 1.0)
@@ -130,9 +132,11 @@ def test_a_restarted_router_is_unknown_for_one_pull(after):
 
 def test_a_router_that_cannot_be_read_is_not_zero():
     """Unknown meanwhile; the next difference covers the gap, so that no arrival is lost."""
-    both = {"a": _door(arrivals=10), "b": _door(arrivals=10)}
-    later = {"a": _door(arrivals=13), "b": _door(arrivals=14)}
-    _, gap, demand = _metered((0.0, both), (1.0, {"a": _door(arrivals=11)}), (2.0, later), routers=("a", "b"))
+    both = {"a": _frontend(arrivals=10), "b": _frontend(arrivals=10)}
+    later = {"a": _frontend(arrivals=13), "b": _frontend(arrivals=14)}
+    _, gap, demand = _metered(
+        (0.0, both), (1.0, {"a": _frontend(arrivals=11)}), (2.0, later), routers=("a", "b")
+    )
     assert gap is None
     assert (demand.arrivals, demand.period_s) == (7, 2.0)
 
@@ -140,11 +144,11 @@ def test_a_router_that_cannot_be_read_is_not_zero():
 def test_a_router_that_joins_or_leaves_makes_one_pull_unknown():
     """What it counted before it was known belongs to no period."""
     found = _metered(
-        (0.0, {"a": _door(arrivals=1)}, ["a"]),
-        (1.0, {"a": _door(arrivals=2), "b": _door(arrivals=50)}, ["a", "b"]),
-        (2.0, {"a": _door(arrivals=3), "b": _door(arrivals=51)}, ["a", "b"]),
-        (3.0, {"b": _door(arrivals=52)}, ["b"]),
-        (4.0, {"b": _door(arrivals=53)}, ["b"]),
+        (0.0, {"a": _frontend(arrivals=1)}, ["a"]),
+        (1.0, {"a": _frontend(arrivals=2), "b": _frontend(arrivals=50)}, ["a", "b"]),
+        (2.0, {"a": _frontend(arrivals=3), "b": _frontend(arrivals=51)}, ["a", "b"]),
+        (3.0, {"b": _frontend(arrivals=52)}, ["b"]),
+        (4.0, {"b": _frontend(arrivals=53)}, ["b"]),
     )
     assert [None if each is None else each.arrivals for each in found] == [None, None, 2, None, 1]
 
@@ -160,8 +164,8 @@ def test_demand_is_never_negative_and_loses_no_arrival_but_at_restarts(steps):
             counted, started, pending = 0, started + 1, 0
         counted += arrived
         pending += arrived
-        doors = {} if hidden else {"a": _door(arrivals=counted, started=started)}
-        demand = meter.add(doors, ["a"], float(number))
+        frontends = {} if hidden else {"a": _frontend(arrivals=counted, started=started)}
+        demand = meter.add(frontends, ["a"], float(number))
         if demand is not None:
             assert demand.arrivals >= 0
             total += demand.arrivals
@@ -201,8 +205,8 @@ def _page(**tokens):
 def test_the_routers_own_page_holds_every_count():
     """Names agree on both sides; the process' start is there too."""
     page = _page(waiting=40, pending={"p": 30}, routed=20, admitted=15, computed=12)
-    door = read_door(parse_samples(page, DOOR_NAMES))
-    assert door.counters == {
+    frontend = read_frontend(parse_samples(page, FRONTEND_NAMES))
+    assert frontend.counters == {
         **dict.fromkeys(COUNTERS, 0.0),
         "arrivals": 3,
         "completed": 2,
@@ -212,11 +216,11 @@ def test_the_routers_own_page_holds_every_count():
         "ttft_sum_s": 2.0,
         "ttft_count": 4,
     }
-    assert door.gauges == {"waiting": 5, "waiting_tokens": 40, "oldest_wait_s": 2.5}
-    assert door.turned_away == {Role.PREFILL: 3.0, Role.DECODE: 0.0}
-    assert door.pending == {"p": 30.0, "d": 0.0}
-    assert door.in_flight == {Role.PREFILL: 1.0, Role.DECODE: 0.0}
-    assert door.started_s > 1e9
+    assert frontend.gauges == {"waiting": 5, "waiting_tokens": 40, "oldest_wait_s": 2.5}
+    assert frontend.turned_away == {Role.PREFILL: 3.0, Role.DECODE: 0.0}
+    assert frontend.pending == {"p": 30.0, "d": 0.0}
+    assert frontend.in_flight == {Role.PREFILL: 1.0, Role.DECODE: 0.0}
+    assert frontend.started_s > 1e9
 
 
 def test_the_gauge_for_an_autoscaler_counts_what_was_turned_away_lately_as_waiting():
@@ -231,8 +235,8 @@ def test_the_gauge_for_an_autoscaler_counts_what_was_turned_away_lately_as_waiti
 def test_what_was_turned_away_is_told_by_role():
     """Differences of the counters, summed over routers."""
     one, two = {Role.PREFILL: 5.0, Role.DECODE: 1.0}, {Role.PREFILL: 9.0, Role.DECODE: 1.0}
-    before = {name: replace(_door(), turned_away=one) for name in "ab"}
-    after = {"a": replace(_door(), turned_away=two), "b": before["b"]}
+    before = {name: replace(_frontend(), turned_away=one) for name in "ab"}
+    after = {"a": replace(_frontend(), turned_away=two), "b": before["b"]}
     demand = _metered((1.0, before), (2.0, after), routers=("a", "b"))[1]
     assert demand.turned_away == {Role.PREFILL: 4.0, Role.DECODE: 0.0}
 
@@ -243,4 +247,4 @@ def test_a_page_without_a_count_tells_no_demand(count):
     lines = [line for line in _page().splitlines() if not line.startswith("penstock_router_arrivals_total")]
     if count:
         lines.append(f'penstock_router_arrivals_total{{model_name="llama"}} {count}')
-    assert read_door(parse_samples("\n".join(lines), DOOR_NAMES)) is None
+    assert read_frontend(parse_samples("\n".join(lines), FRONTEND_NAMES)) is None

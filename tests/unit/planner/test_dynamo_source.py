@@ -23,9 +23,9 @@ from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.reading import Quality
 from penstock.planner.sources.base import Query
-from penstock.planner.sources.door import door_source
 from penstock.planner.sources.dynamo import DynamoSource
 from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, FrontendMeter, read_frontend
+from penstock.planner.sources.frontend import frontend_source
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import ScrapeSource
@@ -239,11 +239,11 @@ async def test_without_a_frontend_the_source_says_so(frontends):
 
 
 @pytest.mark.parametrize(("runtime", "expected"), [("dynamo", DynamoSource), ("simulated", RouterSource)])
-def test_the_runtime_decides_what_stands_at_the_door(build, runtime, expected):
+def test_the_runtime_decides_what_stands_at_the_frontend(build, runtime, expected):
     """Under dynamo its own frontend does."""
     graph = build(runtime=runtime, router={"policy": "kv-cost"})
     pages = MetricsPages(None, real_now_s=lambda: 0.0)
-    source = door_source(
+    source = frontend_source(
         graph, pages, at("http://h:1"), workers=ScrapeSource(pages), clock=SimulatedClock(1.0)
     )
     assert isinstance(source, expected)
@@ -255,4 +255,6 @@ def test_a_source_that_is_not_installed_is_refused(build, monkeypatch):
     monkeypatch.setattr("penstock.api.graph.traits_of", lambda _: traits)
     pages = MetricsPages(None, real_now_s=lambda: 0.0)
     with pytest.raises(ConfigError, match="absent is not installed; there is dynamo, router"):
-        door_source(build(), pages, at("http://h:1"), workers=ScrapeSource(pages), clock=SimulatedClock(1.0))
+        frontend_source(
+            build(), pages, at("http://h:1"), workers=ScrapeSource(pages), clock=SimulatedClock(1.0)
+        )

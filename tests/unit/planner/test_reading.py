@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.planner.decide.reading import Quality, judge
+from penstock.planner.decide.reading import Quality, assess
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from penstock.planner.decide.reading import Quality, judge
 )
 def test_a_number_is_fresh_stale_or_missing_with_the_reason(value, age_s, quality, why):
     """Only finite values in range and young enough may be decided on; everything else says why not."""
-    reading = judge(value, age_s=age_s, max_age_s=10.0, source="router", upper=1.0)
+    reading = assess(value, age_s=age_s, max_age_s=10.0, source="router", upper=1.0)
     assert (reading.quality, reading.why) == (quality, why)
     assert reading.is_known == (quality is Quality.FRESH)
     assert (reading.value is None) == (quality is Quality.MISSING)
@@ -36,13 +36,13 @@ def test_a_number_is_fresh_stale_or_missing_with_the_reason(value, age_s, qualit
 
 def test_a_count_may_exceed_one():
     """A queue has no upper bound."""
-    assert judge(41.0, age_s=0.0, max_age_s=1.0, source="router").value == 41.0
+    assert assess(41.0, age_s=0.0, max_age_s=1.0, source="router").value == 41.0
 
 
 @given(st.floats(), st.floats(), st.floats(min_value=0, max_value=1e6))
 def test_whatever_comes_in_a_known_value_is_a_fraction(value, age_s, max_age_s):
     """No float at all can pass as a fresh fraction outside 0 to 1 or older than allowed."""
-    reading = judge(value, age_s=age_s, max_age_s=max_age_s, source="x", upper=1.0)
+    reading = assess(value, age_s=age_s, max_age_s=max_age_s, source="x", upper=1.0)
     if reading.is_known:
         assert 0.0 <= reading.value <= 1.0
         assert 0.0 <= reading.age_s <= max_age_s

@@ -13,7 +13,7 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Action, Reason
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.reading import judge, missing
+from penstock.planner.decide.reading import assess, missing
 from penstock.planner.decide.state import PlannerState
 
 P, D, A = Role.PREFILL, Role.DECODE, Role.AGGREGATED
@@ -36,10 +36,10 @@ def pull(at_s, pools, demand=QUIET, *, kv=0.0, inside=0.0):
         for role, each in pools.items()
     }
     holder = counts[D if D in counts else A].ready
-    reading = missing("away", source="t") if kv is None else judge(kv, age_s=0, max_age_s=10, source="t")
+    reading = missing("away", source="t") if kv is None else assess(kv, age_s=0, max_age_s=10, source="t")
     usage = dict.fromkeys([f"d{i}" for i in range(holder)], reading)
-    waits = {name: judge(inside, age_s=0, max_age_s=10, source="t") for name in usage}
-    queue = judge(demand.waiting, age_s=0, max_age_s=10, source="t") if demand and P in pools else None
+    waits = {name: assess(inside, age_s=0, max_age_s=10, source="t") for name in usage}
+    queue = assess(demand.waiting, age_s=0, max_age_s=10, source="t") if demand and P in pools else None
     return summarise(Observation(at_s, counts, usage, queue, demand, waits))
 
 

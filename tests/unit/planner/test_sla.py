@@ -102,7 +102,7 @@ def test_the_constant_predictor_expects_no_rise_to_go_on():
 
 
 def test_unknown_demand_holds_every_role():
-    """Without the door's counters nothing is decided, and what was learnt stays."""
+    """Without the frontend's counters nothing is decided, and what was learnt stays."""
     _, state = decided_after(60)
     pulls = tuple(replace(pull_of(float(s)), demand=None) for s in range(61, 66))
     decision, after = decide(Window(60.0, 65.0, pulls), state, CONFIG)

@@ -11,7 +11,7 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ObservationError
 from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.reading import Quality, judge
+from penstock.planner.decide.reading import Quality, assess
 from penstock.planner.sources import pages as pages_module
 from penstock.planner.sources.base import Query, Readings
 from penstock.planner.sources.chain import SourceChain
@@ -186,7 +186,7 @@ class _Scripted:
         return Readings(
             {w.name: _reading(kv, self.name, 1.0) for w in query.kv_workers},
             _reading(queue, self.name),
-            queue_is_whole=self.whole,
+            queue_is_complete=self.whole,
             demand=self.demand or None,
             worker_waiting=None
             if self.waiting is None
@@ -198,7 +198,7 @@ def _reading(value, source, upper=None):
     age_s = 0.0
     if isinstance(value, tuple):
         value, age_s = value
-    return judge(value, age_s=age_s, max_age_s=10.0, source=source, upper=upper)
+    return assess(value, age_s=age_s, max_age_s=10.0, source=source, upper=upper)
 
 
 class _Clock:

@@ -112,7 +112,7 @@ def test_depth_is_bounded_in_every_field(key):
     ],
 )
 @pytest.mark.parametrize("roles", [("aggregated",), ("prefill", "decode")])
-async def test_deep_nesting_is_a_400_at_the_door(harness, field, roles):
+async def test_deep_nesting_is_a_400_at_the_frontend(harness, field, roles):
     """In known fields and others; nothing is counted at a worker afterwards."""
     workers = [await harness.worker(role) for role in roles]
     router = await harness.router(*workers)

@@ -171,7 +171,7 @@ async def test_a_client_that_leaves_frees_the_worker(harness, write_graph):
 
 
 async def test_refusals_come_through_as_they_are(harness, write_graph):
-    """Status, body and Retry-After of the owner; a wrong key is refused at the door."""
+    """Status, body and Retry-After of the owner; a wrong key is refused at the frontend."""
     worker = await harness.worker("aggregated")
     worker.otherwise = harness.answers.status(429, headers=((b"retry-after", b"7"),))
     routers = await start(harness, write_graph, worker, api_keys=frozenset({b"key"}))
@@ -282,7 +282,7 @@ async def test_a_full_queue_of_the_owner_is_full_for_all(harness, write_graph):
     assert [(await each).status for each in (running, queued)] == [200, 200]
 
 
-async def test_a_body_above_the_bound_is_refused_at_the_door(harness, write_graph):
+async def test_a_body_above_the_bound_is_refused_at_the_frontend(harness, write_graph):
     """The owner does not hear of it; one just below the bound comes through whole."""
     worker = await harness.worker("aggregated")
     routers = await start(harness, write_graph, worker, config={"limits": {"maxBodyBytes": 4096}})

@@ -28,7 +28,7 @@ async def set_thresholds(router, headers=JSON, **body):
 
 
 async def test_a_client_is_told_what_the_document_says(harness):
-    """Status, body and Retry-After; counted by model and endpoint, as refused at the door, and never sent on."""
+    """Status, body and Retry-After; counted by model and endpoint, as refused at the frontend, and never sent on."""
     worker = await harness.worker("aggregated")
     worker.kv_usage = "0.95"
     router = await harness.router(worker, config=BUSY)

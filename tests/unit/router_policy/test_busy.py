@@ -217,7 +217,7 @@ def test_a_request_that_leaves_the_queue_makes_room(leaves):
     assert [stage.ask(600), stage.ask(600)] == ["a", "waits"]
     assert stage.ask(600).reason is RefusalReason.ALL_BUSY
     if leaves == "withdraw":
-        stage.core.withdraw(2, Role.AGGREGATED, 0.0)
+        stage.core.cancel(2, Role.AGGREGATED, 0.0)
     else:
         stage.now_s = 60.0
         assert [each.item for each in stage.core.expire(60.0)] == [2]
@@ -254,7 +254,7 @@ def test_out_of_kv_blocks_the_next_room_is_premiums(policy):
     assert list(stage.held) == [1, 3]
 
 
-def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_door():
+def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend():
     """Background's answers hold the blocks: premium waits for them in the first stage, background is rejected."""
     config = RouterConfig.model_validate(
         {"admission": {"mode": "token-capacity"}, "tiers": {"enabled": True}}
@@ -280,7 +280,7 @@ def test_one_tier_alone_keeps_the_threshold():
     assert stage.ask(600) == "a"
     assert stage.ask(600).reason is RefusalReason.ALL_BUSY
     assert stage.ask(600, tier=Tier.PREMIUM) == "waits"
-    stage.core.withdraw(stage.count, Role.AGGREGATED, 0.0)
+    stage.core.cancel(stage.count, Role.AGGREGATED, 0.0)
     assert stage.ask(600).reason is RefusalReason.ALL_BUSY
 
 
@@ -351,7 +351,7 @@ def test_retry_after_of_kv_blocks_is_how_long_answers_stay():
     assert stage.ask(100).retry_after_s == pytest.approx(0.5)
 
 
-def test_a_full_decode_stage_rejects_at_the_door():
+def test_a_full_decode_stage_rejects_at_the_frontend():
     """Nothing is prefilled that no decode worker takes."""
     config = RouterConfig.model_validate({"admission": {"mode": "token-capacity"}})
     core = build_router(config, SPLIT)
@@ -417,7 +417,7 @@ def test_no_request_is_rejected_while_an_eligible_worker_is_not_busy(  # noqa: C
         elif kind == "withdraw":
             waiting = [each.item for each in core.entry_queue.waiting_requests()]
             if waiting:
-                core.withdraw(waiting[number % len(waiting)], Role.AGGREGATED, stage.now_s)
+                core.cancel(waiting[number % len(waiting)], Role.AGGREGATED, stage.now_s)
         elif kind == "tick":
             stage.note(core.tick(stage.now_s))
         elif kind in {"drain", "undrain"}:

@@ -169,7 +169,7 @@ def test_what_waits_while_the_policy_raises_can_still_leave_and_be_served():
     policy.is_broken = True
     with pytest.raises(ZeroDivisionError):
         queues.set_workers([WorkerLoad("b")], 1.0)
-    queues.withdraw(1)
+    queues.cancel(1)
     policy.is_broken = False
     queues.set_workers([WorkerLoad("b")], 2.0)
     assert [each.item for each in queues.dispatch(2.0)] == [0, 2]

@@ -122,7 +122,7 @@ def test_a_late_request_can_leave_and_expire():
     submit(queues, "in time", 10, 20.0)
     assert next_of(queues, 20.0) == "in time"
 
-    queues.withdraw("gone")
+    queues.cancel("gone")
     assert [each.item for each in queues.take_expired(31.0)] == ["expired"]
     queues.set_workers(map(WorkerLoad, ["b"]), 31.0)
     assert next_of(queues, 31.0) == "moved"

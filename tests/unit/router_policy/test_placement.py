@@ -72,7 +72,7 @@ def test_min_ttft_weighs_queue_against_hit():
     queues.submit("near", arrival(1, 7), 1.0)
     assert home == where(queues)["near"]
 
-    queues.withdraw("near")
+    queues.cancel("near")
     queues.set_peer_tokens(home, 600)
     queues.submit("far", arrival(1, 8), 1.0)
     assert home != where(queues)["far"]
@@ -363,7 +363,7 @@ def test_a_move_must_still_pay_when_its_turn_comes():
         queues.submit(item, arrival(item, tokens=tokens), 0.0)
     source, target = queues._workers["a"], queues._workers["b"]
     for queued in [*source.queue.values(), *target.queue.values()]:
-        queues.withdraw(queued.item)
+        queues.cancel(queued.item)
     for item, tokens in enumerate([100, 3000, 3000, 3000]):
         source.put(QueuedRequest(item, arrival(10 + item, tokens=tokens), 0.0, "a", tokens, 0, "b", tokens))
         queues._assigned[item] = source.queue[item]
@@ -464,7 +464,7 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
             case ("withdraw", index) if waiting:
                 item = sorted(waiting)[index % len(waiting)]
                 waiting.remove(item)
-                queues.withdraw(item)
+                queues.cancel(item)
             case ("expire",):
                 for each in queues.take_expired(now_s):
                     waiting.remove(each.item)
@@ -480,7 +480,7 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
     for item in running + decoding:
         queues.release(item, now_s)
     for item in list(waiting):
-        queues.withdraw(item)
+        queues.cancel(item)
 
     assert 0 == queues.waiting == queues.tokens == queues.prompt_tokens.waiting
     assert not queues.prompt_tokens.pending

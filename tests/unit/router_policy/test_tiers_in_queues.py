@@ -92,7 +92,7 @@ class Script:
             case ("withdraw", number) if self.waiting:
                 item = sorted(self.waiting)[number % len(self.waiting)]
                 self.waiting.remove(item)
-                queue.withdraw(item)
+                queue.cancel(item)
             case ("expire",):
                 expired = {each.item for each in queue.take_expired(self.now_s)}
                 self.waiting -= expired
@@ -133,7 +133,7 @@ def test_every_request_of_every_tier_leaves_exactly_once(policy, order, events):
     for item in script.running:
         script.queue.release(item, script.now_s)
     for item in script.waiting:
-        script.queue.withdraw(item)
+        script.queue.cancel(item)
     assert queue_totals(script.queue) == 0
     assert not list(script.queue._central)
     assert not any(worker.line for worker in script.queue._workers.values())

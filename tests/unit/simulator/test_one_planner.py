@@ -14,7 +14,7 @@ from penstock.core.errors import ClusterError
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Demand, PoolCounts
-from penstock.planner.decide.reading import judge
+from penstock.planner.decide.reading import assess
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.planner.loop import LoopSettings, PlannerLoop
 from penstock.planner.observers import Observers
@@ -43,7 +43,7 @@ class _Script:
         is_aggregated: One pool in place of two.
         kv: KV usage of every worker; None unknown.
         queue: Requests that wait for prefill.
-        demand: Requests/s at the door; None unknown.
+        demand: Requests/s at the frontend; None unknown.
         is_refusing: The backend refuses every change.
         is_away: The backend cannot be read in the piece's first `AWAY_S`.
         restarts_s: When the planner's process is replaced.
@@ -209,7 +209,7 @@ class _LiveAdapters:
 
     async def read(self, query):
         def reading(value, upper=None):
-            return judge(value, age_s=0.0, max_age_s=query.max_age_s, source=self.name, upper=upper)
+            return assess(value, age_s=0.0, max_age_s=query.max_age_s, source=self.name, upper=upper)
 
         kv = {name: reading(value, 1.0) for name, value in self.backend.kv(self.at_s).items()}
         return Readings(kv, reading(self.backend.waiting(self.at_s)), demand=self.backend.demand(self.at_s))

@@ -80,11 +80,11 @@ def test_premium_keeps_its_ttft_where_a_single_queue_grows(split, policy, reques
 
 
 def test_shed_requests_are_demand_to_the_planner(request_at):
-    """The door counts each as an arrival and as refused, with its tokens."""
+    """The frontend counts each as an arrival and as refused, with its tokens."""
     world = world_of(request_at, TIERS)
     world.run()
     shed = sum(each.shed for each in world.routers[0].core.tiers.counts.values())
-    demand = world.door.take(world.kernel.now_s, {})
+    demand = world.frontend.take(world.kernel.now_s, {})
     assert shed > 0
     assert demand.arrivals == len(world.jobs)
     assert demand.prompt_tokens == len(world.jobs) * PROMPT_TOKENS

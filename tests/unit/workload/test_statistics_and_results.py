@@ -12,7 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import from_line, read_run, to_line
 from penstock.workload.server_lag import ServerLag
-from penstock.workload.statistics import ScheduleLag, describe, judge_lag, summarise
+from penstock.workload.statistics import ScheduleLag, assess_lag, describe, summarise
 
 WELL = ScheduleLag(0.001, 0.001, 0.1)
 
@@ -110,7 +110,7 @@ def test_a_server_that_reports_no_cache_leaves_the_hit_rate_unknown():
 )
 def test_lateness_past_the_bound_is_marked(send_s, loop_s, ttft_p50_s, bound_s, is_distorted):
     """The bound is 50 ms or 5% of the median TTFT, whichever is larger."""
-    lag = judge_lag(ScheduleLag(send_s, loop_s, None), ttft_p50_s=ttft_p50_s, itl_p99_s=None)
+    lag = assess_lag(ScheduleLag(send_s, loop_s, None), ttft_p50_s=ttft_p50_s, itl_p99_s=None)
 
     assert lag["bound_s"] == bound_s
     assert lag["is_distorted"] is is_distorted
@@ -128,7 +128,7 @@ def test_lateness_past_the_bound_is_marked(send_s, loop_s, ttft_p50_s, bound_s, 
 )
 def test_single_gaps_are_marked_at_a_lag_that_leaves_ttft_alone(loop_s, itl_p99_s, is_distorted):
     """The bound of gaps is 2 ms or a fifth of the p99 gap; late sending moves no gap."""
-    lag = judge_lag(ScheduleLag(9.0, loop_s, None), ttft_p50_s=1000.0, itl_p99_s=itl_p99_s)
+    lag = assess_lag(ScheduleLag(9.0, loop_s, None), ttft_p50_s=1000.0, itl_p99_s=itl_p99_s)
 
     assert lag["is_itl_distorted"] is is_distorted
     assert "client sending" not in lag["late_for_itl"]
@@ -148,7 +148,7 @@ def test_a_late_server_is_named():
     """A worker that could not keep up distorts the figures as much as a late client."""
     servers = (ServerLag("llama_decode", "decode", 0.2), ServerLag("llama_prefill", "prefill", 0.01))
 
-    lag = judge_lag(ScheduleLag(0.01, 0.01, 0.2, servers), ttft_p50_s=0.1, itl_p99_s=10.0)
+    lag = assess_lag(ScheduleLag(0.01, 0.01, 0.2, servers), ttft_p50_s=0.1, itl_p99_s=10.0)
 
     assert lag["late"] == ["llama_decode"]
     assert lag["is_distorted"] is True

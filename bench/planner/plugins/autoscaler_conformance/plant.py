@@ -1,7 +1,7 @@
 """A fleet and its load as a fluid, one second at a time: small enough to say by hand what is right.
 
 A prefill worker answers `PREFILL_RPS` prompts a second; a decode worker holds `DECODE_SLOTS` answers, each for the
-situation's ``hold_s``; an aggregated one does both. What does not fit waits at the door, beyond ``max_queue`` it is
+situation's ``hold_s``; an aggregated one does both. What does not fit waits at the frontend, beyond ``max_queue`` it is
 refused.
 """
 

@@ -87,7 +87,7 @@ def parse_manifests(text: str, file: str | None = None) -> tuple[Manifests, list
     adapters: list[ScalingAdapter] = []
     requests: list[ProfileRequest] = []
     for document in documents:
-        found, model = _judge(document, file)
+        found, model = _validate(document, file)
         problems += found
         if isinstance(model, GraphDeployment):
             problems += _duplicate(model, graphs, document, file)
@@ -115,7 +115,7 @@ def _load(source: Path | str) -> tuple[str | None, Manifests]:
     return file, manifests
 
 
-def _judge(document: Document, file: str | None) -> tuple[list[Problem], SpecModel | None]:
+def _validate(document: Document, file: str | None) -> tuple[list[Problem], SpecModel | None]:
     """Return the problems of one document, and its model if there are none."""
     problems = [_from_finding(each, file) for each in document.findings]
     value = document.value

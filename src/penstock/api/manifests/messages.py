@@ -104,7 +104,7 @@ def _most(value: object, ctx: Mapping[str, Any]) -> str:
     return f"{shown(value)} is too large; it must be {bound}"
 
 
-def _whole(value: object, _: Mapping[str, Any]) -> str:
+def _integer(value: object, _: Mapping[str, Any]) -> str:
     return _wrong_type(value, "a whole number", "write one such as 8, without quotes or fraction")
 
 
@@ -176,8 +176,8 @@ _WRITERS: dict[str, Callable[[object, Mapping[str, Any]], str]] = {
     "greater_than": _least,
     "less_than_equal": _most,
     "less_than": _most,
-    "int_type": _whole,
-    "int_from_float": _whole,
+    "int_type": _integer,
+    "int_from_float": _integer,
     "float_type": _number,
     "finite_number": _finite,
     "bool_type": _flag,

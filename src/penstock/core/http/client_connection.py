@@ -288,12 +288,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _account_head(self, data: bytes) -> None:
         """Bound the head, and find out where the first chunk behind this read begins."""
-        is_whole = self._head_bytes == 0 and _END_OF_HEAD in data
+        is_complete = self._head_bytes == 0 and _END_OF_HEAD in data
         self._head_bytes += len(data)
         if not self._head_done:
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._break(f"{self.name} sent a response head of over {_MAX_HEAD_BYTES} bytes", None)
-        elif self._chunked and is_whole:
+        elif self._chunked and is_complete:
             # With an informational response before it this is not the end of the head, but no size line either.
             self._next_chunk_at = next_chunk_at(data, data.index(_END_OF_HEAD) + len(_END_OF_HEAD))
 

@@ -243,8 +243,8 @@ class TieredBatcher(Batcher):
             return keys[:hits], self._blocks_wanted(state, state.computed + 1)
         target = state.prefill_target
         hits = self._pool.count_hits(keys, (target - 1) // size)
-        is_whole = state.remote_pending or state.preemptions
-        first = target if is_whole else min(target, hits * size + budget)
+        is_complete = state.remote_pending or state.preemptions
+        first = target if is_complete else min(target, hits * size + budget)
         return keys[:hits], self._blocks_wanted(state, first)
 
     def _may_resume(self, state: RequestState, hit_keys: Sequence[int], total: int) -> bool:

@@ -71,7 +71,7 @@ class Format(Protocol):
     def closing(self, finished: Sequence[Finished]) -> bytes:
         """Return what ends a stream whose choices have all ended."""
 
-    def whole(self, finished: Sequence[Finished]) -> bytes:
+    def complete(self, finished: Sequence[Finished]) -> bytes:
         """Return the JSON body of an answer that is not streamed."""
 
 
@@ -97,7 +97,7 @@ class CompletionFormat:
         kind = "chat.completion.chunk" if self._call.api is Api.CHAT else "text_completion"
         return _event({**self._head, "object": kind}, [], usage=usage_of(self._call, finished)) + DONE
 
-    def whole(self, finished: Sequence[Finished]) -> bytes:
+    def complete(self, finished: Sequence[Finished]) -> bytes:
         """Return the JSON body of an answer that is not streamed."""
         call = self._call
         return orjson.dumps(

@@ -315,7 +315,7 @@ _HELP = {
     names.ENGINE_SWAPPED_BLOCKS: "KV blocks of preempted requests in host memory.",
     names.ENGINE_RESERVED_BLOCKS: "Free KV blocks that only premium and system requests may take.",
     names.VLLM_REQUEST_SUCCESS: "Requests that ended, by reason.",
-    names.VLLM_ADMISSION_REJECTIONS: "Requests refused at the door.",
+    names.VLLM_ADMISSION_REJECTIONS: "Requests refused at the frontend.",
     names.VLLM_PREFIX_QUERIES: "Prompt tokens looked up in the prefix cache.",
     names.VLLM_PREFIX_HITS: "Prompt tokens found in the prefix cache.",
     names.VLLM_EXTERNAL_PREFIX_QUERIES: "Prompt tokens looked up on another worker.",

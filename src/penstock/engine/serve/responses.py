@@ -61,15 +61,15 @@ class ResponseFormat:
             self._event("response.output_text.done", {**at, "text": text, "logprobs": []})
             + self._event("response.content_part.done", {**at, "part": _part(text)})
             + self._event("response.output_item.done", {"output_index": 0, "item": self._item(text, status)})
-            + self._event("response.completed", {"response": self._whole(done)})
+            + self._event("response.completed", {"response": self._complete(done)})
         )
 
-    def whole(self, finished: Sequence[Finished]) -> bytes:
+    def complete(self, finished: Sequence[Finished]) -> bytes:
         """Return the JSON body of a response that is not streamed."""
         (done,) = finished
-        return orjson.dumps(self._whole(done))
+        return orjson.dumps(self._complete(done))
 
-    def _whole(self, done: Finished) -> dict[str, Any]:
+    def _complete(self, done: Finished) -> dict[str, Any]:
         status = _status(done)
         tokens = self._call.prompt_tokens
         usage = {

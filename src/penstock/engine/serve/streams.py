@@ -248,7 +248,7 @@ class Reply:
         """Take note of a choice that is not streamed; the last one sends the answer."""
         self._finished.append(finished)
         if len(self._finished) == len(self.streams):
-            self._responder.send(200, self._format.whole(self._in_order()), headers=self._headers)
+            self._responder.send(200, self._format.complete(self._in_order()), headers=self._headers)
             self.abandon()
 
     def fail(self, message: str, status: int, kind: str) -> None:

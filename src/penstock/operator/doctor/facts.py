@@ -1,4 +1,4 @@
-"""What `gather` saw and `judge` judges. Pure: objects as the API server returned them, and who could not be asked."""
+"""What `gather` saw and `check` evaluates. Pure: objects as the API server returned them, and who could not be asked."""
 
 from __future__ import annotations
 

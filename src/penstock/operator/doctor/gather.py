@@ -1,4 +1,4 @@
-"""Reads what `judge` judges, from the API server and through its proxy; writes nothing.
+"""Reads what `check` evaluates, from the API server and through its proxy; writes nothing.
 
 Everything is bounded: each answer in time, pages and calls in number. Two looks, one interval apart, tell
 whether Leases are renewed and metrics are read again.
@@ -41,6 +41,7 @@ from penstock.kube.objects.names import (
     lease_name,
 )
 from penstock.kube.objects.pods import FINISHED_PHASES
+from penstock.operator.doctor.check import class_of, component_of, scope_of
 from penstock.operator.doctor.facts import (
     Facts,
     GraphFacts,
@@ -53,7 +54,6 @@ from penstock.operator.doctor.facts import (
     ServerFacts,
     Unreadable,
 )
-from penstock.operator.doctor.judge import class_of, component_of, scope_of
 from penstock.operator.doctor.rights import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.quantity import quantity

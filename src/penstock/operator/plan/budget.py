@@ -91,7 +91,7 @@ def releases(
     leaving = [pod for pod in present if pod.terminating and is_started(pod, already_released)]
     staying = units([pod for pod in present if not pod.terminating], already_released)
     running = [unit for unit in staying if unit.started]
-    gpus = sum(pod.gpus for pod in leaving) + sum(unit.whole for unit in running)
+    gpus = sum(pod.gpus for pod in leaving) + sum(unit.all_gpus for unit in running)
     coming = sum(pod.gpus for pod in leaving if pod.deleted_s is None or now_s < pod.deleted_s + OVERDUE_S)
     allowed: list[str] = []
     for unit in running:  # the rest of a group whose GPUs are taken already
@@ -196,7 +196,7 @@ def _admit(line: _Line, gpus: int, coming: int, budget: int | None) -> tuple[lis
     waiting: list[Waiting] = []
     held_for: Unit | None = None
     for place, unit in enumerate([*line.first, *line.rest]):
-        need = unit.whole
+        need = unit.all_gpus
         kept = 0 if place < len(line.first) else line.kept
         room = None if budget is None else budget - gpus - kept
         if room is None or (need <= room and held_for is None):

@@ -105,7 +105,7 @@ class ConditionFacts:
         return sum(each.replicas.gpus for each in self.services.values() if each.role.is_worker)
 
 
-def judgements(facts: ConditionFacts) -> tuple[ConditionResult, ...]:
+def condition_results(facts: ConditionFacts) -> tuple[ConditionResult, ...]:
     """Return the operator's conditions of a graph, sorted by type."""
     found = (_ready(facts), _progressing(facts), _degraded(facts), _budget(facts), _schedulable(facts))
     return tuple(sorted(found, key=lambda each: each.type))

@@ -103,7 +103,7 @@ def diagnose(
         slow_start_s: Seconds that a container may take to start before that is reported.
     """
     view = pod if isinstance(pod, PodView) else pod_view(pod)
-    found = _of_the_whole(view, now_s)
+    found = _of_the_pod(view, now_s)
     if found is None and view.alive and not view.ready:
         found = _of_scheduling(view, budget_reason) or _of_containers(view, now_s, slow_start_s)
     if found is None:
@@ -116,7 +116,7 @@ _Words = tuple[Category, str, str]
 _Found = _Words | None
 
 
-def _of_the_whole(pod: PodView, now_s: float) -> _Found:
+def _of_the_pod(pod: PodView, now_s: float) -> _Found:
     target = pod.condition("DisruptionTarget")
     taken = target is not None and target.status == "True" and target.reason == "DeletionByTaintManager"
     if pod.reason == "NodeLost" or pod.phase == "Unknown" or (taken and not pod.finished):

@@ -57,7 +57,7 @@ def holdings(
     counts = Counter(each.service for each in started)
     found = {}
     for service in {*counts, *before} & set(replicas):
-        sizes = [each.whole for each in started if each.service == service]
+        sizes = [each.all_gpus for each in started if each.service == service]
         was = before.get(service)
         number, wanted = counts[service], replicas[service]
         gpus = max(sizes) if was is None or sizes else was.gpus

@@ -20,8 +20,8 @@ from penstock.operator.plan.conditions import (
     ConditionFacts,
     ConditionResult,
     ServiceFacts,
+    condition_results,
     conditions,
-    judgements,
 )
 
 SCALING_LIMITED: Final = "ScalingLimited"
@@ -36,7 +36,7 @@ def graph_status(facts: ConditionFacts, *, old: Mapping[str, Any] | None, now: s
         old: The status that is there; None if there is none.
         now: RFC 3339; used only for conditions whose status changes.
     """
-    found = judgements(facts)
+    found = condition_results(facts)
     return {
         "observedGeneration": facts.generation,
         "phase": phase(facts, {each.type: each.status for each in found}).value,

@@ -36,7 +36,7 @@ class Unit:
         return [pod for pod in self.pods if pod.gated]
 
     @property
-    def whole(self) -> int:
+    def all_gpus(self) -> int:
         """GPUs of the complete replica, also of pods that do not exist yet."""
         size = max(pod.group_size for pod in self.pods)
         return max(size * max(pod.gpus for pod in self.pods), sum(pod.gpus for pod in self.pods))

@@ -46,7 +46,7 @@ from penstock.planner.service import boot_id, made_folder
 from penstock.planner.snapshot import SnapshotWriter
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
-from penstock.planner.sources.door import door_source
+from penstock.planner.sources.frontend import frontend_source
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 from penstock.planner.sources.scrape import ScrapeSource
@@ -153,7 +153,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
             stopping.cancel()
             planning.cancel()
             _, late = await asyncio.wait({planning, stopping}, timeout=STOP_S)
-        log.info("planner stopped", is_whole=not late)
+        log.info("planner stopped", is_complete=not late)
     finally:
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
@@ -301,7 +301,7 @@ class LeaderSession:
         """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
         options: PlannerOptions = job.plan.options
         known: dict[MetricsSource, ReadingSource] = {
-            MetricsSource.ROUTER: door_source(
+            MetricsSource.ROUTER: frontend_source(
                 job.graph, self._pages, view.routers, workers=self._scrape, clock=self._clock
             ),
             MetricsSource.SCRAPE: self._scrape,

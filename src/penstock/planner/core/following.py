@@ -84,8 +84,8 @@ class LedgerFollower:
         if "config" in record:
             config = config_from(record["config"])
             # A decision's record lacks the profile, which is long.
-            is_whole = record["type"] == "header"
-            self._config = config if is_whole else replace(config, performance=self._config.performance)
+            is_complete = record["type"] == "header"
+            self._config = config if is_complete else replace(config, performance=self._config.performance)
         self._state = state_from(record["state"])
         self._starts = {Role(role): tuple(begun) for role, begun in record.get("starts", {}).items()}
         before = self._schedule

@@ -28,7 +28,7 @@ from penstock.planner.decide.state import PlannerState
 
 
 def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what demand at the door, supply over time and restraint ask for; one pull at least.
+    """Return what demand at the frontend, supply over time and restraint ask for; one pull at least.
 
     What workers can do is read off ``config.performance``, corrected by what is observed, and held against the targets; without
     a profile it is learnt.

@@ -64,8 +64,8 @@ def waiting_requests(pull: Pull, role: Role) -> float | None:
     inside = pull.worker_waiting
     if inside is None or inside.unknown:
         return None
-    at_door = pull.demand.waiting if role is Role.AGGREGATED and pull.demand is not None else 0.0
-    return inside.total + at_door
+    at_frontend = pull.demand.waiting if role is Role.AGGREGATED and pull.demand is not None else 0.0
+    return inside.total + at_frontend
 
 
 def numbers(value: object) -> list[float]:

@@ -44,18 +44,18 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What reached the door between the pull before and this one, and what waits now; all routers together.
+    """What reached the frontend between the pull before and this one, and what waits now; all routers together.
 
     Counts are differences of counters over ``period_s``. Every value is known: a source that cannot tell one of
     them gives no `Demand` at all.
 
     Attributes:
         period_s: Simulated seconds that the counts cover, > 0.
-        arrivals: Requests that reached the door, refused and timed-out ones included.
+        arrivals: Requests that reached the frontend, refused and timed-out ones included.
         prompt_tokens: Of the arrivals.
         uncached_tokens: Of the arrivals, as far as routing can tell; equals ``prompt_tokens`` where it knows
             no cache.
-        refused: Rejected at the door (429 or 503: queue full, workers busy).
+        refused: Rejected at the frontend (429 or 503: queue full, workers busy).
         timed_out: Left the queue at its time limit.
         turned_away: Of both, by the role that had no worker for them; empty where that is not told apart.
         completed: Answered in full.
@@ -106,7 +106,7 @@ class Observation:
         pools: By role; either prefill and decode, or aggregated.
         kv: KV usage fraction 0-1 of every ready decode (or aggregated) worker, by worker name.
         queue: Requests waiting for prefill, the whole graph's; None in aggregated graphs.
-        demand: At the door; None when unknown (no router readable, or its counters have just been reset).
+        demand: At the frontend; None when unknown (no router readable, or its counters have just been reset).
         worker_waiting: ``num_requests_waiting`` of every ready decode (or aggregated) worker, by worker name;
             None when no source reports it.
     """
@@ -158,7 +158,7 @@ class Pull:
         pools: By role.
         kv: Sums over the decode (or aggregated) workers.
         queue: Requests waiting for prefill; None in aggregated graphs.
-        demand: At the door; None when unknown.
+        demand: At the frontend; None when unknown.
         worker_waiting: Requests that wait inside the decode (or aggregated) workers; None when no source
             reports them.
     """

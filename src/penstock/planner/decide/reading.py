@@ -47,7 +47,7 @@ def missing(why: str, *, source: str) -> Reading:
     return Reading(Quality.MISSING, None, None, source, why)
 
 
-def judge(
+def assess(
     value: float | None, *, age_s: float, max_age_s: float, source: str, upper: float | None = None
 ) -> Reading:
     """Return what a raw number is worth.

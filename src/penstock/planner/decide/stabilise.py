@@ -86,7 +86,7 @@ def _settle_down(proposal: RoleProposal, state: RoleState, config: DecideConfig)
 
 def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> RoleProposal:
     """Hold a decode (or aggregated) scale-down that the rest could not carry, or that only an outage asks for."""
-    if not _sees_door(window):
+    if not _sees_frontend(window):
         step = Step("door", {"pulls": len(window.pulls)}, None, "hold: idle workers may only be cut off")
         return proposal.held(Reason.METRIC_UNKNOWN, "the routers' queue is unknown", step)
     load = kv_signal(window.pulls).mean or 0.0
@@ -101,7 +101,7 @@ def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> R
     return proposal.passed(Step("scale_down_check", inputs, config.kv_up, "pass"))
 
 
-def _sees_door(window: Window) -> bool:
+def _sees_frontend(window: Window) -> bool:
     """Tell whether the routers were seen in every pull, or workers were seen to be busy without them.
 
     Behind routers that cannot be read, workers fall idle and report fresh zeros.

@@ -50,16 +50,16 @@ class Readings:
     Attributes:
         kv: KV usage fraction by worker name; exactly the query's KV workers.
         queue: Requests waiting for prefill.
-        queue_is_whole: The queue includes what a router holds back; a source that asks only the workers
+        queue_is_complete: The queue includes what a router holds back; a source that asks only the workers
             cannot know.
-        demand: At the routers' doors since the last pull; None where it is unknown or the source cannot know.
+        demand: At the routers' frontends since the last pull; None where it is unknown or the source cannot know.
         worker_waiting: Requests that wait inside each KV worker, by its name; None if the source does not say.
         latency: Histograms since the source's start: ``ttft`` and ``itl``; for the dashboard only.
     """
 
     kv: Mapping[str, Reading]
     queue: Reading
-    queue_is_whole: bool = True
+    queue_is_complete: bool = True
     demand: Demand | None = None
     worker_waiting: Mapping[str, Reading] | None = None
     latency: Mapping[str, Buckets] = field(default_factory=dict)

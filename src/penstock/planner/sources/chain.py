@@ -13,7 +13,7 @@ from dataclasses import replace
 from penstock.core.errors import ObservationError
 from penstock.core.logs import get_logger
 from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.reading import Quality, Reading, judge, missing
+from penstock.planner.decide.reading import Quality, Reading, assess, missing
 from penstock.planner.sources.backoff import PullBackoff
 from penstock.planner.sources.base import Buckets, Query, Readings, ReadingSource, in_short
 
@@ -119,7 +119,7 @@ class SourceChain:
         if reading.quality is not Quality.MISSING or key not in self._last:
             return reading
         measured_s, last = self._last[key]
-        aged = judge(last.value, age_s=self._now_s() - measured_s, max_age_s=max_age_s, source=last.source)
+        aged = assess(last.value, age_s=self._now_s() - measured_s, max_age_s=max_age_s, source=last.source)
         return aged if aged.is_known else replace(aged, why=f"{aged.why}; {reading.why}")
 
     def _note(self, readings: Sequence[Reading]) -> None:
@@ -132,7 +132,7 @@ class SourceChain:
 
 def _by_key(answer: Readings, *, is_backup: bool) -> dict[Key, Reading]:
     # A router that is too busy to answer may hold a long queue that no worker knows of.
-    is_part = answer.queue.at_least or (is_backup and not answer.queue_is_whole)
+    is_part = answer.queue.at_least or (is_backup and not answer.queue_is_complete)
     waiting = answer.worker_waiting or {}
     return {
         **{(_KV, name): reading for name, reading in answer.kv.items()},

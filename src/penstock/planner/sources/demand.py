@@ -35,7 +35,7 @@ _GAUGES: Final = {
 _ROLES: Final = frozenset(Role)
 _TURNED_AWAY: Final = names.ROUTER_TURNED_AWAY + names.COUNTER_SUFFIX
 _BY_ROLE: Final = (names.ROUTER_WORKER_INFLIGHT_REQUESTS, _TURNED_AWAY)
-DOOR_NAMES: Final = frozenset(
+FRONTEND_NAMES: Final = frozenset(
     {
         *_COUNTERS.values(),
         *_GAUGES.values(),
@@ -44,7 +44,7 @@ DOOR_NAMES: Final = frozenset(
         names.PROCESS_START,
     }
 )
-"""Sample names that `read_door` looks at."""
+"""Sample names that `read_frontend` looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RouterSample:
         )
 
 
-def read_door(samples: Sequence[Sample]) -> RouterSample | None:
+def read_frontend(samples: Sequence[Sample]) -> RouterSample | None:
     """Return a router's counts; None if its page lacks one (an older router) or one is no number."""
     totals: dict[str, float] = {}
     by_role: dict[str, dict[Role, float]] = {name: {} for name in _BY_ROLE}
@@ -86,10 +86,10 @@ def read_door(samples: Sequence[Sample]) -> RouterSample | None:
                 counts[Role(role)] = counts.get(Role(role), 0.0) + sample.value
         elif sample.name == names.ROUTER_WORKER_PENDING_TOKENS:
             pending[sample.labels.get("worker", "")] = sample.value
-        elif sample.name in DOOR_NAMES:
+        elif sample.name in FRONTEND_NAMES:
             totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    is_whole = totals.keys() >= {*_COUNTERS.values(), *_GAUGES.values()}
-    if not is_whole or not all(map(math.isfinite, totals.values())):
+    is_complete = totals.keys() >= {*_COUNTERS.values(), *_GAUGES.values()}
+    if not is_complete or not all(map(math.isfinite, totals.values())):
         return None
     return RouterSample(
         {field: totals[name] for field, name in _COUNTERS.items()},
@@ -108,11 +108,13 @@ class DemandMeter:
         self._before: Mapping[str, RouterSample] = {}
         self._before_s = 0.0
 
-    def add(self, doors: Mapping[str, RouterSample], routers: Collection[str], now_s: float) -> Demand | None:
+    def add(
+        self, frontends: Mapping[str, RouterSample], routers: Collection[str], now_s: float
+    ) -> Demand | None:
         """Return what arrived since the last pull that was complete.
 
         Args:
-            doors: Of the routers that could be read, by URL.
+            frontends: Of the routers that could be read, by URL.
             routers: URLs of all routers.
             now_s: Simulated seconds.
 
@@ -120,31 +122,33 @@ class DemandMeter:
             None at the first pull, and at one at which a router is missing, has joined or left, or has
             restarted. What a missing router counts meanwhile is in the next difference, over a longer period.
         """
-        if not doors.keys() >= set(routers) or not routers:
+        if not frontends.keys() >= set(routers) or not routers:
             return None
         before, before_s = self._before, self._before_s
         if now_s <= before_s and before:
             return None
-        self._before, self._before_s = {url: doors[url] for url in routers}, now_s
+        self._before, self._before_s = {url: frontends[url] for url in routers}, now_s
         if before.keys() != self._before.keys():
             return None
-        if not all(door.follows(before[url]) for url, door in self._before.items()):
+        if not all(frontend.follows(before[url]) for url, frontend in self._before.items()):
             return None
         gained = {
-            field: sum(door.counters[field] - before[url].counters[field] for url, door in doors.items())
+            field: sum(
+                frontend.counters[field] - before[url].counters[field] for url, frontend in frontends.items()
+            )
             for field in _COUNTERS
         }
         turned_away: dict[Role, float] = {}
-        for url, door in doors.items():
-            for role, count in door.turned_away.items():
+        for url, frontend in frontends.items():
+            for role, count in frontend.turned_away.items():
                 gain = count - before[url].turned_away.get(role, 0.0)
                 turned_away[role] = turned_away.get(role, 0.0) + gain
-        return _demand(gained, list(doors.values()), turned_away, now_s - before_s)
+        return _demand(gained, list(frontends.values()), turned_away, now_s - before_s)
 
 
 def _demand(
     gained: dict[str, float],
-    doors: Sequence[RouterSample],
+    frontends: Sequence[RouterSample],
     turned_away: Mapping[Role, float],
     period_s: float,
 ) -> Demand:
@@ -152,11 +156,11 @@ def _demand(
     routed, uncached = gained.pop("routed_tokens"), gained.pop("routed_uncached")
     unrouted = max(0.0, gained["prompt_tokens"] - routed)
     in_flight: dict[Role, float] = {}
-    for door in doors:
-        for role, count in door.in_flight.items():
+    for frontend in frontends:
+        for role, count in frontend.in_flight.items():
             in_flight[role] = in_flight.get(role, 0.0) + count
-    now = {field: sum(door.gauges[field] for door in doors) for field in _GAUGES}
-    oldest_s = max(door.gauges["oldest_wait_s"] for door in doors)
+    now = {field: sum(frontend.gauges[field] for frontend in frontends) for field in _GAUGES}
+    oldest_s = max(frontend.gauges["oldest_wait_s"] for frontend in frontends)
     return Demand(
         period_s=period_s,
         turned_away=turned_away,
@@ -165,9 +169,9 @@ def _demand(
         waiting_tokens=now["waiting_tokens"],
         oldest_wait_s=oldest_s if now["waiting"] else None,
         in_flight=in_flight,
-        in_flight_tokens=sum(sum(door.pending.values()) for door in doors),
+        in_flight_tokens=sum(sum(frontend.pending.values()) for frontend in frontends),
         prefilling_workers=len(
-            {name for door in doors for name, tokens in door.pending.items() if tokens > 0}
+            {name for frontend in frontends for name, tokens in frontend.pending.items() if tokens > 0}
         ),
         **gained,
     )

@@ -11,10 +11,10 @@ from penstock.api import Role
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
-from penstock.planner.decide.reading import Reading, judge, missing
+from penstock.planner.decide.reading import Reading, assess, missing
 from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_short
-from penstock.planner.sources.door import Door
 from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, Frontend, FrontendMeter, read_frontend
+from penstock.planner.sources.frontend import FrontendMetrics
 from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.scrape import ScrapeSource
@@ -64,10 +64,12 @@ class DynamoSource:
         self._latency = LatencyTotals()
 
     @classmethod
-    def of(cls, door: Door) -> DynamoSource:
+    def of(cls, frontend: FrontendMetrics) -> DynamoSource:
         """Return the source of a graph; the entry point."""
-        clock = door.clock
-        return cls(door.pages, door.urls, workers=door.workers, now_s=clock.now_s, speed=clock.speed)
+        clock = frontend.clock
+        return cls(
+            frontend.pages, frontend.urls, workers=frontend.workers, now_s=clock.now_s, speed=clock.speed
+        )
 
     async def read(self, query: Query) -> Readings:
         """Return the workers' readings with the frontends' demand; what cannot be read is missing.
@@ -94,7 +96,7 @@ class DynamoSource:
         return replace(
             readings,
             queue=self._queue(readings.queue, frontends, flaws, query.max_age_s),
-            queue_is_whole=True,
+            queue_is_complete=True,
             demand=self._meter.add(frontends, urls, now_s, first=first),
             latency=self._latency.add({url: page.latency for url, page in pages.items()}, urls),
         )
@@ -132,4 +134,4 @@ class DynamoSource:
             waiting = sum(each.waiting for each in frontends.values())
         else:
             waiting = workers.value + sum(each.gauges["queued"] for each in frontends.values())
-        return judge(waiting, age_s=0.0, max_age_s=max_age_s, source=self.name)
+        return assess(waiting, age_s=0.0, max_age_s=max_age_s, source=self.name)

@@ -1,4 +1,4 @@
-"""Latency histograms that doors export, for the dashboard: read from samples, and added up over doors. Pure."""
+"""Latency histograms that frontends export, for the dashboard: read from samples, and added up over frontends. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ITL: Final = "itl"
 
 
 class LatencyTotals:
-    """Histograms of several doors as one that never falls, though doors restart and leave."""
+    """Histograms of several frontends as one that never falls, though frontends restart and leave."""
 
     def __init__(self) -> None:
         self._before: dict[str, Mapping[str, Buckets]] = {}

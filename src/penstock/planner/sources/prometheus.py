@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from penstock.core import metric_names as names
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, ObservationError
-from penstock.planner.decide.reading import Reading, judge, missing
+from penstock.planner.decide.reading import Reading, assess, missing
 from penstock.planner.sources.base import Query, Readings, Urls, address, total_of
 from penstock.planner.targets.base import Endpoint
 
@@ -119,14 +119,14 @@ class PrometheusSource:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 usage = await self._series(names.VLLM_KV_USAGE, query.max_age_s, upper=1.0)
                 queue = await self._routers_queue(query)
-                is_whole = queue is not None
+                is_complete = queue is not None
                 waiting = await self._waiting(query.endpoints, query.max_age_s)
         except TimeoutError as exc:
             raise ObservationError(f"prometheus: no answer in {READ_TIMEOUT_S:g} s") from exc
         return Readings(
             {worker.name: self._mean([s for s in usage if s.is_of(worker)]) for worker in query.kv_workers},
             queue if queue is not None else self._workers_queue(query, waiting),
-            queue_is_whole=is_whole,
+            queue_is_complete=is_complete,
             worker_waiting={worker.name: waiting[worker.name] for worker in query.kv_workers},
         )
 
@@ -202,7 +202,7 @@ class PrometheusSource:
         series = []
         for item in values:
             age_s = self._clock.to_model_s(ages.get(_key(item), math.nan))
-            reading = judge(_number(item), age_s=age_s, max_age_s=max_age_s, source=self.name, upper=upper)
+            reading = assess(_number(item), age_s=age_s, max_age_s=max_age_s, source=self.name, upper=upper)
             series.append(_Series(item.get("metric", {}), reading))
         return _distinct(series)
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
-from penstock.planner.decide.reading import Quality, Reading, judge, missing
+from penstock.planner.decide.reading import Quality, Reading, assess, missing
 from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_short, total_of
-from penstock.planner.sources.demand import DOOR_NAMES, DemandMeter, RouterSample, read_door
-from penstock.planner.sources.door import Door
+from penstock.planner.sources.demand import FRONTEND_NAMES, DemandMeter, RouterSample, read_frontend
+from penstock.planner.sources.frontend import FrontendMetrics
 from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
 from penstock.planner.sources.pages import MetricsPages
 
 _LATENCIES = {TTFT: names.ROUTER_TTFT, ITL: names.ROUTER_ITL}
 _WANTED = frozenset(
     {
-        *DOOR_NAMES,
+        *FRONTEND_NAMES,
         names.ROUTER_WORKER_WAITING,
         names.ROUTER_WORKER_KV_USAGE,
         names.ROUTER_WORKER_METRICS_AGE,
@@ -40,7 +40,7 @@ class _Page:
         ages: Age of the same in simulated seconds.
         queue: Requests that wait for prefill in this router; None if it does not say.
         latency: Histograms since its start.
-        door: Its counts; None if it does not say.
+        frontend: Its counts; None if it does not say.
     """
 
     kv: Mapping[str, float]
@@ -48,7 +48,7 @@ class _Page:
     ages: Mapping[str, float]
     queue: float | None
     latency: Mapping[str, Buckets]
-    door: RouterSample | None
+    frontend: RouterSample | None
 
 
 class RouterSource:
@@ -72,9 +72,9 @@ class RouterSource:
         self._demand = DemandMeter()
 
     @classmethod
-    def of(cls, door: Door) -> RouterSource:
+    def of(cls, frontend: FrontendMetrics) -> RouterSource:
         """Return the source of a graph; the entry point."""
-        return cls(door.pages, door.urls, now_s=door.clock.now_s)
+        return cls(frontend.pages, frontend.urls, now_s=frontend.clock.now_s)
 
     async def read(self, query: Query) -> Readings:
         """Return the routers' view; a worker that none of them reaches is missing, an old value stale.
@@ -95,7 +95,7 @@ class RouterSource:
         if not pages:
             raise flaws[0]
         found, max_age_s = list(pages.values()), query.max_age_s
-        doors = {url: page.door for url, page in pages.items() if page.door is not None}
+        frontends = {url: page.frontend for url, page in pages.items() if page.frontend is not None}
         workers = [worker.name for worker in query.kv_workers]
         waiting = {
             name: self._freshest([(p.waiting.get(name), p.ages.get(name)) for p in found], max_age_s)
@@ -109,7 +109,7 @@ class RouterSource:
                 for name in workers
             },
             queue=self._queue(pages, flaws, max_age_s),
-            demand=self._demand.add(doors, urls, now_s),
+            demand=self._demand.add(frontends, urls, now_s),
             worker_waiting=waiting if any(page.waiting for page in found) else None,
             latency=self._latency.add({url: page.latency for url, page in pages.items()}, urls),
         )
@@ -129,7 +129,9 @@ class RouterSource:
             ages=_by_worker(by_name, names.ROUTER_WORKER_METRICS_AGE),
             queue=sum(sample.value for sample in queues) if queues else None,
             latency={key: buckets_of(by_name.get(f"{name}_bucket", ())) for key, name in _LATENCIES.items()},
-            door=read_door([s for name, found in by_name.items() if name in DOOR_NAMES for s in found]),
+            frontend=read_frontend(
+                [s for name, found in by_name.items() if name in FRONTEND_NAMES for s in found]
+            ),
         )
 
     def _freshest(
@@ -141,7 +143,7 @@ class RouterSource:
     ) -> Reading:
         """Return the best of what the routers say of one worker: (value, age) of each, None where it says nothing."""
         readings = [
-            judge(
+            assess(
                 value,
                 age_s=math.nan if age_s is None else age_s,
                 max_age_s=max_age_s,
@@ -159,7 +161,7 @@ class RouterSource:
             why = f"{len(flaws)} of {len(flaws) + len(pages)} routers cannot be read: {in_short(flaws[0])}"
             return missing(why, source=self.name)
         return total_of(
-            [judge(p.queue, age_s=0.0, max_age_s=max_age_s, source=self.name) for p in pages.values()]
+            [assess(p.queue, age_s=0.0, max_age_s=max_age_s, source=self.name) for p in pages.values()]
         )
 
 

@@ -8,7 +8,7 @@ from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import parse_samples
 from penstock.core.worker_metrics import WAITING_NAMES, waiting_by_engine
-from penstock.planner.decide.reading import Reading, judge, missing
+from penstock.planner.decide.reading import Reading, assess, missing
 from penstock.planner.sources.base import Query, Readings, in_short, total_of
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.targets.base import Endpoint
@@ -50,7 +50,7 @@ class ScrapeSource:
         return Readings(
             {worker.name: found[worker.name][0] for worker in query.kv_workers},
             queue,
-            queue_is_whole=False,
+            queue_is_complete=False,
             worker_waiting={worker.name: found[worker.name][1] for worker in query.kv_workers},
         )
 
@@ -66,7 +66,7 @@ class ScrapeSource:
         # One page holds one series per engine of a data-parallel worker.
         usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
         waiting = waiting_by_engine(samples)
-        kv = judge(
+        kv = assess(
             sum(usage) / len(usage) if usage else None,
             age_s=0.0,
             max_age_s=max_age_s,
@@ -75,4 +75,4 @@ class ScrapeSource:
         )
         if not waiting:
             return kv, missing(f"{names.VLLM_WAITING} not reported", source=self.name)
-        return kv, judge(sum(waiting), age_s=0.0, max_age_s=max_age_s, source=self.name)
+        return kv, assess(sum(waiting), age_s=0.0, max_age_s=max_age_s, source=self.name)

@@ -220,7 +220,7 @@ class DispatchQueue(QueueState[T]):
             worker, queued, _ = ended
             worker.forget(queued)
 
-    def withdraw(self, item: T) -> None:
+    def cancel(self, item: T) -> None:
         """Take out a request whose client has left; does nothing when it does not wait."""
         queued = self._unassigned.get(item)
         if queued is not None:
@@ -254,7 +254,7 @@ class DispatchQueue(QueueState[T]):
             if settings.deadline_s(each.arrival.tier, each.since_s, served_s=served_s, hold_s=hold_s) <= now_s
         ]
         for queued in expired:
-            self.withdraw(queued.item)
+            self.cancel(queued.item)
         return expired
 
     def rebalance(self, now_s: float, names: Iterable[str] | None = None) -> int:

@@ -128,10 +128,10 @@ class RouterCore(RouterState[T]):
         self._load_changed(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
-    def withdraw(self, item: T, role: Role, now_s: float) -> None:
+    def cancel(self, item: T, role: Role, now_s: float) -> None:
         """Take out a waiting request whose client has left; does nothing when it does not wait."""
         name = self.queues[role].worker_of(item)
-        self.queues[role].withdraw(item)
+        self.queues[role].cancel(item)
         self._left(item, role)
         self._load_changed(role, now_s, name)
 

@@ -1,4 +1,4 @@
-"""The tiers of one router: what is shed at the door, and what each tier got; the live and the virtual router's. Pure."""
+"""The tiers of one router: what admission sheds, and what each tier got; the live and the virtual router's. Pure."""
 
 from __future__ import annotations
 

@@ -223,8 +223,8 @@ class RouterApp:
         request = passage.request
         identity = None
         if self._tiers is not None:
-            identity = self._tiers.door.identify(request.headers, parsed.body.get("model"))
-            parsed = self._tiers.door.for_worker(parsed, identity.tier)
+            identity = self._tiers.admission.identify(request.headers, parsed.body.get("model"))
+            parsed = self._tiers.admission.for_worker(parsed, identity.tier)
         return CompletionCall(
             parsed,
             passage.responder,
@@ -249,7 +249,7 @@ class RouterApp:
     @property
     def _aliases(self) -> Collection[str]:
         """Further names of the model, each of a tier."""
-        return () if self._tiers is None else self._tiers.door.config.models
+        return () if self._tiers is None else self._tiers.admission.config.models
 
     def _session(self, request: Request) -> str:
         if not self._session_header:
@@ -260,7 +260,9 @@ class RouterApp:
         headers = [_JSON_TYPE, (b"x-request-id", own_id)]
         sent = request.headers
         headers += [(name, sent[name]) for name in _PASSED_ON if name in sent]
-        is_own = self._tiers is not None and self._tiers.door.keys.of(sent.get(b"authorization")) is not None
+        is_own = (
+            self._tiers is not None and self._tiers.admission.keys.of(sent.get(b"authorization")) is not None
+        )
         if self._keys.is_open and b"authorization" in sent and not is_own:
             # Without keys of its own the router is transparent: the workers may ask for one.
             headers.append((b"authorization", sent[b"authorization"]))

@@ -12,7 +12,7 @@ from penstock.core.http.server import Responder
 from penstock.router.core.retries import RequestTries
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.prefix import Keyed
-from penstock.router.proxy.tier_door import TierIdentity
+from penstock.router.proxy.tier_admission import TierIdentity
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 _PREFIX = os.urandom(8).hex()

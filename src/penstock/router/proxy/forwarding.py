@@ -24,7 +24,7 @@ from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import GRAPH_SECRET
 from penstock.router.proxy.failures import error_response_of
 from penstock.router.proxy.stream_meter import ERROR_EVENT
-from penstock.router.proxy.upstream import read_whole
+from penstock.router.proxy.upstream import read_complete
 from penstock.router.silence import Wait
 
 log = get_logger(__name__)
@@ -203,7 +203,7 @@ class Forwarder:
         content_type = found.get(b"content-type", JSON.encode()).decode("latin-1")
         if not content_type.lower().startswith(EVENT_STREAM):
             responder.send(
-                response.status, await read_whole(response), content_type=content_type, headers=headers
+                response.status, await read_complete(response), content_type=content_type, headers=headers
             )
             return
         responder.start(response.status, content_type=content_type, headers=headers)

@@ -46,7 +46,7 @@ from penstock.router.proxy.lease_guard import LeaseGuard
 from penstock.router.proxy.retry_after import retry_after
 from penstock.router.proxy.stream_meter import Correction, RelayMeter
 from penstock.router.proxy.stream_preamble import read_preamble
-from penstock.router.proxy.upstream import UpstreamClient, read_whole
+from penstock.router.proxy.upstream import UpstreamClient, read_complete
 from penstock.router.proxy.worker_answer import encoded_again, read_completion
 
 log = get_logger(__name__)
@@ -269,7 +269,7 @@ class CompletionHandler:
             worker = assignment.worker
             call.prefill_worker = worker.name
             async with self._upstream.open(call, assignment, prefill_body(call.request)) as response:
-                content = await read_whole(response)
+                content = await read_complete(response)
                 lease = grant(worker, self._clock.now_s())
                 prefilled = read_prefill_answer(read_completion(content, _type_of(response), worker.name))
                 assignment.succeeded()
@@ -377,7 +377,7 @@ class CompletionHandler:
         response: StreamingResponse,
         remote: RemotePrefill | None,
     ) -> None:
-        content = await read_whole(response)
+        content = await read_complete(response)
         self._admission.prefilled(assignment, measured=False)
         answer = read_completion(content, _type_of(response), assignment.worker.name)
         usage = answer.get("usage")

@@ -97,8 +97,8 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
         decoded = text.decode("utf-8", "ignore")
         ids = exact.tokenizer.text(decoded)
         chain = token_keys(ids, engine_block_tokens=engine_block_tokens, seed=seed)
-        is_whole = request.endpoint is ApiEndpoint.COMPLETIONS and request.prompt_bytes <= len(text)
-        return Keyed(chain, len(ids) if is_whole else None)
+        is_complete = request.endpoint is ApiEndpoint.COMPLETIONS and request.prompt_bytes <= len(text)
+        return Keyed(chain, len(ids) if is_complete else None)
     prompt = body.get("prompt")
     if not isinstance(prompt, list) or not prompt:
         return Keyed(())

@@ -1,4 +1,4 @@
-"""A request that the router refuses by itself; everything at the door raises it, ``app`` answers it."""
+"""A request that the router refuses by itself; everything before the dispatch raises it, ``app`` answers it."""
 
 from __future__ import annotations
 

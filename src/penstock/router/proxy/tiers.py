@@ -1,4 +1,4 @@
-"""The live router's tiers: its door, and what the end of a request says of its tier."""
+"""The live router's tiers: its admission, and what the end of a request says of its tier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import tier_settings
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.failures import QUEUE_TIMEOUT, SHED
-from penstock.router.proxy.tier_door import TierDoor
+from penstock.router.proxy.tier_admission import TierAdmission
 from penstock.router.tier_metrics import TierGauges, tier_families
 
 _COUNTED_BY_CORE = (QUEUE_TIMEOUT, SHED)
@@ -21,17 +21,17 @@ _OVERLOADED = (429, 503)
 
 
 class LiveTiers:
-    """Ties the door, the core's counters and the metrics page.
+    """Ties admission, the core's counters and the metrics page.
 
     Attributes:
-        door: Gives requests their tiers.
+        admission: Gives requests their tiers.
     """
 
     def __init__(
-        self, door: TierDoor, control: TierControl, core: LiveCore, now_s: Callable[[], float]
+        self, admission: TierAdmission, control: TierControl, core: LiveCore, now_s: Callable[[], float]
     ) -> None:
         """Tie the parts; ``now_s`` tells simulated seconds."""
-        self.door = door
+        self.admission = admission
         self._control = control
         self._core = core
         self._now_s = now_s
@@ -42,18 +42,18 @@ class LiveTiers:
             if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
                 self._control.rejected(call.tier)
             return
-        is_whole = status == 200 and call.error is None
-        if not is_whole and (
+        is_complete = status == 200 and call.error is None
+        if not is_complete and (
             call.error in {None, "client_left", "shutdown"} or (status < 500 and status != 200)
         ):
             return
-        ended = EndedRequest.after(call.ttft_s, e2e_s, call.output_tokens, is_failed=not is_whole)
+        ended = EndedRequest.after(call.ttft_s, e2e_s, call.output_tokens, is_failed=not is_complete)
         self._control.ended(call.tier, ended, self._now_s())
 
     def configure(self, config: TiersConfig) -> None:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""
         settings = tier_settings(config)
-        self.door.config = config
+        self.admission.config = config
         self._control.configure(settings, config.shedding)
         for queue in self._core.queues.values():
             queue.set_tiers(settings)
@@ -62,5 +62,5 @@ class LiveTiers:
         """Yield the metric families with the label ``tier``."""
         waiting = self._core.entry_queue.room.tiers
         yield from tier_families(
-            self._control, TierGauges(waiting, dict(self.door.downgraded), self._now_s())
+            self._control, TierGauges(waiting, dict(self.admission.downgraded), self._now_s())
         )

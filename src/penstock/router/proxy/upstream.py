@@ -182,7 +182,7 @@ class RoundTrip:
             raise self._client.broken(self._assignment, exc) from exc
 
 
-async def read_whole(response: StreamingResponse) -> bytes:
+async def read_complete(response: StreamingResponse) -> bytes:
     """Return the body of a 200.
 
     Raises:

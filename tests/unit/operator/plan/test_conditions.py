@@ -17,8 +17,8 @@ from penstock.operator.plan.conditions import (
     ConditionResult,
     Failure,
     ServiceFacts,
+    condition_results,
     conditions,
-    judgements,
 )
 from penstock.operator.plan.diagnose import Category, Diagnosis
 from penstock.operator.plan.replicas import Replicas
@@ -41,7 +41,7 @@ REST = ConditionFacts(3, SERVICES, budget=8)
 
 def judged(facts):
     """Return (status, reason, message) by type."""
-    return {each.type: (each.status, each.reason, each.message) for each in judgements(facts)}
+    return {each.type: (each.status, each.reason, each.message) for each in condition_results(facts)}
 
 
 def with_service(name, **changes):
@@ -51,7 +51,7 @@ def with_service(name, **changes):
 
 def test_a_graph_at_rest():
     """Ready, stable, healthy, within its budget, scheduled; sorted by type."""
-    assert judgements(REST) == (
+    assert condition_results(REST) == (
         ConditionResult(
             BUDGET_RESPECTED, status=True, reason="WithinBudget", message="3 GPUs are in use of 8"
         ),

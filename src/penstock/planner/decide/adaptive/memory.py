@@ -32,7 +32,7 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Prefill work at the door, and the fleets of every size that might have done it.
+    """Prefill work at the frontend, and the fleets of every size that might have done it.
 
     Attributes:
         rate: Of requests/s arriving.
@@ -114,7 +114,7 @@ class AdaptiveMemory:
         work: Of the prefill (or aggregated) workers.
         kv: Of the decode (or aggregated) workers.
         roles: By role.
-        quiet_since_s: Since when nothing has been at the door; None: something was at the newest pull, it is not known, or the
+        quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it is not known, or the
             graph does not scale to zero.
         unserved_s: When a role was last seen without a ready replica; None: not so far.
     """

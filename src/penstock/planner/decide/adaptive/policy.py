@@ -191,16 +191,16 @@ def case_of(
 
 
 def _served_wait_s(demand: Demand, memory: AdaptiveMemory, at_s: float) -> float | None:
-    """Return the longest wait at the door while every role had a ready replica: for the first, more would not help."""
+    """Return the longest wait at the frontend while every role had a ready replica: for the first, more would not help."""
     wait_s = demand.oldest_wait_s
     return wait_s if wait_s is None or memory.unserved_s is None else min(wait_s, at_s - memory.unserved_s)
 
 
 def _waiting(role: Role, pull: Pull) -> float:
     """Return the requests that wait for the role: in the routers before prefill, in the workers otherwise."""
-    door = pull.demand.waiting if pull.demand is not None else 0.0
+    frontend = pull.demand.waiting if pull.demand is not None else 0.0
     inside = pull.worker_waiting.total if pull.worker_waiting is not None else 0.0
-    return {Role.PREFILL: door, Role.DECODE: inside}.get(role, door + inside)
+    return {Role.PREFILL: frontend, Role.DECODE: inside}.get(role, frontend + inside)
 
 
 def _unknown(role: Role, pull: Pull) -> str:

@@ -1,4 +1,4 @@
-"""Down to no replica at all once nothing has been at the door for long enough, and back with the first request.
+"""Down to no replica at all once nothing has been at the frontend for long enough, and back with the first request.
 
 The routers count: they hold what arrives while no worker is ready, and say so in `Demand`. A pull that does not know
 the demand breaks the quiet, and holds what sleeps.
@@ -18,7 +18,7 @@ from penstock.planner.decide.proposal import RoleProposal
 
 
 def quiet_since_s(before_s: float | None, pull: Pull) -> float | None:
-    """Return since when nothing has been at the door or in a worker; None: something is, or it is not known.
+    """Return since when nothing has been at the frontend or in a worker; None: something is, or it is not known.
 
     Args:
         before_s: The same after the pull before.
@@ -63,7 +63,7 @@ def _asleep(proposals: Sequence[RoleProposal], window: Window) -> list[RolePropo
         step = Step("zero", inputs, 0, "hold: nobody counts")
         return [_as(each, Action.HOLD, Reason.METRIC_UNKNOWN, "demand unknown", step) for each in proposals]
     step = Step("zero", inputs, 0, "hold")
-    return [_as(each, Action.HOLD, Reason.IDLE, "nothing is at the door", step) for each in proposals]
+    return [_as(each, Action.HOLD, Reason.IDLE, "nothing is at the frontend", step) for each in proposals]
 
 
 def _awake(
@@ -83,7 +83,7 @@ def _awake(
     step = Step("zero", inputs, after_s, outcome)
     if not is_due:
         return [each.passed(step) for each in proposals]
-    detail = f"nothing has been at the door for {quiet_s:.0f} s"
+    detail = f"nothing has been at the frontend for {quiet_s:.0f} s"
     return [
         _as(each, Action.DOWN if each in leaving else Action.HOLD, Reason.IDLE, detail, step)
         for each in proposals

@@ -1,4 +1,4 @@
-"""What the routers count of requests at the door, for the planner: the live routers' counters in virtual time."""
+"""What the routers count of requests at the frontend, for the planner: the live routers' counters in virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.simulator.jobs import Job
 NOT_TOLD_APART: Mapping[Role, float] = {}
 
 
-class DoorCounters:
+class FrontendCounters:
     """Counters of one world, all routers together; `take` returns what they gained since the last call.
 
     Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
@@ -72,7 +72,7 @@ class DoorCounters:
         self._waiting[job.index] = job.request.arrival_s
 
     def not_taken(self, job: Job, reason: RefusalReason) -> None:
-        """Count a job that got no worker: refused at the door, or having waited for one in vain."""
+        """Count a job that got no worker: refused at the frontend, or having waited for one in vain."""
         if reason is RefusalReason.QUEUE_TIMEOUT:
             self._timed_out += 1
         else:

@@ -9,7 +9,7 @@ from penstock.api import Tier, TiersConfig
 from penstock.core.errors import ConfigError
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.refusal import RequestRefused
-from penstock.router.proxy.tier_door import TierDoor, TierIdentity
+from penstock.router.proxy.tier_admission import TierAdmission, TierIdentity
 from penstock.router.proxy.tier_keys import TierKey, TierKeys, read_tier_keys
 
 KEYS = TierKeys(
@@ -22,10 +22,10 @@ KEYS = TierKeys(
 JSON = (b"content-type", b"application/json")
 
 
-def door(keys=KEYS, **config):
-    """Return a door with two aliases of the model."""
+def frontend(keys=KEYS, **config):
+    """Return a frontend with two aliases of the model."""
     config = {"enabled": True, "models": {"llama-fast": "premium", "llama-batch": "background"}, **config}
-    return TierDoor(TiersConfig.model_validate(config), keys, model="llama")
+    return TierAdmission(TiersConfig.model_validate(config), keys, model="llama")
 
 
 def headers(tier=None, key=None):
@@ -55,22 +55,22 @@ def headers(tier=None, key=None):
 )
 def test_a_key_allows_a_tier_and_those_below(tier, key, model, expected):
     """Who asks for more than the key allows gets the key's tier, or the default one, and is counted."""
-    found = door()
+    found = frontend()
     assert found.identify(headers(tier, key), model) == expected
     assert sum(found.downgraded.values()) == (expected.asked is not None)
 
 
 def test_without_keys_the_header_is_believed_for_all_tiers_but_system():
     """An ingress has checked who may send it; nobody comes from outside as the cluster itself."""
-    open_door = door(TierKeys({}))
-    assert open_door.identify(headers(b"premium"), "llama").tier is Tier.PREMIUM
-    assert open_door.identify(headers(b"system"), "llama") == TierIdentity(Tier.STANDARD, "", Tier.SYSTEM)
+    open_frontend = frontend(TierKeys({}))
+    assert open_frontend.identify(headers(b"premium"), "llama").tier is Tier.PREMIUM
+    assert open_frontend.identify(headers(b"system"), "llama") == TierIdentity(Tier.STANDARD, "", Tier.SYSTEM)
 
 
 def test_an_unknown_tier_is_answered_with_the_known_ones():
     """400, and the remedy."""
     with pytest.raises(RequestRefused, match="'gold' is no tier; send one of system, premium") as refused:
-        door().identify(headers(b"gold"), "llama")
+        frontend().identify(headers(b"gold"), "llama")
     assert (refused.value.status, refused.value.code) == (400, "unknown_tier")
 
 
@@ -104,7 +104,7 @@ def test_workers_get_the_tiers_priority_and_the_models_own_name(sent, tier, expe
     request = parse_completion(
         "/v1/completions", b"application/json", raw, model="llama", aliases=("llama-fast",)
     )
-    got = door().for_worker(request, tier)
+    got = frontend().for_worker(request, tier)
     assert orjson.loads(got.raw) == got.body == expected
     assert got.raw.count(b'"priority"') == ("priority" in expected)
 
@@ -189,7 +189,7 @@ async def test_a_shed_request_is_answered_503_and_counts_as_an_arrival(harness):
 
 
 async def test_a_request_of_several_prompts_is_shed_like_others(harness):
-    """It goes to a decode worker without a prefill, and past no door."""
+    """It goes to a decode worker without a prefill, and past no frontend."""
     prefill, decode = await harness.pair()
     router = await harness.router(prefill, decode, config={"tiers": {"enabled": True}})
     router.server._ticker.cancel()

@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from doctor_facts import EARLIER, NOW, NOW_S, component, facts, graph_facts, graph_object, lease
 
+from penstock.operator.doctor.check import check
 from penstock.operator.doctor.facts import LeaseFact, Right, RightsFact, ServerFacts, Unreadable
 from penstock.operator.doctor.findings import Finding, Severity, counts, is_healthy
-from penstock.operator.doctor.judge import judge
 
 FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 
@@ -37,7 +37,7 @@ def test_the_clock_of_the_examples():
 
 def test_a_healthy_cluster_has_only_good_findings():
     """Nothing is said that asks for action."""
-    findings = judge(facts())
+    findings = check(facts())
     assert [each for each in findings if each.severity is not Severity.OK] == []
     assert all(not each.remedy for each in findings)
     assert is_healthy(findings)
@@ -53,7 +53,7 @@ def test_only_problems_make_it_unhealthy():
 def test_an_unreachable_server_is_the_only_finding():
     """Nothing else can be known then."""
     unreachable = ServerFacts("https://cluster", Unreadable("no answer within 10 s"))
-    found = only(judge(facts(server=unreachable)))
+    found = only(check(facts(server=unreachable)))
     assert found.severity is Severity.PROBLEM
     assert found.message == "https://cluster: no answer within 10 s"
     assert "--kubeconfig" in found.remedy
@@ -71,7 +71,7 @@ def test_an_unreachable_server_is_the_only_finding():
 )
 def test_clocks(skew_s, severity, message):
     """Up to 2 s cannot be told from the server's whole seconds."""
-    findings = judge(facts(server=ServerFacts("https://cluster", "v1.34.4", skew_s)))
+    findings = check(facts(server=ServerFacts("https://cluster", "v1.34.4", skew_s)))
     assert ("clock", message) in told(findings, severity)
 
 
@@ -115,7 +115,7 @@ def spoiled(change):
 )
 def test_definitions(crd, severity, message):
     """Absent or not served is a problem; another version's is a warning."""
-    found = only(judge(facts(crds={**facts().crds, NAME: crd})))
+    found = only(check(facts(crds={**facts().crds, NAME: crd})))
     assert (found.severity, found.subject, found.message) == (severity, f"CRD {NAME}", message)
     assert "kubectl" in found.remedy
 
@@ -157,7 +157,7 @@ UNASKED = RightsFact("system:x", "planner", "serving", 12, (), FORBIDDEN)
 )  # fmt: skip
 def test_components(deployments, severity, subject, message, remedy):
     """Without an operator nothing happens to graphs; without a planner they serve and do not scale."""
-    found = only(judge(facts(deployments=deployments)))
+    found = only(check(facts(deployments=deployments)))
     assert (found.severity, found.subject, found.message) == (severity, subject, message)
     assert remedy in found.remedy
 
@@ -173,7 +173,7 @@ def test_components(deployments, severity, subject, message, remedy):
 )
 def test_what_cannot_be_listed_or_asked_for_is_unknown(changes, subject):
     """Never absent."""
-    found = only(judge(facts(**changes)))
+    found = only(check(facts(**changes)))
     assert (found.severity, found.subject, found.message) == (Severity.UNKNOWN, subject, FORBIDDEN.why)
 
 
@@ -200,7 +200,7 @@ def test_two_operators_that_see_the_same_graphs(scope, operator_class, replicas,
     other = elsewhere(operator, "apps", scope=scope)
     other["spec"]["template"]["metadata"]["labels"]["penstock.dev/operator-class"] = operator_class
     other["spec"]["replicas"] = replicas
-    findings = judge(facts(deployments=(operator, other, component("planner"))))
+    findings = check(facts(deployments=(operator, other, component("planner"))))
     found = [each for each in findings if each.subject == "operators"]
     names = "apps/penstock-operator and penstock-system/penstock-operator"
     wanted = [] if where is None else [f"{names} both work on graphs of class penstock in {where}"]
@@ -213,7 +213,7 @@ def test_a_graph_whose_class_no_operator_works_on():
     graph = graph_object()
     graph["spec"]["operatorClass"] = "research"
     deployments = (component("operator"), PLANNER)
-    found = only(judge(facts(deployments=deployments, graphs=(graph_facts(graph=graph),))))
+    found = only(check(facts(deployments=deployments, graphs=(graph_facts(graph=graph),))))
     assert found.message == "no operator of its class research watches it, only of penstock"
     assert found.remedy.endswith("--set operatorClass=research")
 
@@ -222,7 +222,7 @@ def test_no_planner_where_nobody_wants_one():
     """An HPA may own the adapters."""
     graph = graph_object()
     graph["spec"]["planner"] = {"enabled": False}
-    findings = judge(facts(deployments=(component("operator"),), graphs=(graph_facts(graph=graph),)))
+    findings = check(facts(deployments=(component("operator"),), graphs=(graph_facts(graph=graph),)))
     assert is_healthy(findings)
     assert counts(findings)[Severity.WARNING] == 0
 
@@ -278,7 +278,7 @@ def leased(first, later, now_s=NOW_S):
 )
 def test_leases(first, later, now_s, severity, message):
     """A renewal seen between two looks counts whatever the clocks say."""
-    findings = judge(leased(first, later, now_s))
+    findings = check(leased(first, later, now_s))
     subject = "operator lease penstock-system/penstock-operator"
     assert (subject, message) in told(findings, severity)
 
@@ -291,7 +291,7 @@ def test_missing_rights_of_the_operator():
     """It cannot work; the remedy holds a command that shows one of them."""
     account = "system:serviceaccount:penstock-system:penstock-operator"
     missing = RightsFact(account, "operator", None, 60, (SCALE, LIST_PODS))
-    found = only(judge(facts(rights=(missing,))))
+    found = only(check(facts(rights=(missing,))))
     assert found.severity is Severity.PROBLEM
     assert found.subject == "rights of operator in all namespaces"
     assert found.message == f"{account} may not patch scalingadapters.penstock.dev/scale, list pods"
@@ -303,14 +303,14 @@ def test_missing_rights_of_the_operator():
 
 def test_missing_rights_of_the_caller():
     """Somebody with few rights is no problem of the cluster."""
-    found = only(judge(facts(rights=(RightsFact("you", "", "serving", 10, (LIST_PODS,)),))))
+    found = only(check(facts(rights=(RightsFact("you", "", "serving", 10, (LIST_PODS,)),))))
     assert (found.severity, found.message) == (Severity.WARNING, "you may not list pods")
     assert found.remedy.endswith("kubectl auth can-i list pods --namespace serving")
 
 
 def test_no_graph_is_fine():
     """It says how to make one."""
-    findings = judge(facts(graphs=()))
+    findings = check(facts(graphs=()))
     assert is_healthy(findings)
     assert any("kubectl apply" in each.message for each in findings)
 
@@ -334,7 +334,7 @@ def _request(phase, message):
 )
 def test_profile_requests(phase, message, severity, words):
     """What came to nothing is a warning: graphs serve without it."""
-    findings = judge(facts(profiles=(_request(phase, message),)))
+    findings = check(facts(profiles=(_request(phase, message),)))
     [found] = [each for each in findings if each.subject == "profile request serving/fast"]
     assert (found.severity, found.message) == (severity, words)
     assert (found.remedy == "kubectl describe gpr fast") == (severity is Severity.WARNING)
@@ -348,5 +348,5 @@ def test_every_finding_that_asks_for_action_says_which():
         leased(None, None),
         replace(facts(), graphs=(graph_facts(pods=FORBIDDEN), graph_facts(pages={}, ready={}))),
     ]
-    for each in (finding for spoil in spoils for finding in judge(spoil)):
+    for each in (finding for spoil in spoils for finding in check(spoil)):
         assert each.remedy if each.severity is not Severity.OK else not each.remedy, each

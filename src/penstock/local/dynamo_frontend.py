@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's frontend at the door of a local graph: who is registered with it, and how a worker leaves.
+"""NVIDIA Dynamo's frontend of a local graph: who is registered with it, and how a worker leaves.
 
 The frontend keeps no list of Penstock's names and has no call that drains. A worker leaves by its entries in Dynamo's
 discovery: with them gone the frontend assigns it nothing more, while it answers what it has. SIGTERM does both at
@@ -60,7 +60,7 @@ class WorkerPage:
     kv_usage_fraction: float | None
 
 
-class DynamoDoor:
+class DynamoFrontend:
     """Dynamo's frontend."""
 
     settle_s = 1.0

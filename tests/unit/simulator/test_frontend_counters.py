@@ -1,4 +1,4 @@
-"""The door's counters in virtual time: what the planner is shown of arrivals, queues and answers."""
+"""The frontend's counters in virtual time: what the planner is shown of arrivals, queues and answers."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.router.core.effects import RefusalReason
-from penstock.simulator.door import DoorCounters
+from penstock.simulator.frontend import FrontendCounters
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.planning import VirtualPlanner
@@ -34,18 +34,18 @@ def _job(index, arrival_s, tokens=100):
 
 def test_a_request_is_counted_once_on_its_way():
     """It arrives, waits, is computed and answered; each pull shows what was new since the last."""
-    door = DoorCounters(GapHistogram())
+    frontend = FrontendCounters(GapHistogram())
     job = _job(0, 1.0)
-    door.arrived(job, 60)
-    door.queued(job)
+    frontend.arrived(job, 60)
+    frontend.queued(job)
 
-    first = door.take(3.0, {})
-    door.given(job, "prefill-0")
-    second = door.take(4.0, {})
-    door.prefilled(job)
-    door.first_token(job, 5.0)
-    door.completed(job)
-    third = door.take(6.0, {})
+    first = frontend.take(3.0, {})
+    frontend.given(job, "prefill-0")
+    second = frontend.take(4.0, {})
+    frontend.prefilled(job)
+    frontend.first_token(job, 5.0)
+    frontend.completed(job)
+    third = frontend.take(6.0, {})
 
     assert (
         first.period_s,
@@ -75,38 +75,38 @@ def test_a_request_is_counted_once_on_its_way():
 
 def test_refused_and_timed_out_requests_are_arrivals():
     """They are demand, and leave nothing waiting."""
-    door = DoorCounters(GapHistogram())
+    frontend = FrontendCounters(GapHistogram())
     refused, late = _job(0, 0.0), _job(1, 0.0)
-    door.arrived(refused, 100)
-    door.not_taken(refused, RefusalReason.ALL_BUSY)
-    door.arrived(late, 100)
-    door.queued(late)
-    door.not_taken(late, RefusalReason.QUEUE_TIMEOUT)
+    frontend.arrived(refused, 100)
+    frontend.not_taken(refused, RefusalReason.ALL_BUSY)
+    frontend.arrived(late, 100)
+    frontend.queued(late)
+    frontend.not_taken(late, RefusalReason.QUEUE_TIMEOUT)
 
-    demand = door.take(1.0, {})
+    demand = frontend.take(1.0, {})
 
     assert (demand.arrivals, demand.refused, demand.timed_out, demand.waiting) == (2, 1, 1, 0)
 
 
 def test_a_job_whose_worker_died_waits_again_and_is_no_second_arrival():
     """The dead worker has computed nothing."""
-    door = DoorCounters(GapHistogram())
+    frontend = FrontendCounters(GapHistogram())
     job = _job(0, 0.0)
-    door.arrived(job, 100)
-    door.queued(job)
-    door.given(job, "prefill-0")
-    door.lost(job)
-    door.queued(job)
+    frontend.arrived(job, 100)
+    frontend.queued(job)
+    frontend.given(job, "prefill-0")
+    frontend.lost(job)
+    frontend.queued(job)
 
-    demand = door.take(2.0, {})
+    demand = frontend.take(2.0, {})
 
     assert (demand.arrivals, demand.waiting, demand.prefilled_tokens, demand.in_flight_tokens) == (1, 1, 0, 0)
 
 
 def test_two_looks_at_one_moment_give_no_demand():
     """A rate needs time to pass."""
-    door = DoorCounters(GapHistogram())
-    assert door.take(0.0, {}) is None
+    frontend = FrontendCounters(GapHistogram())
+    assert frontend.take(0.0, {}) is None
 
 
 @pytest.mark.parametrize("aggregated", [False, True])

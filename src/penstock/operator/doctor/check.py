@@ -14,10 +14,10 @@ from typing import Any, Final
 from penstock.api import ProfilePhase
 from penstock.api.crd import definitions
 from penstock.kube.objects.names import CLASS_LABEL, OPERATOR_CLASS, SCOPE_LABEL, is_of_class
+from penstock.operator.doctor.check_graph import graph_findings
+from penstock.operator.doctor.check_pools import pool_findings
 from penstock.operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unreadable
 from penstock.operator.doctor.findings import Finding, ok, problem, unknown, warning
-from penstock.operator.doctor.judge_graph import graph_findings
-from penstock.operator.doctor.judge_pools import pool_findings
 
 SKEW_S: Final = 2.0
 """Chosen: the server's Date has whole seconds, so less cannot be told; TLS and tokens bear minutes."""
@@ -37,7 +37,7 @@ INSTALL: Final = (
 APPLY_CRDS: Final = "kubectl apply --server-side --force-conflicts -f crds/"
 
 
-def judge(facts: Facts) -> list[Finding]:
+def check(facts: Facts) -> list[Finding]:
     """Return all findings, in the order in which a cause comes before what follows from it."""
     found = list(_server(facts.server))
     if isinstance(facts.server.version, Unreadable):

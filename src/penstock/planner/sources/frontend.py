@@ -1,6 +1,6 @@
 """Which source reads what takes a graph's requests: its traits name it, and a distribution registers it.
 
-An entry point of group ``penstock.metric_sources`` is a function that makes a `ReadingSource` of a `Door`.
+An entry point of group ``penstock.metric_sources`` is a function that makes a `ReadingSource` of a `FrontendMetrics`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROUTER: Final = "router"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class FrontendMetrics:
     """What a source reads.
 
     Attributes:
@@ -37,7 +37,7 @@ class Door:
     clock: SimulatedClock
 
 
-def door_source(
+def frontend_source(
     graph: GraphDeployment | None,
     pages: MetricsPages,
     urls: Urls,
@@ -49,7 +49,7 @@ def door_source(
 
     Args:
         graph: The graph; None: not known, so Penstock's routers.
-        pages: See `Door`, as the others.
+        pages: See `FrontendMetrics`, as the others.
         urls: Of routers or frontends.
         workers: Reads the workers.
         clock: Simulated time.
@@ -62,4 +62,4 @@ def door_source(
     if make is None:
         known = ", ".join(registered(GROUP)) or "none; install penstock again"
         raise ConfigError(f"{GROUP}: {name} is not installed; there is {known}")
-    return cast(ReadingSource, make(Door(pages, urls, workers, clock)))
+    return cast(ReadingSource, make(FrontendMetrics(pages, urls, workers, clock)))

@@ -34,7 +34,7 @@ class TierIdentity:
     asked: Tier | None = None
 
 
-class TierDoor:
+class TierAdmission:
     """Gives requests their tiers.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What the router counts at its door for the planner: arrivals, not answers, and the prompt tokens behind them."""
+"""What the router counts at its frontend for the planner: arrivals, not answers, and the prompt tokens behind them."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 5
 
 
 async def _counts(router):
-    """Return the door's counts that are not 0."""
+    """Return the frontend's counts that are not 0."""
     found = {name: await router.metric(f"penstock_router_{name}", model_name="llama") for name in COUNTS}
     return {name: value for name, value in found.items() if value}
 
@@ -114,7 +114,7 @@ async def test_prompts_that_a_worker_is_believed_to_hold_are_routed_as_cached(ha
 
 
 async def test_a_body_that_is_no_request_does_not_arrive(harness):
-    """A 400 is no demand for workers; a worker's own refusal is none of the door's."""
+    """A 400 is no demand for workers; a worker's own refusal is none of the frontend's."""
     worker = await harness.worker("aggregated")
     worker.otherwise = harness.answers.status(429)
     router = await harness.router(worker)

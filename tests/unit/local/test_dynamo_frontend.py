@@ -1,4 +1,4 @@
-"""Dynamo's frontend at a local graph's door: who is registered, and how a worker leaves its discovery."""
+"""Dynamo's frontend of a local graph: who is registered, and how a worker leaves its discovery."""
 
 import sys
 from contextlib import asynccontextmanager
@@ -10,8 +10,8 @@ from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError
 from penstock.core.http.server import HttpServer
 from penstock.core.local_state import EntryState
-from penstock.local.dynamo_door import DynamoDoor, deregister
-from penstock.local.frontend import RouterDoor, door_of
+from penstock.local.dynamo_frontend import DynamoFrontend, deregister
+from penstock.local.frontend import RouterFrontend, frontend_of
 from penstock.local.probes import NoAnswer, Probes
 from penstock.local.store import StateStore
 from penstock.runtimes import RuntimeContext, runtime_of
@@ -73,11 +73,11 @@ def _frontend(tmp_path):
     return Frontend(tmp_path / "g.dynamo")
 
 
-@pytest.fixture(name="door")
+@pytest.fixture(name="adapter")
 async def _door(frontend, state_of):
     probes = Probes()
     async with serving(frontend.answer) as url:
-        yield DynamoDoor(probes, state_of(router_url=url, discovery_folder=str(frontend.folder)).arbiter)
+        yield DynamoFrontend(probes, state_of(router_url=url, discovery_folder=str(frontend.folder)).arbiter)
     await probes.close()
 
 
@@ -87,38 +87,41 @@ async def _worker(entry_of):
         yield entry_of(url=url, state=EntryState.READY, pid=7)
 
 
-async def test_a_graph_serves_once_every_role_has_registered(door, frontend, entry_of):
+async def test_a_graph_serves_once_every_role_has_registered(adapter, frontend, entry_of):
     """A decode worker alone would serve, but not as the graph says."""
     entries = {
         role: entry_of(role=role, state=EntryState.READY)
         for role in ("decode", "prefill", "router", "planner")
     }
-    assert await door.readiness(entries) == (
+    assert await adapter.readiness(entries) == (
         False,
         "no decode and no prefill worker has registered with Dynamo's frontend",
     )
     frontend.register("backend", WORKER)
-    assert await door.readiness(entries) == (False, "no prefill worker has registered with Dynamo's frontend")
+    assert await adapter.readiness(entries) == (
+        False,
+        "no prefill worker has registered with Dynamo's frontend",
+    )
     frontend.register("prefill", OTHER)
-    assert await door.readiness(entries) == (True, "")
+    assert await adapter.readiness(entries) == (True, "")
 
 
-async def test_a_graph_does_not_serve_before_the_model_is_listed(door, frontend, entry_of):
+async def test_a_graph_does_not_serve_before_the_model_is_listed(adapter, frontend, entry_of):
     """Workers register before their model's card is read."""
     frontend.register("backend", WORKER)
     frontend.models = []
-    ready, why = await door.readiness({"decode": entry_of(state=EntryState.READY)})
+    ready, why = await adapter.readiness({"decode": entry_of(state=EntryState.READY)})
     assert (ready, why) == (False, "Dynamo's frontend does not list model llama yet")
 
 
-async def test_a_drained_worker_leaves_the_discovery_and_no_other_does(door, frontend, worker):
+async def test_a_drained_worker_leaves_the_discovery_and_no_other_does(adapter, frontend, worker):
     """Its own two entries go; the frontend then lists the other alone."""
     frontend.register("backend", WORKER)
     frontend.register("backend", OTHER)
-    assert await door.drain("g_decode", worker) is True
+    assert await adapter.drain("g_decode", worker) is True
     left = sorted(path.name for path in frontend.folder.rglob("*") if path.is_file())
     assert left == [f"g%2Fbackend%2Fgenerate%2F{OTHER:x}"] * 2
-    assert await door.drain("g_decode", worker) is True
+    assert await adapter.drain("g_decode", worker) is True
 
 
 async def test_a_drain_is_not_confirmed_while_the_frontend_lists_the_worker(frontend, worker, state_of):
@@ -126,18 +129,20 @@ async def test_a_drain_is_not_confirmed_while_the_frontend_lists_the_worker(fron
     probes = Probes()
     listed = {"instances": [{"component": "backend", "endpoint": "generate", "instance_id": WORKER}]}
     async with serving(lambda _request, responder: responder.send(200, orjson.dumps(listed))) as url:
-        door = DynamoDoor(probes, state_of(router_url=url, discovery_folder=str(frontend.folder)).arbiter)
-        assert await door.drain("g_decode", worker) is False
-    assert await door.drain("g_decode", worker) is NoAnswer.AWAY
+        adapter = DynamoFrontend(
+            probes, state_of(router_url=url, discovery_folder=str(frontend.folder)).arbiter
+        )
+        assert await adapter.drain("g_decode", worker) is False
+    assert await adapter.drain("g_decode", worker) is NoAnswer.AWAY
     await probes.close()
 
 
-async def test_workers_are_shown_as_they_count_themselves(door, frontend, worker):
+async def test_workers_are_shown_as_they_count_themselves(adapter, frontend, worker):
     """Requests and KV usage are theirs; one that the frontend does not list is said to be unregistered."""
-    view = await door.view({"g_decode": worker})
+    view = await adapter.view({"g_decode": worker})
     assert (view.workers["g_decode"].state, view.queue) == ("unregistered", None)
     frontend.register("backend", WORKER)
-    (decode,) = (await door.view({"g_decode": worker})).workers.values()
+    (decode,) = (await adapter.view({"g_decode": worker})).workers.values()
     assert (decode.state, decode.inflight_requests, decode.kv_usage_fraction) == ("ready", 3, 0.25)
     assert decode.inflight_tokens is None
 
@@ -146,11 +151,11 @@ async def test_workers_are_shown_as_they_count_themselves(door, frontend, worker
     "page",
     ["", "up 1\n", 'dynamo_component_inflight_requests{dynamo_endpoint="generate",worker_id="../x"} 0\n'],
 )
-async def test_a_page_that_names_no_worker_deregisters_nothing(door, frontend, entry_of, page):
+async def test_a_page_that_names_no_worker_deregisters_nothing(adapter, frontend, entry_of, page):
     """What a worker says becomes part of a file's name, so it has to be a number."""
     frontend.register("backend", WORKER)
     async with serving(lambda _request, responder: responder.send(200, page.encode())) as url:
-        assert await door.drain("g_decode", entry_of(url=url)) is NoAnswer.SILENT
+        assert await adapter.drain("g_decode", entry_of(url=url)) is NoAnswer.SILENT
     assert len(list((frontend.folder / "v1" / "instances").iterdir())) == 1
 
 
@@ -161,9 +166,9 @@ async def test_an_answer_that_is_no_frontends_is_none(body, state_of):
     """Something else listens there."""
     probes = Probes()
     async with serving(lambda _request, responder: responder.send(200, body)) as url:
-        door = DynamoDoor(probes, state_of(router_url=url, discovery_folder="/nowhere").arbiter)
-        assert await door.view({}) is NoAnswer.SILENT
-        assert (await door.readiness({}))[0] is False
+        adapter = DynamoFrontend(probes, state_of(router_url=url, discovery_folder="/nowhere").arbiter)
+        assert await adapter.view({}) is NoAnswer.SILENT
+        assert (await adapter.readiness({}))[0] is False
     await probes.close()
 
 
@@ -172,10 +177,12 @@ def test_deregistering_without_a_folder_does_nothing(tmp_path):
     deregister(tmp_path / "gone", WORKER)
 
 
-def test_a_graph_without_dynamo_has_penstocks_router_at_its_door(state_of):
+def test_a_graph_without_dynamo_has_penstocks_router(state_of):
     """The statefile says which."""
-    assert isinstance(door_of(state_of(), Probes()), RouterDoor)
-    assert isinstance(door_of(state_of(runtime="dynamo", discovery_folder="/f"), Probes()), DynamoDoor)
+    assert isinstance(frontend_of(state_of(), Probes()), RouterFrontend)
+    assert isinstance(
+        frontend_of(state_of(runtime="dynamo", discovery_folder="/f"), Probes()), DynamoFrontend
+    )
 
 
 def test_discovery_goes_with_the_statefile(state_of):
