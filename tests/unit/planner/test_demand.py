@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.api import BreakerConfig, Role
 from penstock.core.exposition import parse_samples
 from penstock.planner.decide.observation import Demand
-from penstock.planner.sources.demand import FRONTEND_NAMES, DemandMeter, RouterSample, read_frontend
+from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 from penstock.router.core.assignment import Assignment
 from penstock.router.core.turned_away import TurnedAway
 from penstock.router.core.worker_pool import WorkerPool
@@ -205,7 +205,7 @@ def _page(**tokens):
 def test_the_routers_own_page_holds_every_count():
     """Names agree on both sides; the process' start is there too."""
     page = _page(waiting=40, pending={"p": 30}, routed=20, admitted=15, computed=12)
-    frontend = read_frontend(parse_samples(page, FRONTEND_NAMES))
+    frontend = read_router(parse_samples(page, ROUTER_NAMES))
     assert frontend.counters == {
         **dict.fromkeys(COUNTERS, 0.0),
         "arrivals": 3,
@@ -247,4 +247,4 @@ def test_a_page_without_a_count_tells_no_demand(count):
     lines = [line for line in _page().splitlines() if not line.startswith("penstock_router_arrivals_total")]
     if count:
         lines.append(f'penstock_router_arrivals_total{{model_name="llama"}} {count}')
-    assert read_frontend(parse_samples("\n".join(lines), FRONTEND_NAMES)) is None
+    assert read_router(parse_samples("\n".join(lines), ROUTER_NAMES)) is None

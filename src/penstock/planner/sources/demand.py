@@ -35,7 +35,7 @@ _GAUGES: Final = {
 _ROLES: Final = frozenset(Role)
 _TURNED_AWAY: Final = names.ROUTER_TURNED_AWAY + names.COUNTER_SUFFIX
 _BY_ROLE: Final = (names.ROUTER_WORKER_INFLIGHT_REQUESTS, _TURNED_AWAY)
-FRONTEND_NAMES: Final = frozenset(
+ROUTER_NAMES: Final = frozenset(
     {
         *_COUNTERS.values(),
         *_GAUGES.values(),
@@ -44,7 +44,7 @@ FRONTEND_NAMES: Final = frozenset(
         names.PROCESS_START,
     }
 )
-"""Sample names that `read_frontend` looks at."""
+"""Sample names that `read_router` looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RouterSample:
         )
 
 
-def read_frontend(samples: Sequence[Sample]) -> RouterSample | None:
+def read_router(samples: Sequence[Sample]) -> RouterSample | None:
     """Return a router's counts; None if its page lacks one (an older router) or one is no number."""
     totals: dict[str, float] = {}
     by_role: dict[str, dict[Role, float]] = {name: {} for name in _BY_ROLE}
@@ -86,7 +86,7 @@ def read_frontend(samples: Sequence[Sample]) -> RouterSample | None:
                 counts[Role(role)] = counts.get(Role(role), 0.0) + sample.value
         elif sample.name == names.ROUTER_WORKER_PENDING_TOKENS:
             pending[sample.labels.get("worker", "")] = sample.value
-        elif sample.name in FRONTEND_NAMES:
+        elif sample.name in ROUTER_NAMES:
             totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     is_complete = totals.keys() >= {*_COUNTERS.values(), *_GAUGES.values()}
     if not is_complete or not all(map(math.isfinite, totals.values())):

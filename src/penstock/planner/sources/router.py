@@ -12,7 +12,7 @@ from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
 from penstock.planner.decide.reading import Quality, Reading, assess, missing
 from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_short, total_of
-from penstock.planner.sources.demand import FRONTEND_NAMES, DemandMeter, RouterSample, read_frontend
+from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 from penstock.planner.sources.frontend import FrontendMetrics
 from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
 from penstock.planner.sources.pages import MetricsPages
@@ -20,7 +20,7 @@ from penstock.planner.sources.pages import MetricsPages
 _LATENCIES = {TTFT: names.ROUTER_TTFT, ITL: names.ROUTER_ITL}
 _WANTED = frozenset(
     {
-        *FRONTEND_NAMES,
+        *ROUTER_NAMES,
         names.ROUTER_WORKER_WAITING,
         names.ROUTER_WORKER_KV_USAGE,
         names.ROUTER_WORKER_METRICS_AGE,
@@ -129,8 +129,8 @@ class RouterSource:
             ages=_by_worker(by_name, names.ROUTER_WORKER_METRICS_AGE),
             queue=sum(sample.value for sample in queues) if queues else None,
             latency={key: buckets_of(by_name.get(f"{name}_bucket", ())) for key, name in _LATENCIES.items()},
-            frontend=read_frontend(
-                [s for name, found in by_name.items() if name in FRONTEND_NAMES for s in found]
+            frontend=read_router(
+                [s for name, found in by_name.items() if name in ROUTER_NAMES for s in found]
             ),
         )
 
