@@ -7,6 +7,7 @@ import socket
 import click
 import pytest
 
+from penstock.api import PlannerMode
 from penstock.cli.main import cli, main
 
 FIFTEEN = {
@@ -195,3 +196,11 @@ def test_a_corrupt_row_is_left_out_on_request_and_counted(desk, capsys):
     assert trace["rows"] == 3
     assert [row.split(":")[0] for row in trace["skipped_rows"]] == ["line 2"]
     assert trace["output_tokens"] == 4
+
+
+@pytest.mark.parametrize("mode", list(PlannerMode))
+def test_every_mode_is_written_as_in_a_manifest(desk, capsys, mode):
+    """A mode without a profile is refused by its own check, not as an unknown word."""
+    profile = ("--profile", "h200-llama-3.1-8b-tp1") if mode is PlannerMode.SLA else ()
+    assert run("planner", "run", "--mode", mode.value, *profile, "--dry-run") == 0
+    assert json.loads(capsys.readouterr().out)["mode"] == mode.value

@@ -40,7 +40,7 @@ _CHOICES = {
     "environment": ["local", "kubernetes"],
     "metrics_source": ["router", "scrape", "prometheus"],
     "predictor": [predictor.value for predictor in Predictor],
-    "mode": list(dict.fromkeys([*PlannerMode, *registered(POLICIES)])),
+    "mode": list(dict.fromkeys([*(mode.value for mode in PlannerMode), *registered(POLICIES)])),
 }
 
 
