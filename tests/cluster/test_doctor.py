@@ -20,7 +20,7 @@ import pytest
 from penstock.core.errors import ClusterError
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, NODE, POD
-from penstock.operator.doctor.check import judge
+from penstock.operator.doctor.check import check
 from penstock.operator.doctor.findings import Severity
 from penstock.operator.doctor.gather import Scope, gather
 
@@ -36,7 +36,7 @@ def made_look(client, crds, namespace):
     async def look(*, using=None, interval_s=0.0, graph=None):
         scope = Scope(namespace, graph, interval_s, "0.1.0")
         found = {}
-        for each in judge(await gather(using or client, scope)):
+        for each in check(await gather(using or client, scope)):
             found.setdefault(each.subject, []).append(each)
         return found
 
@@ -452,7 +452,7 @@ async def test_a_server_that_does_not_answer(namespace, tmp_path):
     path.write_text(json.dumps(config))
     client = await KubeClient.connect(kubeconfig=path)
     try:
-        ((only),) = judge(await gather(client, Scope(namespace, None, 0.0, "0.1.0")))
+        ((only),) = check(await gather(client, Scope(namespace, None, 0.0, "0.1.0")))
     finally:
         await client.close()
     assert (only.severity, only.subject) == (Severity.PROBLEM, "API server")
