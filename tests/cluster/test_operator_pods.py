@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from operating import BudgetWatch, Loads, condition, graph, names, running, settled, until
 
+from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.scale import Load
@@ -169,7 +171,8 @@ async def test_the_budget_is_never_exceeded(crds, kwok, make_node, client, names
         for _ in range(4):
             for each in (await pods_of(client, namespace, "decode"))[:2]:
                 if each.alive:
-                    await client.delete(POD, each.name, namespace=namespace)
+                    with suppress(NotFoundError):  # a scale-down may have taken it since
+                        await client.delete(POD, each.name, namespace=namespace)
             await asyncio.sleep(1)
         await scale(client, namespace, "prefill", 1)
 
