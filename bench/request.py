@@ -162,13 +162,14 @@ async def _microseconds(
         # Another router decides about all of them.
         cast("Any", server)._peers.owner_url = lambda _worker: "http://w0:80"  # noqa: SLF001 - it has no address here
     limits = ServerLimits()
-    handler = cast("Any", server)._http._handler  # noqa: SLF001 - the server itself would listen
+    http = cast("Any", server)._http  # noqa: SLF001 - the server itself would listen
     shared = ServerContext(
-        handler,
+        http._handler,  # noqa: SLF001
         limits,
         asyncio.get_running_loop(),
         bound=connections_within_files(limits),
         is_vital=lambda _: False,
+        wants_body=http._wants_body,  # noqa: SLF001
     )
     client = _Client(shared, _request(stream=kind == "streamed"))
     fastest = float("inf")
