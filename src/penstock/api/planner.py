@@ -48,8 +48,13 @@ def _refuse_fitted(value: Any) -> Any:
     return value
 
 
+def known_modes() -> tuple[str, ...]:
+    """Return every mode that a manifest can name here, those of Penstock first."""
+    return tuple(dict.fromkeys((*(mode.value for mode in PlannerMode), *registered(POLICIES))))
+
+
 def _installed(name: str) -> str:
-    known = list(dict.fromkeys([*PlannerMode, *registered(POLICIES)]))
+    known = known_modes()
     if name not in known:
         raise PydanticCustomError("enum", "not one of {expected}", {"expected": ", ".join(known)})
     return name

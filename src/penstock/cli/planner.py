@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.api import Environment, GraphDeployment, PlannerMode, Predictor
 from penstock.api.manifests import load_graph
-from penstock.api.planner import POLICIES
+from penstock.api.planner import known_modes
 from penstock.cli import fields, option
 from penstock.cli.planner_cluster import (
     ClusterFlags,
@@ -25,7 +25,6 @@ from penstock.cli.planner_decide import decide
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.flags import flag_of
 from penstock.core.http import loop
-from penstock.core.plugins import registered
 from penstock.engine.profiles.performance import planning_profile
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner import explain as explaining
@@ -40,7 +39,7 @@ _CHOICES = {
     "environment": ["local", "kubernetes"],
     "metrics_source": ["router", "scrape", "prometheus"],
     "predictor": [predictor.value for predictor in Predictor],
-    "mode": list(dict.fromkeys([*(mode.value for mode in PlannerMode), *registered(POLICIES)])),
+    "mode": known_modes(),
 }
 
 

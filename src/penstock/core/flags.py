@@ -1,6 +1,6 @@
 """Settings that explain themselves: fields of a dataclass with help, bounds and spelling.
 
-The command line is generated from them (`penstock.cli.option`), and `check_bounds` holds them for callers in Python.
+The command line is generated from them (`penstock.cli.fields`), and `check_bounds` holds them for callers in Python.
 """
 
 from __future__ import annotations

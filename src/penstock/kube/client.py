@@ -53,7 +53,6 @@ class KubeClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._may_write: Callable[[], bool] | None = None
-        self._may_write_in: Callable[[str], bool] | None = None
         self._is_urgent = False
         self.namespace = transport.credentials.namespace
 
@@ -112,12 +111,6 @@ class KubeClient:
         """
         view = copy.copy(self)
         view._may_write = may_write  # noqa: SLF001 - of the same class
-        return view
-
-    def within(self, may_write_in: Callable[[str], bool]) -> KubeClient:
-        """Return a view of this client that writes into a namespace only while ``may_write_in(namespace)`` is true."""
-        view = copy.copy(self)
-        view._may_write_in = may_write_in  # noqa: SLF001 - of the same class
         return view
 
     def urgent(self) -> KubeClient:
@@ -380,25 +373,15 @@ class KubeClient:
         return kind_of(obj).path(namespace, metadata["name"], subresource=subresource)
 
     async def _write(self, call: KubeCall) -> dict[str, Any]:
-        fenced = replace(call, refusal=self._refusal(call.path))
+        fenced = replace(call, refusal=self._refusal)
         fenced.check()
         return await self._send(fenced)
 
-    def _refusal(self, path: str) -> Callable[[], str | None] | None:
-        """Return what tells why this view may not write to ``path`` now."""
-        may_write, may_write_in = self._may_write, self._may_write_in
-        if may_write is None and may_write_in is None:
+    def _refusal(self) -> str | None:
+        """Return why this view may not write now; None: it may."""
+        if self._may_write is None or self._may_write():
             return None
-        namespace = path.partition("/namespaces/")[2].partition("/")[0]
-
-        def refusal() -> str | None:
-            if may_write is not None and not may_write():
-                return "this process is not the leader any more"
-            if may_write_in is not None and namespace and not may_write_in(namespace):
-                return f"another installation works in namespace {namespace}"
-            return None
-
-        return refusal
+        return "this process is not the leader any more"
 
     async def _call(self, method: str, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
         return await self._send(KubeCall(method, path, params or {}))

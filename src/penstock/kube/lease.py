@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -32,9 +31,6 @@ HELD_FRACTION: Final = 2 / 3
 
 TRIES: Final = 7.5
 """Tries per term of a candidate, and of a leader whose renewal failed; client-go: each 2 of 15 s."""
-
-REMEMBERED: Final = 8
-"""Chosen: renewals whose time of sending is kept; a watch shows each within moments."""
 
 RELEASE_S: Final = 2.0
 """Chosen: longest wait to give the lease back at the end; otherwise it runs out by itself."""
@@ -81,13 +77,11 @@ class Election:
         self._metadata: dict[str, Any] = {"labels": dict(labels or {})}
         if owner is not None:
             self._metadata["ownerReferences"] = [dict(owner)]
-        self._sent: OrderedDict[str, float] = OrderedDict()
         self._seen: str | None = None
         self._seen_at_s = 0.0
         self._held_until_s: float | None = None
         self.holder = ""
         self.problem: str | None = None
-        self.found: Mapping[str, Any] | None = None
         self.overdue: str | None = None
 
     @property
@@ -99,14 +93,6 @@ class Election:
     def duration_s(self) -> float:
         """Term in seconds."""
         return self._duration_s
-
-    def sent_s(self, renew_time: str) -> float | None:
-        """Return `time.monotonic` from before one of this process's newest renewals was sent.
-
-        Args:
-            renew_time: The Lease's ``renewTime`` as that renewal wrote it; None is returned for another's.
-        """
-        return self._sent.get(renew_time)
 
     @property
     def is_leading(self) -> bool:
@@ -200,16 +186,13 @@ class Election:
         try:
             lease = await self._client.get(LEASE, self._name, namespace=self._namespace)
         except NotFoundError:
-            self.found = None
-            await self._client.create(self._new(started_s), field_manager=FIELD_MANAGER)
+            await self._client.create(self._new(), field_manager=FIELD_MANAGER)
         else:
             spec = lease.get("spec") or {}
             if not self._may_take(lease["metadata"], spec):
                 self._held_until_s = None
                 return False
-            if spec.get("holderIdentity") != self._identity:
-                self.found = lease["metadata"]
-            await self._patch(lease["metadata"], self._taken(spec, started_s))
+            await self._patch(lease["metadata"], self._taken(spec))
         self.holder = self._identity
         self._held_until_s = started_s + self._duration_s * HELD_FRACTION
         return True
@@ -224,22 +207,19 @@ class Election:
             self._seen, self._seen_at_s = version, now_s
         return now_s - self._seen_at_s > float(spec.get("leaseDurationSeconds") or self._duration_s)
 
-    def _taken(self, spec: dict[str, Any], started_s: float) -> dict[str, Any]:
+    def _taken(self, spec: dict[str, Any]) -> dict[str, Any]:
         now = _now()
-        self._sent[now] = started_s
-        if len(self._sent) > REMEMBERED:
-            self._sent.popitem(last=False)
         taken = {"holderIdentity": self._identity, "leaseDurationSeconds": self._whole_s(), "renewTime": now}
         if spec.get("holderIdentity") != self._identity:
             taken |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         return taken
 
-    def _new(self, started_s: float) -> dict[str, Any]:
+    def _new(self) -> dict[str, Any]:
         return {
             "apiVersion": LEASE.api_version,
             "kind": LEASE.kind,
             "metadata": {"name": self._name, "namespace": self._namespace, **self._metadata},
-            "spec": self._taken({"holderIdentity": None, "leaseTransitions": -1}, started_s),
+            "spec": self._taken({"holderIdentity": None, "leaseTransitions": -1}),
         }
 
     def _whole_s(self) -> int:

@@ -220,21 +220,3 @@ async def test_a_write_whose_connection_took_too_long_is_not_carried_out(api, cl
     with pytest.raises(ClusterError, match=r"not sent|no answer"):
         await fenced.apply(OBJECT, field_manager=ME)
     assert api.asked == []
-
-
-async def test_writes_stay_within_the_namespaces_that_are_allowed(api, client):
-    """Each write asks for its own namespace; what lives in none is not concerned, and reads never are."""
-    asked = []
-
-    def may(namespace):
-        asked.append(namespace)
-        return namespace == "ours"
-
-    within = client.within(may)
-    api.script = [(200, OBJECT)] * 2
-    metadata = {"name": "a", "namespace": "ours"}
-    await within.apply({**OBJECT, "metadata": metadata}, field_manager=ME)
-    with pytest.raises(ClusterError, match="another installation works in namespace theirs"):
-        await within.delete(CONFIG_MAP, "a", namespace="theirs")
-    assert await within.get(CONFIG_MAP, "a", namespace="theirs") == OBJECT
-    assert set(asked) == {"ours", "theirs"}
