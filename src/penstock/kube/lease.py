@@ -42,7 +42,6 @@ class Election:
     Attributes:
         holder: Identity of the leader as last seen; empty when there is none or before the first look.
         problem: Why the lease cannot be read or written, or None.
-        found: The lease's metadata as it was before this process won it last; None if there was no lease.
         overdue: Why only a restart of this process helps: its leadership is over, the work is not. None: all is well.
     """
 
