@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz house check types form crds format image manifests manifests-check bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz house check types form crds format image manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -72,7 +72,7 @@ e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NO
 fuzz: $(VENV)/.dev ## Feed broken input to the HTTP server and the manifests; ROUNDS=20000 SEED=1 choose how much
 	FUZZ_ROUNDS=$(ROUNDS) FUZZ_SEED=$(SEED) $(BIN)/pytest tests/fuzz --timeout 0 -p no:randomly $(ARGS)
 
-check: types form manifests-check ## Lint, format, types and import layers: what CI runs before the tests; -j2 uses two cores
+check: types form docs manifests-check ## Lint, format, types and import layers: what CI runs before the tests; -j2 uses two cores
 
 types: $(VENV)/.dev # Part of check
 	$(BIN)/mypy
@@ -82,6 +82,8 @@ form: $(VENV)/.dev # Part of check
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m penstock.api.crd --check
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
 crds: $(VENV)/.dev ## Write the CustomResourceDefinitions from the models
 	$(BIN)/python -m penstock.api.crd
@@ -89,6 +91,24 @@ crds: $(VENV)/.dev ## Write the CustomResourceDefinitions from the models
 format: $(VENV)/.dev ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev ## Build the documentation's site into site/, strictly: a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+TAG    ?= v$(VERSION)
+
+dist: $(VENV)/.dev ## Build what a release publishes into dist/, a dry run of it: wheel, chart, SBOM, notes, checksums
+	@test "$(TAG)" = "v$(VERSION)" || { echo "TAG: $(TAG), and pyproject.toml is at $(VERSION); change one" >&2; exit 1; }
+	@grep -q '^version: $(VERSION)$$' charts/penstock/Chart.yaml || { echo "charts/penstock/Chart.yaml: version is not $(VERSION) as in pyproject.toml" >&2; exit 1; }
+	@grep -q '^## $(VERSION)' CHANGELOG.md || { echo "CHANGELOG.md: no heading for $(VERSION); move Unreleased under it" >&2; exit 1; }
+	rm -rf dist && mkdir -p dist/python
+	$(BIN)/uv build --quiet --out-dir dist/python
+	$(HELM) package charts/penstock --destination dist > /dev/null
+	$(BIN)/uv pip compile --quiet --generate-hashes --extra kubernetes --extra kv-events --extra prometheus pyproject.toml --output-file dist/requirements.txt
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.cdx.json dist/requirements.txt
+	awk '/^## /{on=($$2=="$(VERSION)"); next} on' CHANGELOG.md > dist/NOTES.md
+	cd dist && sha256sum *.tgz *.txt *.json python/* > SHA256SUMS
 
 image: ## Build the container image; CONTAINER_TOOL, IMAGE and IMAGE_BUILD_FLAGS choose how
 	$(CONTAINER_TOOL) build --tag $(IMAGE) $(IMAGE_BUILD_FLAGS) .
@@ -160,4 +180,4 @@ image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (5 GB), VL
 	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tests/real/vllm-cpu
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
