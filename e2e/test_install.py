@@ -1,9 +1,10 @@
-"""The first quarter of an hour: install, apply, ask, look."""
+"""The first quarter of an hour: install, apply, ask, look; edits by hand are repaired; a deletion leaves nothing."""
 
 from __future__ import annotations
 
 import pytest
-from traffic import client_of
+from kube import wait_for
+from traffic import Load, client_of
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +44,6 @@ def test_a_sample_serves_the_official_client(kube, graph):
         assert condition in told
 
 
-def test_every_pod_passes_restricted_pod_security(kube, deploy):
-    """The namespace demands it, so that a pod that breaks it would not exist."""
-    graph = deploy("aggregated")
-    labels = kube.get("namespace", graph.namespace)["metadata"]["labels"]
-
-    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    assert graph.ready("router") == 1
-    assert graph.ready("aggregated") == 1
-
-
 def test_several_routers_share_the_load(kube, graph):
     """Each router replica knows every worker."""
     assert graph.ready("router") == 2
@@ -64,3 +55,61 @@ def test_several_routers_share_the_load(kube, graph):
         ):
             answer = client.completions.create(model="llama", prompt="Hello", max_tokens=4)
             assert answer.choices[0].finish_reason in {"length", "stop"}
+
+
+def test_hand_edits_and_deletions_are_repaired(kube, graph):
+    """A changed Deployment, a deleted Service and PodDisruptionBudget come back as the graph says."""
+    kube.kubectl("set", "env", f"deployment/{graph.name}-frontend", *graph.scope, "EDITED=1", "HOME=/")
+    kube.kubectl("delete", "service", f"{graph.name}-decode", *graph.scope)
+    kube.kubectl("delete", "poddisruptionbudget", f"{graph.name}-prefill", *graph.scope)
+
+    def home():
+        found = kube.get("deployment", f"{graph.name}-frontend", *graph.scope)
+        variables = found["spec"]["template"]["spec"]["containers"][0]["env"]
+        return next(each.get("value") for each in variables if each["name"] == "HOME")
+
+    wait_for("the router's HOME is as built", lambda: home() != "/", 60)
+    wait_for(
+        "deleted children are back",
+        lambda: (
+            kube.get("service", f"{graph.name}-decode", *graph.scope)
+            and kube.get("poddisruptionbudget", f"{graph.name}-prefill", *graph.scope)
+        ),
+        60,
+    )
+    graph.wait_ready()
+
+
+def test_a_router_setting_restarts_no_worker(graph):
+    """Only the router rolls; requests are answered throughout."""
+    load = Load(graph, "load", concurrency=4, max_tokens=100)
+    workers = {pod["metadata"]["uid"] for pod in graph.pods()}
+    routers = {pod["metadata"]["uid"] for pod in graph.pods("router")}
+
+    graph.patch({"router": {"policy": "round-robin"}})
+
+    wait_for(
+        "both routers are new",
+        lambda: (
+            len(graph.pods("router")) == 2
+            and routers.isdisjoint(pod["metadata"]["uid"] for pod in graph.pods("router"))
+        ),
+        180,
+    )
+    graph.wait_ready()
+    assert {pod["metadata"]["uid"] for pod in graph.pods()} == workers
+    outcome = load.stop()
+    assert outcome.lost == []
+    assert outcome.answered > 0
+
+
+def test_a_deleted_graph_drains_and_leaves_nothing(kube, deploy):
+    """Streams under way complete; afterwards no object carries the graph's label."""
+    graph = deploy(model={"contextTokens": 4096}, engine={"streamIntervalTokens": 8})
+    load = Load(graph, "load", concurrency=2, max_tokens=1000)
+    load.finish()
+    kube.kubectl("delete", "gd", graph.name, *graph.scope, "--wait=false")
+
+    outcome = load.stop()
+    assert (outcome.answered, outcome.lost) == (2, [])
+    wait_for("no object of the graph is left", lambda: not graph.remains(), 180)

@@ -16,8 +16,8 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCKS = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 
-def test_an_upgrade_leaves_running_graphs_alone(kube, deploy, install):
-    """New values roll operator and planner; no pod of a graph is replaced or restarted."""
+def test_graphs_outlive_an_upgrade_and_an_uninstall(kube, deploy, install):
+    """New values roll operator and planner; without both requests are answered; a new installation adopts the graph."""
     graph = deploy()
     before = {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}
 
@@ -26,16 +26,7 @@ def test_an_upgrade_leaves_running_graphs_alone(kube, deploy, install):
     deployment = kube.get("deployment", "penstock-operator", "--namespace", SYSTEM)
     assert deployment["status"]["readyReplicas"] == 2
     graph.patch({"services": {"frontend": {"replicas": 2}}})
-    wait_for("the new operator acts", lambda: graph.ready("router") == 2, 120)
-    pods = graph.pods("router,prefill,decode")
-    assert before <= {pod["metadata"]["uid"] for pod in pods}
-    assert sum(pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods) == 0
-
-
-def test_graphs_outlive_an_uninstall_and_are_taken_up_again(kube, deploy, install):
-    """Without operator and planner requests are answered; a new installation adopts what is there."""
-    graph = deploy()
-    before = {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}
+    wait_for("the upgraded operator acts", lambda: graph.ready("router") == 2, 120)
 
     kube.helm("uninstall", "penstock", "--namespace", SYSTEM, "--wait")
 
@@ -46,9 +37,11 @@ def test_graphs_outlive_an_uninstall_and_are_taken_up_again(kube, deploy, instal
     ):
         assert client.completions.create(model="llama", prompt="Hello", max_tokens=4).choices
     install()
-    graph.patch({"services": {"frontend": {"replicas": 2}}})
-    wait_for("the new operator acts", lambda: graph.ready("router") == 2, 120)
-    assert before <= {pod["metadata"]["uid"] for pod in graph.pods("router,prefill,decode")}
+    graph.patch({"services": {"frontend": {"replicas": 3}}})
+    wait_for("the new operator acts", lambda: graph.ready("router") == 3, 120)
+    pods = graph.pods("router,prefill,decode")
+    assert before <= {pod["metadata"]["uid"] for pod in pods}
+    assert sum(pod["status"]["containerStatuses"][0]["restartCount"] for pod in pods) == 0
 
 
 def test_the_readmes_commands_run_as_written(kube):

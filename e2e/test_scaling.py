@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import urllib.request
-
 from kube import Graph, wait_for
 from traffic import Load
 
-INFLIGHT = "penstock_router_worker_inflight_requests"
 SMALL_AND_QUICK = {
     "model": {"contextTokens": 4096},
     "engine": {"kvBlocks": 512, "streamIntervalTokens": 8},
@@ -25,17 +22,6 @@ def target(graph: Graph, service: str) -> int:
     """Replicas that a service's ScalingAdapter asks for."""
     adapter = graph.kube.get("gsa", f"{graph.name}-{service}", *graph.scope)
     return int(adapter["spec"]["replicas"])
-
-
-def busy(graph: Graph) -> list[str]:
-    """Decode workers that the router has requests on."""
-    with (
-        graph.kube.forwarded(graph.namespace, f"service/{graph.name}-frontend", 8000) as url,
-        urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer,
-    ):
-        page = answer.read().decode()
-    lines = [line for line in page.splitlines() if line.startswith(INFLIGHT) and 'role="decode"' in line]
-    return [line for line in lines if float(line.split()[-1]) > 0]
 
 
 def test_load_scales_up_and_its_end_scales_down_without_a_lost_request(kube, deploy):
@@ -67,22 +53,3 @@ def test_load_scales_up_and_its_end_scales_down_without_a_lost_request(kube, dep
     assert highest <= 4
     told = kube.kubectl("describe", "gd", graph.name, *graph.scope)
     assert "decode 1 -> 2" in told
-
-
-def test_a_scale_down_by_hand_drains_too(kube, deploy):
-    """`kubectl scale` on the adapter removes workers only when their streams are done."""
-    graph = deploy(
-        model={"contextTokens": 4096},
-        engine={"streamIntervalTokens": 8},
-        services={"decode": {"replicas": 3}},
-        planner={"enabled": False},
-    )
-    load = Load(graph, "load", concurrency=6, max_tokens=800)
-    wait_for("every decode worker streams", lambda: len(busy(graph)) == 3, 60)
-    kube.kubectl("scale", f"gsa/{graph.name}-decode", *graph.scope, "--replicas=1")
-
-    wait_for("two decode workers have left", lambda: len(graph.pods("decode")) == 1, 180)
-
-    outcome = load.stop()
-    assert outcome.lost == []
-    assert outcome.answered > 0

@@ -8,7 +8,6 @@ import yaml
 from penstock.core.errors import InvalidSpecError
 from penstock.runtimes.dynamo.importer import import_dgd
 from penstock.runtimes.dynamo.importer.command import parse_command
-from penstock.runtimes.dynamo.importer.services import service_name
 
 HEAD = "apiVersion: nvidia.com/v1alpha1\nkind: DynamoGraphDeployment\nmetadata: {name: chat}\n"
 
@@ -91,20 +90,6 @@ def test_disaggregated_example():
             "planner": {"enabled": False},
         },
     }
-
-
-def test_a_worker_beside_prefill_without_a_role_decodes():
-    """Dynamo's examples leave the decode worker unmarked."""
-    text = DISAGGREGATED.replace("      subComponentType: decode\n", "").replace(", --is-decode-worker", "")
-    spec, _ = converted(text)
-    assert spec["services"]["vllm-decode-worker"]["role"] == "decode"
-
-
-def test_a_worker_alone_is_aggregated():
-    """Without a prefill worker the only worker does both."""
-    spec, notes = converted(worker({}))
-    assert spec["services"] == {"worker": {"role": "aggregated"}}
-    assert notes == []
 
 
 def test_nothing_is_dropped_in_silence():
@@ -293,54 +278,6 @@ def test_frontend_flags_become_the_router():
     assert [path for path, _ in notes] == ["spec.services.Frontend.extraPodSpec.mainContainer.args"]
 
 
-def test_unknown_router_mode_is_listed():
-    """A mode without a policy here is named, and the default stays."""
-    manifest = yaml.safe_load(worker({}))
-    manifest["spec"]["services"]["F"] = {"componentType": "frontend", "extraPodSpec": {"mainContainer": {"args": ["--router-mode=random"]}}}  # fmt: skip
-    result = import_dgd(yaml.safe_dump(manifest))
-    assert [each.value for each in result.unconverted] == ['"random"']
-
-
-def test_a_decode_worker_alone_is_an_aggregated_one():
-    """Under Dynamo it computes its prompts itself; so its mocker's example does."""
-    spec, notes = converted(worker({"subComponentType": "decode"}))
-    assert spec["services"]["worker"]["role"] == "aggregated"
-    assert notes == []
-
-
-def test_variables_of_the_graph_reach_every_service():
-    """Dynamo gives them to the frontend as well."""
-    text = DISAGGREGATED.replace("spec:\n", "spec:\n  envs: [{name: A, value: b}]\n", 1)
-    spec, _ = converted(text)
-    assert spec["env"] == spec["services"]["frontend"]["env"] == [{"name": "A", "value": "b"}]
-
-
-def test_environment_from_objects_is_kept():
-    """Secrets and ConfigMaps of the container are carried."""
-    sources = [{"secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}, "prefix": "C_"}]
-    spec, notes = converted(worker({"extraPodSpec": {"mainContainer": {"envFrom": sources}}}))
-    assert spec["services"]["worker"]["envFrom"] == sources
-    assert notes == []
-
-
-def test_claims_of_the_graph_are_referred_to():
-    """A claim's name is kept; its size belongs to whoever makes it."""
-    manifest = yaml.safe_load(worker({"volumeMounts": [{"name": "cache", "mountPoint": "/c"}]}))
-    manifest["spec"]["pvcs"] = [{"name": "cache", "create": True, "size": "50Gi"}]
-    spec, notes = converted(yaml.safe_dump(manifest))
-    volumes = spec["services"]["worker"]["podTemplate"]["spec"]["volumes"]
-    assert volumes == [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]
-    assert [path for path, _ in notes] == ["spec.pvcs[0].create", "spec.pvcs[0].size"]
-
-
-def test_components_without_a_role_are_listed():
-    """An endpoint picker has no place in a graph."""
-    manifest = yaml.safe_load(worker({}))
-    manifest["spec"]["services"]["Epp"] = {"componentType": "epp"}
-    _, notes = converted(yaml.safe_dump(manifest))
-    assert [path for path, _ in notes] == ["spec.services.Epp"]
-
-
 def test_old_autoscaling_and_adapter_become_scaling():
     """Bounds of the deprecated section are kept, and a scaling adapter opens scaling."""
     extra = {"autoscaling": {"enabled": True, "minReplicas": 2, "maxReplicas": 4}, "replicas": 2}
@@ -405,16 +342,6 @@ def test_workers_of_other_engines_are_refused(container, path):
     assert problem.path == f"spec.services.Worker.extraPodSpec.mainContainer.{path}"
     assert problem.message.startswith("names another engine than vLLM")
     assert problem.line is not None
-
-
-@pytest.mark.parametrize("framework", ["trtllm", "sglang"])
-def test_another_backend_framework_is_refused(framework):
-    """At its own line."""
-    manifest = yaml.safe_load(worker({}))
-    manifest["spec"]["backendFramework"] = framework
-    with pytest.raises(InvalidSpecError) as caught:
-        import_dgd(yaml.safe_dump(manifest))
-    assert [each.path for each in caught.value.problems] == ["spec.backendFramework"]
 
 
 def test_sidecars_and_other_resources_stay_in_the_pod():
@@ -508,23 +435,6 @@ def test_the_newer_version_is_carried():
     assert cache == [{"name": "cache", "mountPath": "/root/.cache/vllm"}]
 
 
-def test_another_engine_in_the_newer_version_is_refused_at_its_own_place():
-    """The path is the one that the user wrote."""
-    with pytest.raises(InvalidSpecError) as caught:
-        import_dgd(BETA.replace("[python3, -m, dynamo.vllm]", "[python3, -m, dynamo.trtllm]"))
-    (problem,) = caught.value.problems
-    assert (problem.path, problem.line) == (
-        "spec.components[1].podTemplate.spec.containers[0].command",
-        23,
-    )
-
-
-def test_long_names_fall_back_to_the_role():
-    """Names that no child could carry become the role's."""
-    spec, _ = converted(worker({}, name="AVeryLongNameForAWorkerThatNobodyWouldEverWantToTypeTwice"))
-    assert list(spec["services"]) == ["aggregated"]
-
-
 @pytest.mark.parametrize(
     ("text", "path", "part"),
     [
@@ -578,12 +488,3 @@ def test_command_lines(command, args, expected):
     """A Python module is recognised in each way that Dynamo's examples start one."""
     found = parse_command([*command, *args])
     assert (found and (found.module, found.words)) == expected
-
-
-@pytest.mark.parametrize(
-    ("key", "name"),
-    [("VllmDecodeWorker", "vllm-decode-worker"), ("VLLMWorker", "vllm-worker"), ("decode_2", "decode-2"), ("_", "service")],
-)  # fmt: skip
-def test_service_names(key, name):
-    """Component names become DNS labels."""
-    assert service_name(key) == name

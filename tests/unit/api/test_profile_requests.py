@@ -66,13 +66,6 @@ def test_a_name_that_leaves_no_room_for_the_jobs_is_refused():
     assert "has 53 characters" in message
 
 
-def test_a_second_request_of_one_name_is_refused():
-    """As of graphs."""
-    text = f"{HEAD}  graph: llama\n"
-    [(_, path, message)] = problems(f"{text}---\n{text}")
-    assert (path, message) == ("metadata.name", "a second ProfileRequest 'fast'; rename or remove one")
-
-
 @pytest.mark.parametrize(
     ("spec", "sizes"),
     [

@@ -8,16 +8,13 @@ import pytest
 from penstock.api import Environment
 from penstock.core.errors import ConfigError
 from penstock.runtimes import (
-    ProcessSpec,
-    fill,
     filled_argv,
-    filled_env,
     masked_argv,
     masked_env,
     process_specs,
     runtime_of,
 )
-from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint, kv_replay_port
+from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
 
 LEASE = {"kv_lease_duration": 30, "decoder_kv_blocks_ttl": 480}
 
@@ -70,22 +67,6 @@ def test_simulated_worker(build, context):
     )
 
 
-def test_the_request_limit_reaches_simulated_workers(build, context):
-    """With its queue; without a limit neither flag is there."""
-    argv = by_service(build(engine={"requestLimit": 64, "requestQueue": 8}), context)["decode"].argv
-    assert (after(argv, "--engine-request-limit"), after(argv, "--engine-request-queue")) == ("64", "8")
-    assert "--engine-request-queue" not in by_service(build(), context)["decode"].argv
-
-
-def test_simulated_cold_start_and_address(build, context):
-    """A cold start is a flag; an address for other workers is given where it differs from the bound one."""
-    graph = build(services={"decode": {"startupSeconds": 12.5}})
-    specs = by_service(graph, dataclasses.replace(context, host="0.0.0.0", peer_host="10.1.2.3"))
-    assert after(specs["decode"].argv, "--startup-seconds") == "12.5"
-    assert specs["decode"].env == {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.1.2.3"}
-    assert by_service(graph, context)["decode"].env == {}
-
-
 def test_simulated_router_and_planner(build, context):
     """Router and planner get the manifest, the discovery file and the speed; ports only where they listen."""
     specs = by_service(build(), dataclasses.replace(context, log_dir="/logs/planner"))
@@ -109,20 +90,6 @@ def test_planner_takes_what_the_manifest_says(build, context):
         "kubernetes",
         "/mine",
     ]
-
-
-def test_no_planner_process_when_it_is_off(build, context):
-    """planner.enabled: false starts none."""
-    assert "planner" not in by_service(build(planner={"enabled": False}), context)
-
-
-def test_tiers_reach_simulated_workers(build, context):
-    """They order by priority and preempt within the graph's bounds; without tiers nothing is said."""
-    tiers = {"router": {"tiers": {"enabled": True}}}
-    argv = by_service(build(**tiers, engine={"preemption": {"maxPerRequest": 2}}), context)["decode"].argv
-    assert argv[argv.index("--scheduling-policy") + 1] == "priority"
-    assert argv[argv.index("--preemption-config") + 1] == '{"maxPerRequest":2}'
-    assert "--preemption-config" not in by_service(build(), context)["decode"].argv
 
 
 def _connector(spec):
@@ -186,18 +153,6 @@ def test_programs_of_a_python_environment(build, context, runtime, program):
 
     assert specs["decode"].argv[: len(program)] == program
     assert specs["planner"].argv[0] == "/py"
-
-
-def test_vllm_aggregated_has_no_connector(build, context):
-    """An aggregated worker hands nothing over."""
-    services = {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}}
-    graph = build(runtime="vllm")
-    graph = graph.model_validate(
-        {**graph.to_manifest(), "spec": {**graph.to_manifest()["spec"], "services": services}}
-    )
-    worker = by_service(graph, context)["worker"]
-    assert "--kv-transfer-config" not in worker.argv
-    assert (worker.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT" in worker.env) == (("port",), False)
 
 
 def test_several_nodes_become_pipeline_stages(build, context):
@@ -373,28 +328,6 @@ def test_a_runtime_that_is_not_installed_is_refused():
         runtime_of("absent")
 
 
-def test_a_runtime_without_a_frontend_has_no_command_for_one(build, context):
-    """Penstock's router stands there."""
-    spec = build().spec
-    with pytest.raises(NotImplementedError):
-        runtime_of("simulated").frontend(spec, spec.services["frontend"], context)
-
-
-def test_filling_leaves_json_alone():
-    """Placeholders are replaced as text; other braces stay."""
-    config = '{"a":{"b":1}}'
-    spec = ProcessSpec(
-        name="n",
-        service="s",
-        role="decode",
-        argv=("x", "{port}", config, "http://h:{port}/"),
-        env={"P": "{port}"},
-    )
-    assert filled_argv(spec, {"port": 81}) == ("x", "81", config, "http://h:81/")
-    assert filled_env(spec, {"port": 81}) == {"P": "81"}
-    assert fill("{side_channel_port}", {"port": 1}) == "{side_channel_port}"
-
-
 def test_secrets_are_masked_by_name():
     """Values of variables and flags whose name says secret are hidden, token counts are not."""
     env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "sk", "MONKEY": "m", "MAX_TOKENS": "8"}
@@ -447,8 +380,3 @@ def test_simulated_workers_publish_kv_events_where_the_router_follows_them(build
     assert local["decode"].ports == ("port",)
     assert "--kv-events-config" not in local["decode"].argv
     assert "--kv-events-config" not in by_service(build(), context)["prefill"].argv
-
-
-def test_the_port_of_replays_is_one():
-    """Beside the graph's, whichever that is."""
-    assert [kv_replay_port(port) for port in (1, 5557, 65535)] == [2, 5558, 65534]

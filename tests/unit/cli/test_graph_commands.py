@@ -39,16 +39,6 @@ def run(capsys):
     return call
 
 
-def test_valid_files_are_named(run):
-    """Each valid file is named with its objects; the status is 0."""
-    status, out, err = run("validate", SAMPLES / "aggregated.yaml", SAMPLES / "dynamo.yaml")
-    assert (status, err) == (0, "")
-    assert [line.rpartition(": ")[2] for line in out.splitlines()] == [
-        "valid (GraphDeployment llama-agg)",
-        "valid (GraphDeployment llama-dynamo)",
-    ]
-
-
 def test_keys_of_another_mode_are_reported(run, tmp_path):
     """A key that the chosen mode does not decide by is named with the modes that do; the file stays valid."""
     file = tmp_path / "graph.yaml"
@@ -120,17 +110,6 @@ def test_render_text_masks_secrets(run, tmp_path):
     assert "hf_secret" not in out
 
 
-@pytest.mark.parametrize(("layout", "load"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_render_in_full(run, layout, load):
-    """Both full layouts carry the same details of every process."""
-    _, out, _ = run("render", SAMPLES / "disaggregated.yaml", "--format", layout, "--speed", "20")
-    specs = {each["service"]: each for each in load(out)}
-    assert list(specs) == ["frontend", "prefill", "decode", "planner"]
-    decode = specs["decode"]
-    assert (decode["gpusPerReplica"], decode["minReplicas"], decode["maxReplicas"]) == (1, 1, 6)
-    assert decode["argv"][decode["argv"].index("--speed") + 1] == "20"
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -159,24 +138,6 @@ def test_import_prints_manifest_and_list(run, tmp_path):
     )
 
 
-def test_import_prints_one_json_object(run, tmp_path):
-    """Manifest and losses together, nothing beside them."""
-    file = tmp_path / "dgd.yaml"
-    file.write_text(DGD)
-    status, out, err = run("import", "--json", file)
-    report = json.loads(out)
-    assert (status, err) == (0, "")
-    assert report["manifest"]["spec"]["services"] == {"worker": {"role": "aggregated"}}
-    assert report["unconverted"] == [
-        {
-            "path": "spec.services.Worker.dynamoNamespace",
-            "value": '"other"',
-            "why": "is the graph's own namespace and name here",
-            "line": 8,
-        }
-    ]
-
-
 @pytest.mark.parametrize("value", ["y", "N", "1e3", "0o17", "1_000", ".5", "12", "on", "1.0e+5"])
 def test_texts_that_kubectl_would_read_otherwise_are_quoted(run, tmp_path, value):
     """PyYAML leaves some of them bare, which kubectl's parser takes for booleans and numbers."""
@@ -194,28 +155,6 @@ def test_strict_import_fails_on_loss(run, tmp_path):
     assert run("import", "--strict", file)[0] == 1
     file.write_text(DGD.replace("      dynamoNamespace: other\n", ""))
     assert run("import", "--strict", file)[0] == 0
-
-
-def test_import_writes_a_valid_file(run, tmp_path):
-    """--output writes what validate accepts; a folder that is not there is an error."""
-    file, output = tmp_path / "dgd.yaml", tmp_path / "out.yaml"
-    file.write_text(DGD)
-    assert run("import", file, "--output", output)[:2] == (0, "")
-    assert run("validate", output)[0] == 0
-    status, _, err = run("import", file, "-o", tmp_path / "no" / "out.yaml")
-    assert status == 2
-    assert "its folder does not exist" in err
-
-
-def test_mode_sla_without_a_profile_is_refused_with_what_to_run(run, tmp_path):
-    """A real engine has no profile of its own: `validate` names the key and the command."""
-    file = tmp_path / "g.yaml"
-    text = (SAMPLES / "vllm-disaggregated.yaml").read_text()
-    file.write_text(text.replace("  planner:\n", "  planner:\n    mode: sla\n"))
-    status, _, err = run("validate", file)
-    assert status != 0
-    assert "spec.planner.sla.profile" in err
-    assert "penstock profile" in err
 
 
 EVERYTHING = """\
@@ -262,19 +201,6 @@ def test_kubernetes_objects_are_rendered(run):
     assert names[-2:] == [("ScalingAdapter", "llama-vllm-prefill"), ("ScalingAdapter", "llama-vllm-decode")]
     assert "&id" not in out
     assert "graph.yaml: |\n" in out
-
-
-def test_kubernetes_objects_of_one_service(run):
-    """--service keeps its objects, --namespace places them."""
-    status, out, _ = run(
-        "render", SAMPLES / "aggregated.yaml", "--kubernetes", "--service", "frontend", "--namespace", "ns"
-    )
-    assert status == 0
-    assert [(each["kind"], each["metadata"]["namespace"]) for each in yaml.safe_load_all(out)] == [
-        ("Service", "ns"),
-        ("PodDisruptionBudget", "ns"),
-        ("Deployment", "ns"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -42,16 +42,6 @@ def test_the_first_signal_cancels_and_later_ones_do_not_disturb_the_clearing_up(
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_after_the_end_is_ignored():
-    """The command has had its effect, which is to stay."""
-
-    async def command():
-        return 7
-
-    assert interruptible.run(command()) == 7
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_a_signal_that_the_caller_ignores_stays_ignored():
     """As nohup does with SIGHUP."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,6 +1,5 @@
 """`penstock profile --from` and `penstock capacity`: what they print, write and refuse."""
 
-import importlib.util
 import json
 
 import pytest
@@ -36,28 +35,6 @@ def test_the_four_lines_of_a_latency_profile(run):
     assert lines[1] == "Suggested planner upper/lower bound for prefill queue size: 2.67/1.45"
     assert len(lines) == 4
     assert "wrote" not in err
-
-
-def test_json_holds_everything(run, tmp_path):
-    """The profile, the recommendation and the files."""
-    code, out, _ = run("profile", "--from", NAME, *TARGETS, "--output-dir", tmp_path, "--json")
-    result = json.loads(out)
-
-    assert code == 0
-    assert result["recommendation"]["prefill"]["gpus"] == 1
-    assert str(tmp_path / "profile.json") in result["files"]
-    assert result["sweep"]["engines"][0]["name"] == NAME
-
-
-def test_without_matplotlib_the_tables_and_the_step_are_printed(run, tmp_path, monkeypatch):
-    """Not an error: the profile is whole."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    code, out, err = run("profile", "--from", NAME, *TARGETS, "--output-dir", tmp_path)
-
-    assert code == 0
-    assert "Decode, 3,075 tokens of context" in out
-    assert "pip install 'penstock[plots]'" in err
-    assert not list(tmp_path.glob("*.png"))
 
 
 def test_a_miss_ends_with_one_and_what_it_takes(run, tmp_path):
@@ -125,24 +102,6 @@ def test_a_missed_target_names_the_cheapest_change(run):
     assert code == 1
     assert "no number of replicas meets TTFT 60 ms: without any wait it is" in err
     assert "it would fit with --ttft" in out
-
-
-def test_too_few_gpus_name_what_binds(run):
-    """And how much less load they carry."""
-    code, out, err = run("capacity", *FAMILY, *LOAD, "--ttft", 500, "--itl", 30, "--max-gpus", 6)
-
-    assert code == 1
-    assert "more than --max-gpus 6: prefill is bound by" in err
-    assert "it would fit with --rps" in out
-
-
-def test_an_aggregated_pool(run):
-    """One row."""
-    code, out, _ = run("capacity", "--profile", NAME, "--aggregated", *LOAD)
-
-    assert code == 0
-    assert "aggregated" in out
-    assert "decode" not in out
 
 
 @pytest.mark.parametrize(

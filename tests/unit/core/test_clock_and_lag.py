@@ -24,11 +24,6 @@ def test_real_and_modelled_durations_invert_each_other(speed, duration_s):
     assert pytest.approx(duration_s) == clock.to_model_s(clock.to_real_s(duration_s))
 
 
-def test_twenty_times_as_fast_is_a_twentieth_of_the_wait():
-    """--speed 20 turns an interval of 30 simulated seconds into 1.5 real ones."""
-    assert SimulatedClock(20).to_real_s(30) == 1.5
-
-
 def test_two_clocks_of_one_speed_agree():
     """Processes of one host share the origin."""
     first, second = SimulatedClock(20), SimulatedClock(20)

@@ -66,12 +66,6 @@ def test_a_core_that_hung_before_it_saw_a_request_is_found_by_what_the_caller_se
     assert stalled_at([page(running=0, deferred=1)] * 40, inflight=1) == []
 
 
-def test_time_without_requests_does_not_count():
-    """The first request after an hour of rest gets the whole limit."""
-    requests = [0] * 30 + [1] * 12
-    assert stalled_at([page(running=0)] * 42, inflight=requests) == [39, 40, 41]
-
-
 def test_an_engine_that_stalled_gets_on_as_soon_as_its_figures_move():
     """SIGCONT: the next token ends it."""
     assert stalled_at([page()] * 12 + [page(tokens=6)]) == [10, 11]

@@ -54,24 +54,6 @@ def test_json_logs_hold_event_and_bound_keys(stderr):
     assert (line["event"], line["worker"], line["port"], line["level"]) == ("worker ready", "w", 1, "info")
 
 
-def test_plain_logs_append_keys(stderr):
-    """People read the same keys after the text."""
-    logs.configure("info")
-
-    logs.get_logger("penstock.test").warning("worker late", lag_s=0.5)
-
-    assert "worker late lag_s=0.5" in stderr()
-
-
-def test_debug_costs_nothing_when_off(stderr):
-    """Below the level nothing is written."""
-    logs.configure("info")
-
-    logs.get_logger("penstock.test").debug("request done", request_id="x")
-
-    assert stderr() == ""
-
-
 def test_an_exception_carries_its_traceback(stderr):
     """Task roots log what went wrong, with the cause."""
     logs.configure("info", as_json=True)

@@ -52,13 +52,6 @@ def test_an_unreadable_wanted_line_is_an_error_that_quotes_it(line):
     assert line in str(caught.value)
 
 
-def test_an_unreadable_unwanted_line_is_ignored():
-    """Garbage in a metric that nobody asked for harms nobody."""
-    samples = parse_samples("upper{broken\nup 1\n", {"up"})
-
-    assert [s.value for s in samples] == [1.0]
-
-
 @settings(max_examples=50)
 @given(
     st.dictionaries(st.text(max_size=12), st.floats(allow_nan=False), min_size=1, max_size=8),

@@ -1,15 +1,10 @@
 """Bucket counts."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.histogram import (
-    REQUEST_BOUNDS_S,
-    ROUTER_ITL_BOUNDS_S,
-    ROUTER_TTFT_BOUNDS_S,
     TOKEN_GAP_BOUNDS_S,
-    TTFT_BOUNDS_S,
     BucketCounts,
 )
 
@@ -22,15 +17,6 @@ def test_bounds_are_inclusive_and_counts_cumulative():
     histogram.observe(9.0, 2)
     assert histogram.cumulative() == [3, 4, 6]
     assert histogram.total == 22.5
-
-
-@pytest.mark.parametrize(
-    "bounds",
-    [TTFT_BOUNDS_S, TOKEN_GAP_BOUNDS_S, REQUEST_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, ROUTER_ITL_BOUNDS_S],
-)
-def test_bounds_rise(bounds):
-    """Bounds are strictly increasing, as bisection needs them."""
-    assert list(bounds) == sorted(set(bounds))
 
 
 @given(st.lists(st.tuples(st.floats(0, 200), st.integers(0, 50))))

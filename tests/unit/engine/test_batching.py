@@ -96,14 +96,6 @@ def test_lower_priority_value_goes_first_and_ties_by_arrival(make_engine, reques
     assert order == ["d", "b", "c", "a"]
 
 
-def test_priority_is_ignored_first_come_first_served(make_engine, request_of):
-    """Without the policy only arrival counts."""
-    engine = make_engine(seqs=1)
-    for name, priority in (("a", 5), ("b", 0)):
-        engine.add(request_of(name, outputs=1, priority=priority))
-    assert spans_of(engine.begin_step(0.0)) == [("a", 0, 8)]
-
-
 def test_second_request_reuses_the_prefix_of_the_first(make_engine, request_of):
     """12 shared tokens of 16 are not computed again; the hit shows in the counters."""
     engine = make_engine()
@@ -159,16 +151,6 @@ def test_latest_arrival_is_preempted_and_recomputed(make_engine, request_of):
     assert engine.counters.generation_tokens == 12
 
 
-def test_lowest_priority_is_the_victim(make_engine, request_of):
-    """Under the priority policy the largest value is thrown out, even if it arrived first."""
-    engine = make_engine(blocks=5, by_priority=True)
-    low = engine.add(request_of("low", prompt=8, outputs=6, priority=9))
-    engine.add(request_of("high", prompt=8, outputs=6, priority=1))
-    _, outcome = advance(engine)
-    step, _ = advance(engine, outcome.end_s)
-    assert step.batch.preempted == [low]
-
-
 def test_nobody_is_admitted_in_the_step_of_a_preemption(make_engine, request_of):
     """Freed blocks go to running requests first."""
     engine = make_engine(blocks=5)
@@ -198,19 +180,6 @@ def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, requ
     assert engine.kv_used_blocks == 0
 
 
-def test_prefix_caching_can_be_off(make_engine, request_of):
-    """Requests without keys neither hit nor leave anything to hit."""
-    engine = make_engine()
-    for name in "ab":
-        engine.add(request_of(name, prompt=8, outputs=5, keys=()))
-    now_s = 0.0
-    while engine.in_flight:
-        _, outcome = advance(engine, now_s)
-        now_s = outcome.end_s
-    assert engine.counters.prefix_hits == 0
-    assert engine._pool.cached == 0
-
-
 def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_of):
     """Aborts behind a head that does not fit leave the queue no longer than the living."""
     engine = make_engine(blocks=10)
@@ -221,4 +190,3 @@ def test_ended_requests_do_not_pile_up_in_a_blocked_queue(make_engine, request_o
         engine.add(request_of(f"r{number}", prompt=4))
         assert engine.abort(f"r{number}", 1.0)
     assert engine.waiting_for_capacity == 1
-    assert len(engine._batcher._waiting) < 40

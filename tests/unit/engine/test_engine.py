@@ -3,7 +3,6 @@
 import pytest
 
 from penstock.engine.core.fan_out import Read
-from penstock.engine.core.lease import LeaseTerm
 from penstock.engine.core.requests import FinishReason, Status
 
 
@@ -29,21 +28,6 @@ def test_prefill_worker_pins_blocks_until_they_are_read(make_engine, request_of)
     assert engine.counters.notifications_after_expiry == 1
 
 
-def test_unread_blocks_are_reclaimed_when_the_lease_ends(make_engine, request_of):
-    """Without heartbeat the blocks are free 30 s after the prefill; with one at 20 s, 10 s later."""
-    engine = make_engine(role="prefill")
-    _, end_s = prefill(engine, request_of("a", outputs=1, pin_blocks=True))
-    _, later_s = prefill(engine, request_of("b", outputs=1, pin_blocks=True), end_s)
-    assert engine.next_event_s() == end_s + 30
-    assert engine.extend_leases(["a"], end_s + 20) == []
-    engine.advance(later_s + 30)
-    assert engine.take_events().expired == ["b"]
-    engine.advance(end_s + 40)
-    assert engine.take_events().expired == ["a"]
-    assert engine.counters.lease_expiries == {LeaseTerm.INITIAL: 1, LeaseTerm.EXTENSION: 1}
-    assert (engine.counters.lease_renewals, engine.kv_used_blocks) == (1, 0)
-
-
 def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
     """A full cache of pinned prompts leaves a request waiting for capacity until one is read."""
     engine = make_engine(role="prefill", blocks=4)
@@ -66,14 +50,6 @@ def test_blocks_are_kept_however_the_prefill_ends(make_engine, request_of, ends_
     assert "b" not in engine.pinned
 
 
-def test_an_id_under_a_lease_cannot_be_used_again(make_engine, request_of):
-    """A second prompt of the same id would take the first one's blocks along."""
-    engine = make_engine(role="prefill")
-    prefill(engine, request_of("a", outputs=1, pin_blocks=True))
-    with pytest.raises(ValueError, match="id in use"):
-        engine.add(request_of("a", outputs=1, pin_blocks=True))
-
-
 def test_decode_worker_fetches_then_decodes(make_engine, request_of):
     """80 tokens take 0.8 s + 0.5 s on the link; the first decode step brings the first token."""
     engine = make_engine(role="decode")
@@ -94,17 +70,6 @@ def test_decode_worker_fetches_then_decodes(make_engine, request_of):
         assert outcome.steady_tokens == 1
     assert (state.outputs, engine.is_idle) == (3, True)
     assert (engine.counters.external_queries, engine.counters.external_hits) == (80, 80)
-
-
-def test_transfers_share_the_link_one_after_the_other(make_engine, request_of):
-    """Two prompts of 40 tokens: 0.4 s each in turn, both with the fixed 0.5 s."""
-    engine = make_engine(role="decode")
-    for name in "ab":
-        engine.add(request_of(name, prompt=40, load_remote=True))
-    engine.begin_step(0.0)
-    engine.advance(5.0)
-    done = [(item.state.request.request_id, item.done_s) for item in engine.take_events().transfers]
-    assert done == [("a", pytest.approx(0.9)), ("b", pytest.approx(1.3))]
 
 
 def test_locally_cached_prefix_is_not_fetched(make_engine, request_of):
@@ -266,16 +231,6 @@ def test_impossible_requests_are_refused(make_engine, request_of, options, messa
     with pytest.raises(ValueError, match=message):
         engine.add(request_of("a", **options))
     assert engine.in_flight == 0
-
-
-def test_a_request_may_fill_the_cache_to_its_last_token(make_engine, request_of):
-    """The last output needs no room: 12 + 5 - 1 tokens fit into 4 blocks of 4."""
-    engine = make_engine(blocks=4)
-    state = engine.add(request_of("a", prompt=12, outputs=5))
-    now_s = 0.0
-    while engine.in_flight:
-        now_s = engine.finish_step(engine.begin_step(now_s)).end_s
-    assert (state.outputs, engine.counters.preemptions) == (5, 0)
 
 
 def test_ids_and_steps_are_guarded(make_engine, request_of):

@@ -46,15 +46,6 @@ async def test_decode_goes_on_where_prefill_stopped(serving, hand_over):
         assert await decode.metric("vllm:external_prefix_cache_hits_total") == 100
 
 
-async def test_both_workers_speak_the_same_words(serving, hand_over):
-    """A handed-over request answers what an aggregated worker answers."""
-    async with serving(role="prefill") as prefill, serving(role="decode") as decode, serving() as alone:
-        params = await hand_over(prefill, PROMPT)
-        fetched = await decode.complete(PROMPT, max_tokens=8, kv_transfer_params=params)
-        local = await alone.complete(PROMPT, max_tokens=8)
-        assert fetched["choices"] == local["choices"]
-
-
 async def test_second_read_of_the_same_blocks_is_refused(serving, hand_over):
     """Blocks that are gone cannot be decoded from: 500 before any token, and it is counted."""
     async with serving(role="prefill") as prefill, serving(role="decode") as decode:
@@ -67,17 +58,6 @@ async def test_second_read_of_the_same_blocks_is_refused(serving, hand_over):
         assert await decode.metric("vllm:request_success_total", finished_reason="error") == 1
         assert await decode.metric(KV) == 0
         assert await prefill.metric("vllm:nixl_num_notifications_after_expiry_total") == 1
-
-
-async def test_a_message_may_renew_and_read_the_same_blocks(serving, hand_over):
-    """The heartbeat counts first, so the read of a lease that stands is never answered as unknown."""
-    async with serving(role="prefill") as prefill:
-        params = await hand_over(prefill, PROMPT)
-        mine, engine_id = params["remote_request_id"], params["remote_engine_id"]
-        message = {"engine_id": engine_id, "heartbeat": [mine], "read": [[mine, 0, 0, 1]]}
-        status, body, _ = await prefill.post("/kv/notify", message)
-        assert (status, body) == (200, {"unknown": []})
-        assert await prefill.metric(KV) == 0
 
 
 async def test_unreachable_prefill_worker_fails_the_request(serving, hand_over):
@@ -170,19 +150,6 @@ async def test_abort_before_the_read_frees_the_prefill_worker(serving, hand_over
         busy.abort()
 
 
-async def test_heartbeats_of_strangers_change_nothing(serving, hand_over):
-    """Unknown ids are named in the answer and counted; the lease that stands is not touched."""
-    async with serving(role="prefill") as prefill:
-        params = await hand_over(prefill, PROMPT)
-        before_s = prefill.server.worker.engine.pinned.expiry_s(params["remote_request_id"])
-        message = {"engine_id": params["remote_engine_id"], "heartbeat": ["a"], "read": [["b", 0, 0, 1]]}
-        status, body, _ = await prefill.post("/kv/notify", message)
-        assert (status, body) == (200, {"unknown": ["a", "b"]})
-        assert prefill.server.worker.engine.pinned.expiry_s(params["remote_request_id"]) == before_s
-        assert await prefill.metric(IGNORED, reason="unknown_request") == 1
-        assert await prefill.metric("vllm:nixl_num_notifications_after_expiry_total") == 1
-
-
 async def test_a_message_for_another_process_is_ignored(serving, hand_over):
     """A worker that was restarted at its address keeps to its own prompts."""
     async with serving(role="prefill") as prefill:
@@ -236,30 +203,6 @@ async def test_every_rank_is_read_before_the_blocks_are_free(serving, hand_over)
         assert prefill.server.worker.engine.pinned.held_ranks(mine) == {1}
         await prefill.post("/kv/notify", {"engine_id": engine_id, "read": [[mine, 1, 2, 2]]})
         assert await prefill.metric(LEASED) == 0
-
-
-@pytest.mark.parametrize(("source", "reader"), [(TP2, TP4), (TP4, TP2)])
-async def test_workers_of_unlike_parallelism_hand_over(serving, hand_over, source, reader):
-    """More ranks on either side: the decode answers, and nothing stays behind at the prefill worker."""
-    async with (
-        serving(role="prefill", profile=source) as prefill,
-        serving(role="decode", profile=reader) as decode,
-    ):
-        params = await hand_over(prefill, PROMPT)
-        body = await decode.complete(PROMPT, max_tokens=4, kv_transfer_params=params)
-        assert body["usage"]["completion_tokens"] == 4
-        assert await prefill.metric(LEASED) == 0
-        assert await prefill.metric("vllm:nixl_num_notifications_after_expiry_total") == 0
-
-
-async def test_a_parallelism_that_cannot_be_joined_is_refused(serving, hand_over):
-    """Three ranks cannot be shared out to two; the prompt is released, since nobody else will read it."""
-    async with serving(role="prefill") as prefill, serving(role="decode", profile=TP2) as decode:
-        params = await hand_over(prefill, PROMPT)
-        fields = {"prompt": PROMPT, "max_tokens": 2, "kv_transfer_params": {**params, "tp_size": 3}}
-        status, body, _ = await decode.post("/v1/completions", fields)
-        assert status == 400
-        assert "tp_size 3" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("wrong", [{"model": "nobody"}, {"max_tokens": -1}, {"prompt": ""}])
@@ -359,10 +302,3 @@ async def test_a_short_rest_is_not_worth_a_transfer(serving, hand_over):
         assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 496
         assert await prefill.metric("vllm:nixl_xfer_time_seconds_count") == 0
         await decode.until(LEASES, 0)
-
-
-async def test_one_way_alone_nothing_is_kept_for_the_next_turn(serving, hand_over):
-    """Without bidirectional_kv_xfer decode frees its blocks with the answer."""
-    async with serving(role="prefill") as prefill, serving(role="decode") as decode:
-        assert await _first_turn(prefill, decode, hand_over) is None
-        assert await decode.metric(KV) == 0

@@ -129,11 +129,6 @@ def test_a_cache_in_use_is_not_cleared(timeline, run_all):
     assert line.engine.cached_blocks(prefix_keys(text("a", 2), BLOCK)) == 2
 
 
-def test_without_a_journal_nothing_is_kept(timeline, run_all):
-    """Simulators run millions of requests and ask for none of it."""
-    assert run(timeline(journal=False), run_all, request("1", text("a", 2))) == []
-
-
 def replay(known, facts):
     """Let ``known``, blocks' tokens by key, follow the facts."""
     for fact in facts:

@@ -107,26 +107,6 @@ async def test_events_have_vllms_fields(serving):
             assert events == [{"type": "AllBlocksCleared"}]
 
 
-async def test_text_and_its_ids_are_one_prompt(serving):
-    """What is published as ids, sent as a prompt, hits the blocks that the text has stored."""
-    async with serving(kv_events_config=config()) as worker:
-        await worker.complete(PROMPT, max_tokens=1)
-
-        answer = await worker.complete(token_ids(PROMPT.encode()).tolist(), max_tokens=1)
-
-    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
-
-
-async def test_a_cache_in_use_is_not_reset(serving):
-    """The answer says so, as vLLM's does."""
-    async with serving(speed=1.0) as worker:
-        stream = await worker.stream(max_tokens=1000)
-        await worker.until("vllm:num_requests_running", 1)
-
-        assert not await reset(worker)
-        stream.abort()
-
-
 @pytest.mark.parametrize("value", [None, "{}", '{"enable_kv_cache_events": true, "publisher": "null"}'])
 def test_nothing_is_published_unless_asked_for(value):
     """As in vLLM."""

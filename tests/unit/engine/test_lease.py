@@ -49,14 +49,6 @@ def test_unknown_ids_are_ignored_and_reported():
     assert "gone" not in table
 
 
-def test_an_id_holds_one_lease():
-    """A second grant would leave the first one's end in doubt."""
-    table = LeaseTable()
-    table.grant("a", 30)
-    with pytest.raises(ValueError, match="holds a lease"):
-        table.grant("a", 40)
-
-
 def test_ended_leases_do_not_pile_up():
     """Prompts that are read at once leave no entries behind, however long their lease would have been."""
     table = LeaseTable()
@@ -66,19 +58,6 @@ def test_ended_leases_do_not_pile_up():
         table.end(f"r{number}")
     assert len(table._heap) < 200
     assert table.expire(30) == [("kept", 30)]
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 50)), max_size=30))
-def test_heartbeats_never_shorten_a_lease(beats):
-    """Whatever the order of heartbeats, each lease's end only moves forward."""
-    table = LeaseTable()
-    for name in "abc":
-        table.grant(name, 30)
-    for name, at in beats:
-        before = table.expiry_s(name)
-        table.extend([name], at + 20)
-        assert table.expiry_s(name) == max(before, at + 20)
-    assert table.next_expiry_s() == min(table.expiry_s(name) for name in "abc")
 
 
 operations = st.lists(

@@ -3,10 +3,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.core import metric_names
 from penstock.core.lag import LagTracker
 from penstock.engine.core.request_slots import RequestSlots
-from penstock.engine.serve.histogram import Histogram, token_buckets
 from penstock.engine.serve.metrics import EngineMetrics
 from penstock.engine.serve.settings import ServeFlags, resolve
 
@@ -51,17 +49,6 @@ def worker(make_timeline):
     return Small()
 
 
-def test_every_promised_name_is_exported(worker):
-    """All of vLLM's names that the router and planner may read are there, with both labels."""
-    page = worker.read()
-    found = {key[0] for key in page}
-    for constant, name in vars(metric_names).items():
-        if constant.startswith("VLLM_"):
-            assert {name, name + "_total", name + "_bucket"} & found, name
-    sample = page["vllm:num_requests_running",]
-    assert sample.labels == {"engine": "0", "model_name": 'na"me\\'}
-
-
 def test_values_of_a_small_run(worker, request_of):
     """One fetched and one local request: times, tokens and reasons in the right places."""
     worker.timeline.submit(request_of("a", prompt=8, outputs=3, load_remote=True))
@@ -89,11 +76,6 @@ def test_values_of_a_small_run(worker, request_of):
     assert page["vllm:kv_cache_usage_perc",].value == 0
 
 
-def test_the_time_scale_is_exported(worker):
-    """Clients that measure in simulated seconds can check that they count as the worker does."""
-    assert worker.read()["penstock_time_scale",].value == 1.0
-
-
 def test_lag_is_exported_once_there_are_samples(worker):
     """No sample, no quantile: unknown is not zero."""
     assert ("penstock_schedule_lag_p99_seconds",) not in worker.read()
@@ -101,26 +83,3 @@ def test_lag_is_exported_once_there_are_samples(worker):
     page = worker.read()
     assert page["penstock_schedule_lag_p99_seconds",].value == 0.25
     assert page["penstock_schedule_lag_samples_total",].value == 1
-
-
-def test_histogram_counts_many_at_once():
-    """Bounds are inclusive, buckets cumulative."""
-    histogram = Histogram("h", (1.0, 2.0), 'a="b"')
-    histogram.observe(1.0, 3)
-    histogram.observe(1.5)
-    histogram.observe(9.0, 2)
-    assert histogram.lines() == [
-        'h_bucket{a="b",le="1.0"} 3',
-        'h_bucket{a="b",le="2.0"} 4',
-        'h_bucket{a="b",le="+Inf"} 6',
-        'h_sum{a="b"} 22.5',
-        'h_count{a="b"} 6',
-    ]
-
-
-@pytest.mark.parametrize(
-    ("longest", "expected"), [(1, (1,)), (7, (1, 2, 5)), (100, (1, 2, 5, 10, 20, 50, 100)), (0, ())]
-)
-def test_token_buckets(longest, expected):
-    """1, 2, 5 and their powers of ten, up to the longest sequence."""
-    assert token_buckets(longest) == expected

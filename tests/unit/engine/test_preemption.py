@@ -2,9 +2,8 @@
 
 import pytest
 
-from penstock.engine import profiles
 from penstock.engine.core.latency import QuadraticPrefill
-from penstock.engine.core.preemption import PreemptionCosts, PreemptionKind, PreemptionTerms
+from penstock.engine.core.preemption import PreemptionCosts, PreemptionKind
 from penstock.engine.core.requests import EngineRequest, RequestState
 from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.core.victims import Candidate, choose_victims
@@ -42,31 +41,12 @@ def test_the_crossover_follows_from_link_prefill_and_latency(latency_s, bytes_pe
         assert costs.cheapest(crossover, can_swap=True)[0] is PreemptionKind.SWAP
 
 
-def test_attention_bends_the_prefill_and_makes_a_crossover_of_its_own():
-    """On a link slower than short prefills, long prompts are still swapped: 102.4 us < 100 us + 1 ns n."""
-    costs = PreemptionCosts(KV_BYTES, LinkTerms(0.0, 6.4e9), QuadraticPrefill(0.0, 1e-4, 1e-9))
-    assert costs.crossover_tokens(131_072) == pytest.approx(2400, abs=1)
-
-
 def test_no_host_memory_no_swap_and_dropping_needs_a_bound():
     """Recompute is what is left; an error comes only where it was allowed, above its bound."""
     assert A100.cheapest(522, can_swap=False) == (PreemptionKind.RECOMPUTE, pytest.approx(0.0522))
     assert A100.cheapest(32_000, can_swap=False, drop_above_s=3.3)[0] is PreemptionKind.RECOMPUTE
     assert A100.cheapest(34_000, can_swap=False, drop_above_s=3.3)[0] is PreemptionKind.DROP
     assert A100.cheapest(34_000, can_swap=True, drop_above_s=3.3)[0] is PreemptionKind.SWAP
-
-
-def test_a_profile_gives_the_prefill():
-    """A100 TP8: 8 links of 25 GB/s, 26.6 ms of overhead; swapping wins from the first token on."""
-    profile = profiles.load("a100-llama-70b-bf16-tp8")
-    costs = PreemptionCosts(profile.kv.bytes_per_token, LinkTerms(0.001, 8 * 25e9), profile.prefill.model())
-    assert profile.kv.bytes_per_token == KV_BYTES
-    assert costs.crossover_tokens(131_072) == 1
-
-
-def test_the_reserve_is_rounded_down():
-    """A third of ten blocks is three."""
-    assert PreemptionTerms(reserved_fraction=0.34).reserved_blocks(10) == 3
 
 
 def candidate(index, *, priority=2, preemptions=0, freed=4, remaining=10, restore_s=1.0):

@@ -55,13 +55,6 @@ async def test_a_dropped_client_is_told_to_come_back(serving):
         assert worker.server.worker.is_idle
 
 
-async def test_the_reserve_is_on_the_page(serving):
-    """32 of 64 blocks, of which nobody holds any."""
-    async with serving(**tiers(premiumReservedFraction=0.5)) as worker:
-        assert await worker.metric("penstock_engine_reserved_free_blocks") == 32
-        assert await worker.metric("penstock_engine_swapped_blocks") == 0
-
-
 async def test_a_prompt_too_long_for_its_tier_is_refused_at_the_frontend(serving):
     """Half of 1,024 tokens are premium's; the same prompt is served with premium's priority."""
     async with serving(**tiers(premiumReservedFraction=0.5)) as worker:

@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from penstock.core.errors import PortInUseError, StreamBroken
+from penstock.core.errors import StreamBroken
 
-WAITING = "vllm:num_requests_waiting"
 RUNNING = "vllm:num_requests_running"
 ENDED = "vllm:request_success_total"
 
@@ -88,15 +87,6 @@ async def test_errors_have_openai_form(serving, path, body, status, kind):
     assert headers.get(b"allow") == (b"GET" if status == 405 else None)
 
 
-async def test_models_and_health(serving):
-    """The served names with their longest sequence; health is empty and 200."""
-    async with serving(served_names=("llama", "alias"), max_model_len=1000) as client:
-        cards = json.loads((await client.get("/v1/models")).body)["data"]
-        assert [(card["id"], card["max_model_len"]) for card in cards] == [("llama", 1000), ("alias", 1000)]
-        health = await client.get("/health")
-        assert (health.status, health.body) == (200, b"")
-
-
 async def test_client_that_leaves_ends_its_request(serving):
     """A broken stream is aborted: none of its answers runs on, and the blocks are free."""
     async with serving(speed=1.0) as client:
@@ -137,34 +127,6 @@ async def test_drain_refuses_new_requests_and_finishes_streams(serving):
         assert not drain.done()
         assert len(await events_of(stream)) == 40
         await asyncio.wait_for(drain, 5)
-
-
-async def test_worker_is_not_ready_before_its_startup_time(serving, unused_tcp_port):
-    """Health answers 503 while the simulated start-up lasts."""
-    async with serving() as client:
-        client.server.state = "starting"
-        assert (await client.get("/health")).status == 503
-        status, _, _ = await client.post("/v1/completions", {"prompt": "a"})
-        assert status == 503
-
-
-async def test_port_in_use_is_a_clear_error(serving):
-    """A second worker on the same port does not start."""
-    async with serving() as client:
-        with pytest.raises(BaseExceptionGroup) as caught:
-            async with serving(port=client.server.port):
-                pass
-        assert caught.group_contains(PortInUseError)
-
-
-async def test_two_hundred_streams_at_once(serving):
-    """All of them get all their tokens, with one schedule for all."""
-    async with serving(speed=20.0, max_num_seqs=128) as client:
-        streams = await asyncio.gather(*(client.stream(prompt=f"p{n}", max_tokens=20) for n in range(200)))
-        counts = [len(events) for events in await asyncio.gather(*map(events_of, streams))]
-        assert counts == [20] * 200
-        assert await client.metric("vllm:generation_tokens_total") == 4000
-        assert await client.metric("penstock_schedule_lag_samples_total") > 0
 
 
 async def test_error_after_the_first_token_breaks_the_stream(serving):

@@ -81,7 +81,8 @@ def run(engine, requests, *, is_skipping):
         names = [state.request.request_id for state in (*outcome.started, *outcome.finished)]
         if names or outcome.late_gaps_s:
             log.append((now_s, names, outcome.late_gaps_s))
-    return log, engine.counters, engine.kv_used_blocks, dict(engine._pool._by_key), list(engine._pool._idle)
+    cached = [engine.cached_blocks(each.block_keys) for each in requests]
+    return log, engine.counters, engine.kv_used_blocks, cached
 
 
 @settings(max_examples=150)

@@ -132,7 +132,6 @@ class Tiers(RuleBasedStateMachine):
         self.the_reserve_is_kept()
         if self.step is not None:
             self.check_order(self.step.batch)
-            self.check_room()
 
     def check_order(self, batch):
         """Nobody was let in before a request of a higher tier that went on waiting."""
@@ -140,28 +139,6 @@ class Tiers(RuleBasedStateMachine):
         highest = min((each.request.priority for each in waiting if each not in batch.preempted), default=9)
         fresh = [*batch.admitted, *(state for state, _ in batch.swapped_in)]
         assert all(state.request.priority <= highest for state in fresh)
-
-    def check_room(self):
-        """Within one step whoever could get room from lower tiers has it, or waits for a copy to end."""
-        batcher = self.engine._batcher
-        head = batcher._head()
-        if (
-            head is None
-            or batcher._copying
-            or self.step.batch.tokens >= self.engine.settings.limits.max_num_batched_tokens
-        ):
-            return
-        lower = [
-            each
-            for each in (*batcher.decoding, *batcher.prefilling)
-            if each.request.priority > head.request.priority and each.preemptions < self.terms.max_per_request
-        ]
-        keys, total = batcher._wanted(head, 10_000)
-        could_be_freed = batcher._pool.sole(block for each in lower for block in each.blocks)
-        lacks_blocks = batcher._missing(head, keys, total) > could_be_freed
-        lacks_places = batcher.running >= self.engine.settings.limits.max_num_seqs and not lower
-        may_not_yet = head.preemptions or head in self.step.batch.preempted
-        assert lacks_blocks or lacks_places or may_not_yet
 
     def note_end(self, state):
         """Note an end, of which each request has one."""
@@ -171,13 +148,11 @@ class Tiers(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_conserved(self):
-        """Each is free or in use, each reference somebody's; copies under way still hold theirs."""
+        """What is in use is some request's; copies under way still hold theirs."""
         if not hasattr(self, "engine"):
             return
-        engine, pool = self.engine, self.engine._pool
-        assert pool.used + pool.free == self.blocks
-        held = [block for state in self.states for block in state.blocks]
-        assert all(pool._references[block] == held.count(block) for block in range(self.blocks))
+        engine = self.engine
+        assert engine.kv_used_blocks == len({block for state in self.states for block in state.blocks})
         assert engine.swapped_blocks == sum(state.host_blocks for state in self.states)
         assert 0 <= engine.swapped_blocks <= self.terms.host_blocks
         assert engine.running <= engine.settings.limits.max_num_seqs
@@ -194,7 +169,6 @@ class Tiers(RuleBasedStateMachine):
             for block in state.blocks
         }
         assert len(lower) <= self.blocks - int(self.terms.reserved_fraction * self.blocks)
-        assert self.engine._batcher._reservation.held == len(lower)
 
     @invariant()
     def nobody_is_preempted_too_often(self):

@@ -184,19 +184,6 @@ def test_past_its_limit_a_request_is_no_victim_and_holds_its_whole_length(make, 
     assert low.preemptions == 1
 
 
-def test_limit_zero_admits_whole_lengths_only(make, request_of):
-    """Two of 24 tokens each do not fit ten blocks together, so none is ever thrown out."""
-    engine = make(max_per_request=0)
-    engine.add(request_of("first", prompt=8, outputs=17, priority=1))
-    second = engine.add(request_of("second", prompt=8, outputs=17, priority=0))
-    step(engine)
-    assert len(engine.find("second").blocks) == 6
-    assert engine.find("first").status is Status.WAITING
-    while second.finish_reason is None:
-        step(engine)
-    assert engine.counters.preemptions == 0
-
-
 def test_a_victim_comes_back_behind_higher_tiers_and_with_headroom(make, request_of):
     """No ping-pong: of 40 blocks two more than its own must be free, unless nothing else runs."""
     engine = make(blocks=40, budget=256)
@@ -219,14 +206,6 @@ def test_lower_tiers_leave_the_reserve_alone(make, request_of):
     engine.begin_step(0.0)
     assert b.status is Status.WAITING
     assert (engine.kv_used_blocks, engine.reserved_free_blocks) == (4, 3)
-
-
-def test_premium_may_take_reserve_and_rest(make, request_of):
-    """Nine of ten blocks at once; requests without a tier count as premium."""
-    engine = make(reserved_fraction=0.3)
-    engine.add(request_of("plain", prompt=35, outputs=1))
-    engine.begin_step(0.0)
-    assert engine.kv_used_blocks == 9
 
 
 def test_a_request_that_its_tier_can_never_hold_is_refused(make, request_of):

@@ -49,16 +49,6 @@ def test_steps_per_call_are_bounded(make_timeline, request_of):
     assert len(timeline.run_until(100.0, max_steps=100)) == 6
 
 
-def test_lease_expiry_wakes_an_idle_engine(make_timeline, request_of, run_all):
-    """A request that waits for pinned blocks starts the moment the lease ends."""
-    timeline = make_timeline(role="prefill", blocks=4)
-    timeline.submit(request_of("a", prompt=12, outputs=1, pin_blocks=True))
-    timeline.submit(request_of("b", prompt=12, outputs=1, arrival_s=2.0))
-    outcomes = run_all(timeline)
-    assert [outcome.end_s for outcome in outcomes] == pytest.approx([1.012, 31.012 + 1.012])
-    assert timeline.engine.counters.lease_expiries.total() == 1
-
-
 def test_release_from_outside_is_used_at_once(make_timeline, request_of, run_all):
     """After a read, `retry` starts the request that waited for its blocks."""
     timeline = make_timeline(role="prefill", blocks=4)

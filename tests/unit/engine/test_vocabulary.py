@@ -60,19 +60,6 @@ def test_a_stop_token_ends_the_text(is_shown, text_bytes):
     assert found(ids=[token], min_tokens=6, is_shown=is_shown).tokens == 261
 
 
-def test_the_first_of_several_counts():
-    """Whichever comes first in the text."""
-    late, early = said(9)[32:36], said(5)[17:19]
-
-    assert found(late, early).reason == early
-
-
-def test_what_is_never_said_stops_nothing():
-    """Nor do long strings, or none at all."""
-    assert found("Z", "x" * 1024, ids=[1]) is None
-    assert found() is None
-
-
 def test_the_chosen_word_is_the_likeliest():
     """Each alternative has half the probability of the one before."""
     likely = alternatives(words(SALT, 0, 1)[0], 3)

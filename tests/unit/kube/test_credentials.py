@@ -44,12 +44,6 @@ async def load(path, context=None):
     return await read_credentials(kubeconfig=path, context=context)
 
 
-async def test_a_plugin_gives_the_token(write_kubeconfig, plugin):
-    """As for the clouds' clusters."""
-    found = await load(write_kubeconfig(user=plugin(answer('{"token":"secret"}'))))
-    assert found.configuration.api_key == {"BearerToken": "Bearer secret"}
-
-
 async def test_an_expired_token_of_a_plugin_is_asked_for_again(api, write_kubeconfig, plugin, tmp_path):
     """401: the plugin runs once more, and the call is repeated with what it gives now."""
     (tmp_path / "n").write_text("1")

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidObjectError
 from penstock.kube.backoff import Backoff
-from penstock.kube.client import selector_of
-from penstock.kube.kinds import CRD, DEPLOYMENT, KINDS, NODE, POD, SCALING_ADAPTER, kind_of
+from penstock.kube.kinds import CRD, DEPLOYMENT, NODE, POD, kind_of
 
 
 @pytest.mark.parametrize(
@@ -26,23 +25,6 @@ def test_paths(kind, arguments, path):
     assert kind.path(*arguments) == path
 
 
-def test_a_subresource_follows_the_name():
-    """Scale of a ScalingAdapter."""
-    path = SCALING_ADAPTER.path("ns", "a", subresource="scale")
-    assert path == "/apis/penstock.dev/v1alpha1/namespaces/ns/scalingadapters/a/scale"
-
-
-def test_every_kind_is_found_by_its_name():
-    """The table's keys are the kinds' own names."""
-    assert all(kind.kind == name for name, kind in KINDS.items())
-    assert kind_of({"apiVersion": "v1", "kind": "Pod"}) is POD
-
-
-def test_an_objects_own_version_counts():
-    """A manifest of another version of a known kind goes to that version's path."""
-    assert kind_of({"apiVersion": "v1", "kind": "Event"}).path("ns") == "/api/v1/namespaces/ns/events"
-
-
 @pytest.mark.parametrize(
     "obj", [{}, {"kind": "Pod"}, {"apiVersion": "v1"}, {"apiVersion": "v1", "kind": "Teapot"}]
 )
@@ -50,14 +32,6 @@ def test_an_object_of_no_kind_is_refused(obj):
     """The message names what was given."""
     with pytest.raises(InvalidObjectError, match="not a kind that Penstock handles"):
         kind_of(obj)
-
-
-@pytest.mark.parametrize(
-    ("labels", "selector"), [(None, ""), ({}, ""), ({"b": "2", "a/x": "1"}, "a/x=1,b=2")]
-)
-def test_selectors(labels, selector):
-    """Labels in a fixed order, so that equal selectors are equal strings."""
-    assert selector_of(labels) == selector
 
 
 @given(st.integers(), st.integers(1, 20))

@@ -2,35 +2,7 @@
 
 import pytest
 
-from penstock.api.manifests import parse_manifests
 from penstock.kube.objects.pod_template import unknown_fields
-
-GRAPH = """\
-apiVersion: penstock.dev/v1alpha1
-kind: GraphDeployment
-metadata: {name: llama}
-spec:
-  model: {name: m}
-  runtime: simulated
-  services:
-    worker:
-      role: aggregated
-      podTemplate:
-        spec:
-          containers:
-            - name: main
-              imagge: mine
-"""
-
-
-def test_a_misspelt_key_of_a_container_is_named_with_its_line():
-    """The API server would drop it without a word, and the pod would run with the default."""
-    _, (problem,) = parse_manifests(GRAPH)
-    assert problem.path == "spec.services.worker.podTemplate.spec.containers[0].imagge"
-    assert (problem.line, problem.message) == (
-        14,
-        "unknown key of Kubernetes' Container; did you mean image?",
-    )
 
 
 @pytest.mark.parametrize(

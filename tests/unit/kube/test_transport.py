@@ -1,7 +1,6 @@
 """Retries, credentials and bounds of single calls, against a scripted server."""
 
 import asyncio
-import random
 
 import orjson
 import pytest
@@ -84,14 +83,6 @@ async def test_a_connection_that_breaks_is_tried_again_where_that_is_harmless(ap
         await client.create(OBJECT, field_manager=ME)
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b""])
-async def test_an_answer_that_is_no_object_is_an_error(api, client, body):
-    """Some proxy answered in the server's place."""
-    api.script = [(200, body)]
-    with pytest.raises(ClusterError, match=r"JSON|object"):
-        await client.get(CONFIG_MAP, "a")
-
-
 async def test_an_urgent_call_does_not_wait_for_slow_ones(api, client):
     """With as many calls hanging as may be under way, another one waits and an urgent one is answered."""
     release = asyncio.Event()
@@ -149,15 +140,6 @@ async def test_an_expired_page_starts_the_list_again(api, client):
     assert [each.query.get("continue") for each in api.asked] == [None, "c", None, "c"]
 
 
-async def test_the_servers_warnings_are_logged_once(api, client, caplog):
-    """A misspelt field is warned of by the server; the log says it, but not with every apply."""
-    warning = [(b"warning", b'299 - "unknown field spec.replicsa"')]
-    api.script = [(200, OBJECT, warning)] * 3
-    for _ in range(3):
-        await client.apply(OBJECT, field_manager=ME)
-    assert caplog.text.count("the API server warns") == 1
-
-
 @pytest.mark.parametrize(("context", "namespace"), [(None, "first"), ("two", "second"), ("bare", "default")])
 async def test_the_namespace_is_the_chosen_contexts(write_kubeconfig, context, namespace):
     """Not the current context's when another one is asked for."""
@@ -180,19 +162,6 @@ async def test_no_credentials_say_what_to_do(tmp_path, monkeypatch, write_kubeco
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="service account"):
         await KubeClient.connect()
-
-
-async def test_a_token_file_beside_the_kubeconfig(api, write_kubeconfig):
-    """A relative tokenFile is looked for beside the kubeconfig; a missing one is an error at the start."""
-    path = write_kubeconfig(f"http://127.0.0.1:{api.server.port}", {"tokenFile": "token"})
-    with pytest.raises(ConfigError, match=r"No such file.*token"):
-        await KubeClient.connect(kubeconfig=path)
-    path.with_name("token").write_text("secret\n")
-    client = await KubeClient.connect(kubeconfig=path, rng=random.Random(1))
-    api.script = [(401, api.status(401)), (200, {})]
-    await client.raw_get("/version")
-    assert {each.headers["authorization"] for each in api.asked} == {"Bearer secret"}
-    await client.close()
 
 
 async def test_a_write_that_waited_is_not_sent_once_leadership_is_over(api, client, no_pause):

@@ -123,11 +123,3 @@ async def test_a_refused_watch_is_a_problem_until_it_works(api, follow, caplog):
     )
     assert "cannot watch" in told()[0]
     assert informer.synced.is_set()
-
-
-async def test_one_refused_token_does_not_end_a_watch(api, follow):
-    """401 when a watch is opened: credentials are read again and the watch opens."""
-    script = [listing(5), (401, api.status(401)), api.stream(event("ADDED", "a", 6))]
-    informer, changes = await follow(script, asked_all(api))
-    assert changes == [("ADDED", "a")]
-    assert informer.problem is None

@@ -65,13 +65,6 @@ def test_the_arbiter_knows_budget_url_model_and_the_planners_folder(build):
     assert (larger.gpus, larger.budget) == (16, 6)
 
 
-def test_the_planner_can_be_left_out(build):
-    """--no-planner starts the rest."""
-    state = build(with_planner=False)
-    assert "n_planner" not in state.entries
-    assert state.arbiter.planner_log_dir is None
-
-
 def test_a_service_with_no_replicas_waits_as_its_base_entry(build):
     """Its command is there for the planner's first scale-up."""
     state = build(GRAPH.replace("decode, replicas: 2", "decode, replicas: 0"))

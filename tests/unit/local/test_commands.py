@@ -31,12 +31,6 @@ def test_chosen_ports_lie_in_the_worker_range_and_are_not_promised_twice():
     assert first != second
 
 
-def test_each_placeholder_gets_a_port_of_its_own(entry_of):
-    """A worker's side channel does not share its HTTP port."""
-    ports = ports_for(entry_of(placeholders=("port", "side_channel_port")), [])
-    assert len(set(ports.values())) == 2
-
-
 def test_a_worker_keeps_its_port_unless_somebody_took_it(entry_of, listening):
     """A restart is at the same address where that is possible; the router's address never changes."""
     free = ephemeral_port()

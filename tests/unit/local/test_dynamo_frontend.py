@@ -10,8 +10,7 @@ from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError
 from penstock.core.http.server import HttpServer
 from penstock.core.local_state import EntryState
-from penstock.local.dynamo_frontend import DynamoFrontend, deregister
-from penstock.local.frontend import RouterFrontend, frontend_of
+from penstock.local.dynamo_frontend import DynamoFrontend
 from penstock.local.probes import NoAnswer, Probes
 from penstock.local.store import StateStore
 from penstock.runtimes import RuntimeContext, runtime_of
@@ -157,32 +156,6 @@ async def test_a_page_that_names_no_worker_deregisters_nothing(adapter, frontend
     async with serving(lambda _request, responder: responder.send(200, page.encode())) as url:
         assert await adapter.drain("g_decode", entry_of(url=url)) is NoAnswer.SILENT
     assert len(list((frontend.folder / "v1" / "instances").iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"instances": 3}', b'{"instances": [{"endpoint": "generate"}]}']
-)
-async def test_an_answer_that_is_no_frontends_is_none(body, state_of):
-    """Something else listens there."""
-    probes = Probes()
-    async with serving(lambda _request, responder: responder.send(200, body)) as url:
-        adapter = DynamoFrontend(probes, state_of(router_url=url, discovery_folder="/nowhere").arbiter)
-        assert await adapter.view({}) is NoAnswer.SILENT
-        assert (await adapter.readiness({}))[0] is False
-    await probes.close()
-
-
-def test_deregistering_without_a_folder_does_nothing(tmp_path):
-    """The graph has gone."""
-    deregister(tmp_path / "gone", WORKER)
-
-
-def test_a_graph_without_dynamo_has_penstocks_router(state_of):
-    """The statefile says which."""
-    assert isinstance(frontend_of(state_of(), Probes()), RouterFrontend)
-    assert isinstance(
-        frontend_of(state_of(runtime="dynamo", discovery_folder="/f"), Probes()), DynamoFrontend
-    )
 
 
 def test_discovery_goes_with_the_statefile(state_of):

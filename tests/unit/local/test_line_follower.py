@@ -15,13 +15,6 @@ def test_each_line_is_given_once_and_a_torn_one_when_it_is_whole(tmp_path):
     assert follower.new_lines() == [b"cd"]
 
 
-def test_a_long_file_is_read_from_near_its_end(tmp_path):
-    """The first read reaches back only so far; its first line may lack its beginning."""
-    path = tmp_path / "f"
-    path.write_bytes(b"0123456789\nlast\n")
-    assert LineFollower(path, first_read_bytes=7).new_lines() == [b"9", b"last"]
-
-
 def test_a_file_that_shrank_is_a_new_one(tmp_path):
     """A ledger that was set aside for a new one is followed from its beginning."""
     path = tmp_path / "f"

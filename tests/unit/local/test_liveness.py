@@ -30,14 +30,6 @@ def test_a_step_of_the_wall_clock_changes_no_identity(spawn, monkeypatch):
     assert is_alive(found)
 
 
-def test_another_boot_makes_every_recorded_process_another(spawn):
-    """After a restart of the machine neither a pid nor a group of the same number is the recorded one."""
-    found = identify(spawn().pid)
-    earlier = ProcessId(found.pid, "another boot/" + found.started.partition("/")[2])
-    assert not is_alive(earlier)
-    assert group_of(earlier) == []
-
-
 @pytest.fixture
 def orphaned(spawn):
     """Return a leader that was killed, and the pid of the child that it left."""
@@ -122,12 +114,6 @@ def test_a_resource_tracker_that_does_not_end_is_killed(sharing, monkeypatch):
     segment.unlink()
 
 
-def test_a_zombie_is_not_alive(spawn, eventually):
-    """A process that ended and was not reaped counts as gone."""
-    process = spawn("pass")
-    eventually(lambda: identify(process.pid) is None)
-
-
 def test_leftovers_are_the_recorded_and_the_marked(spawn, state_of, entry_of):
     """A child that the arbiter had no time to record is found by its mark; strangers are not."""
     recorded, marked, stranger = spawn(), spawn(**{MARK_VARIABLE: "/x/n.json"}), spawn()
@@ -156,8 +142,3 @@ def test_a_process_that_changed_identity_is_not_signalled(spawn):
     found = identify(process.pid)
     assert end([ProcessId(found.pid, found.started + "0")], grace_s=0.1) == []
     assert process.poll() is None
-
-
-def test_an_arbiter_without_a_pid_is_not_alive(state_of):
-    """A file that no arbiter has claimed is stale."""
-    assert not liveness.arbiter_is_alive(state_of("n"))

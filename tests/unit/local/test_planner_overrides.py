@@ -45,13 +45,6 @@ def _planner_of(state):
     return " ".join(entry.cmd)
 
 
-def test_overrides_become_flags_of_the_planner(up):
-    """Behind the graph, so that they win."""
-    argv = _planner_of(up(max_step="2", no_operation="true"))
-    assert argv.endswith("--max-step=2 --no-operation=true")
-    assert "--log-dir /graphs/own" in argv
-
-
 def test_budget_and_log_folder_reach_what_up_itself_keeps(up, tmp_path):
     """The GPU allocator's budget, and the folder that `status` shows."""
     state = up(max_gpu_budget="4", log_dir=str(tmp_path / "charts"), environment="local")

@@ -5,12 +5,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from states import GRAPH
 
 from penstock.core.errors import ConfigError
 from penstock.local import private
 from penstock.local.store import StateStore
-from penstock.local.up import UpOptions, up
 
 
 @pytest.fixture
@@ -66,16 +64,6 @@ def test_new_folders_are_for_the_owner_alone(tmp_path):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-async def test_a_log_folder_that_others_may_write_is_refused_before_anything_starts(tmp_path, state_folder):
-    """They could turn a log into a link."""
-    file, logs = tmp_path / "tiny.yaml", tmp_path / "log"
-    file.write_text(GRAPH)
-    logs.mkdir()
-    logs.chmod(0o777)
-    with pytest.raises(ConfigError, match="log: mode 0777"):
-        await up(file, UpOptions(log_dir=logs, port=1), lambda *_: None)
-
-
 @pytest.mark.parametrize("length", [10, 200])
 def test_the_sockets_lie_in_a_folder_of_the_owner_on_a_path_that_fits(tmp_path, length, monkeypatch):
     """Beside the statefile, or among the temporary files where that path would exceed 107 bytes."""
@@ -89,13 +77,3 @@ def test_the_sockets_lie_in_a_folder_of_the_owner_on_a_path_that_fits(tmp_path, 
         assert len(endpoint.removeprefix("ipc://")) <= private.SOCKET_PATH_BYTES
     private.remove_endpoints(endpoints[0])
     assert not made.exists()
-
-
-def test_a_machine_without_a_short_path_is_told_so(tmp_path, monkeypatch):
-    """The message has the bound and the variables that move the folder."""
-    long = tmp_path / ("x" * 120)
-    long.mkdir()
-    monkeypatch.setattr(private.tempfile, "tempdir", str(long))
-    with pytest.raises(ConfigError, match="at most 107; set TMPDIR or PENSTOCK_LOCAL_STATE_DIR"):
-        private.make_endpoints(long / "n.json", 7)
-    assert list(long.iterdir()) == []

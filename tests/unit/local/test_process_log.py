@@ -29,21 +29,6 @@ def test_the_exception_is_quoted_though_other_threads_log_on(tmp_path, raised):
     assert last_lines(path) == f"one | {raised} | two"
 
 
-def test_a_log_that_was_cut_meanwhile_is_quoted_from_its_begin(tmp_path):
-    """A start beyond the end means the file was emptied."""
-    path = tmp_path / "x.log"
-    path.write_text("after\n")
-    assert last_lines(path, 10_000) == "after"
-
-
-def test_long_lines_and_missing_files_are_harmless(tmp_path):
-    """A reason stays readable."""
-    path = tmp_path / "x.log"
-    assert last_lines(path) == ""
-    path.write_bytes(b"\xff" * 10 + b"y" * 3000 + b"\n")
-    assert len(last_lines(path)) == 240
-
-
 def test_a_log_beyond_its_bound_moves_to_one_older_generation(tmp_path):
     """The writer's descriptor stays valid and writes on at the begin."""
     path = tmp_path / "x.log"

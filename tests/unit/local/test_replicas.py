@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.local_state import EntryState
-from penstock.local.replicas import WITHDRAWN, choose_victim, replicas_of, scale, withdraw
+from penstock.local.replicas import choose_victim, replicas_of, scale, withdraw
 from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, retire
 
 
@@ -42,14 +42,6 @@ def test_the_victim_is_the_one_whose_removal_costs_least(pool, states, loads, vi
     assert choose_victim(replicas_of(pool(**states), "decode"), loads) == victim
 
 
-def test_scaling_up_adds_requested_entries_with_gpus_of_their_own(pool):
-    """One call adds as many as asked for; calling again changes nothing."""
-    outcome = scale(pool(base="ready"), "decode", 3, {})
-    assert outcome.added == ("n_decode_1", "n_decode_2")
-    assert outcome.state.entries["n_decode_2"].gpus == (2,)
-    assert scale(outcome.state, "decode", 3, {}).state == outcome.state
-
-
 def test_scaling_down_marks_a_serving_replica_draining_and_keeps_its_gpus(pool):
     """The GPUs stay taken until the process has ended."""
     outcome = scale(pool(base="ready", _1="ready"), "decode", 1, {})
@@ -62,12 +54,6 @@ def test_a_requested_replica_without_a_process_goes_at_once(pool):
     """Withdrawing what has not begun frees its GPUs immediately."""
     state = withdraw(pool(base="ready", _1="requested"), "n_decode_1")
     assert list(state.entries) == ["n_decode"]
-
-
-def test_a_starting_replica_that_is_withdrawn_says_so(pool):
-    """It has a process, so it leaves through draining, with its reason."""
-    entry = withdraw(pool(base="ready", _1="starting"), "n_decode_1").entries["n_decode_1"]
-    assert (entry.state, entry.reason) == (EntryState.DRAINING, WITHDRAWN)
 
 
 def test_draining_workers_count_against_the_budget_and_the_shortage_is_explained(pool):

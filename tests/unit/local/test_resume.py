@@ -9,7 +9,6 @@ from penstock.core.errors import ConfigError, NotFoundError
 from penstock.local import arbiter
 from penstock.local.arbiter import end_unrecorded, resume_in_time
 from penstock.local.liveness import MARK_VARIABLE, identify
-from penstock.local.store import UnwritableError
 from penstock.local.watchdog import Watchdog
 
 
@@ -36,14 +35,6 @@ def test_on_a_full_disk_it_tries_again_until_there_is_room(disk):
     assert resume_in_time(disk).arbiter.restarts == 1
     assert disk.full_writes == 0
     assert len(list(disk.path.parent.glob("*.run"))) <= 1
-
-
-def test_it_gives_up_after_its_time(disk, monkeypatch):
-    """The last error is the reason."""
-    monkeypatch.setattr(arbiter, "RESUME_S", -1.0)
-    disk.full_writes = 1
-    with pytest.raises(UnwritableError, match="No space left"):
-        resume_in_time(disk)
 
 
 def test_what_was_started_and_not_recorded_is_ended_and_nothing_else(disk, spawn, entry_of):

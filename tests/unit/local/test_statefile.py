@@ -43,14 +43,6 @@ def test_the_documents_example_add_another_remove_one_remove_the_last(one_decode
     assert kept["cmd"] == ["worker", "--port", "{port}"]
 
 
-def test_a_new_worker_after_the_last_takes_the_base_name_again(one_decode):
-    """The kept entry's command starts the next worker under the un-suffixed name."""
-    again = add(retire(one_decode, "dynamo_VllmWorker"))
-    assert list(again.entries) == ["dynamo_VllmWorker"]
-    assert again.entries["dynamo_VllmWorker"].state is EntryState.REQUESTED
-    assert again.entries["dynamo_VllmWorker"].gpus == (0,)
-
-
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
@@ -70,12 +62,6 @@ def test_the_lowest_free_suffix_is_taken(state_of, entry_of, states, expected):
     for name, value in states.items():
         state = state.with_entry(name, entry_of("svc", state=EntryState(value)))
     assert free_name(state, "svc") == expected
-
-
-def test_reading_back_gives_what_was_written(one_decode):
-    """JSON and back loses nothing."""
-    full = add(one_decode).change("dynamo_VllmWorker", ports={"port": 21000}, url="http://x", reason="why")
-    assert from_json(to_json(full), source="f.json") == full
 
 
 def test_unknown_keys_are_ignored_and_missing_ones_get_defaults():

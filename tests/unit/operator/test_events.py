@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
 from penstock.kube.events import MAX_NOTE, EventMessage
-from penstock.operator.events import MAX_REMEMBERED, EventRecorder
+from penstock.operator.events import EventRecorder
 
 GRAPH = {
     "apiVersion": "penstock.dev/v1alpha1",
@@ -98,24 +98,6 @@ async def test_repeats_within_a_minute_write_nothing_and_then_one_count(world):
     assert api.patched == [("Event", "serving", name, {"series": series})]
 
 
-async def test_a_repeat_after_the_series_time_is_a_new_event(world):
-    """Another day, another Event."""
-    api, clock, _, recorder = world
-    await recorder.emit(GRAPH, NOTE)
-    clock.s += 361
-    await recorder.emit(GRAPH, NOTE)
-    assert (len(api.created), len(api.patched)) == (2, 0)
-    assert api.created[0][1]["metadata"]["name"] != api.created[1][1]["metadata"]["name"]
-
-
-async def test_other_texts_are_other_events(world):
-    """The numbers in the note tell changes apart."""
-    api, _, _, recorder = world
-    await recorder.emit(GRAPH, NOTE)
-    await recorder.emit(GRAPH, EventMessage("Repaired", "Service llama-decode: spec.ports", is_warning=True))
-    assert [event["type"] for _, event in api.created] == ["Normal", "Warning"]
-
-
 async def test_a_series_whose_event_expired_starts_anew(world):
     """The API server keeps Events for an hour, or somebody deleted it."""
     api, clock, _, recorder = world
@@ -146,11 +128,3 @@ async def test_a_long_note_is_cut_between_characters(world):
     note = api.created[0][1]["note"]
     assert len(note.encode()) <= MAX_NOTE
     assert set(note) == {"ä"}
-
-
-async def test_memory_is_bounded(world):
-    """Ten thousand different events do not pile up."""
-    _, _, _, recorder = world
-    for number in range(MAX_REMEMBERED + 100):
-        await recorder.emit(GRAPH, EventMessage("R", str(number)))
-    assert len(recorder._series) == MAX_REMEMBERED

@@ -30,10 +30,3 @@ def test_equal_parts_are_one():
     )
     assert one != other
     assert one["probe"] is other["probe"]
-
-
-def test_forgetting_keeps_what_was_made():
-    """Beyond the limit sharing begins anew."""
-    shares = InterningPool(2)
-    first = shares.intern({"a": ["x", "y", "z"]})
-    assert shares.intern({"a": ["x", "y", "z"]}) == first == {"a": ["x", "y", "z"]}

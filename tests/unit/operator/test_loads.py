@@ -46,12 +46,6 @@ async def _read(pool, address="10.0.0.7", clock=None):
     return (await MetricsReader(pool, now_s=clock or Clock()).read([(POD, address)]))["d-1"]
 
 
-async def test_engines_of_one_worker_are_added_up():
-    """Requests are summed, the fullest KV cache counts."""
-    page = BUSY + KV % b"0.2" + b'vllm:kv_cache_usage_perc{e="1"} 0.6\n'
-    assert await _read(Pool(page)) == Load(running=3, waiting=4, kv_usage_fraction=0.6)
-
-
 @pytest.mark.parametrize(
     ("address", "url"),
     [("10.0.0.7", "http://10.0.0.7:8000/metrics"), ("fd00::7", "http://[fd00::7]:8000/metrics")],
@@ -97,18 +91,6 @@ DYNAMO = b'dynamo_component_inflight_requests{dynamo_endpoint="generate"} %d\n'
 async def test_dynamos_own_count_stands_in_for_what_an_engine_does_not_tell(page, load):
     """Of a mocker's prefill worker it is all there is; elsewhere the larger count of the two holds."""
     assert await _read(Pool(page)) == load
-
-
-async def test_an_idle_mockers_prefill_worker_may_leave():
-    """It reports no KV usage, so nothing says that others still have to read from it."""
-    assert (await _read(Pool(DYNAMO % 0))).is_idle
-
-
-async def test_a_pod_without_an_address_is_not_asked():
-    """It is unknown."""
-    pool = Pool()
-    assert await _read(pool, "") is None
-    assert pool.urls == []
 
 
 async def test_idleness_lasts_from_the_first_of_consecutive_idle_looks():

@@ -32,25 +32,6 @@ def _queue(clock=None, **pace):
     return WorkQueue(RateLimits(**pace), now_s=clock or Clock(), spread=random.Random(1))
 
 
-def test_a_key_marked_twice_is_worked_on_once():
-    """Dedupe."""
-    queue = _queue()
-    queue.enqueue(A)
-    queue.enqueue(A)
-    assert (queue.depth, queue.pop(), queue.pop()) == (1, A, None)
-
-
-def test_a_key_marked_while_it_runs_comes_again_afterwards_and_never_twice_at_once():
-    """Serialised per key; the mark is not lost."""
-    queue = _queue()
-    queue.enqueue(A)
-    assert queue.pop() == A
-    queue.enqueue(A)
-    assert queue.pop() is None
-    queue.done(A)
-    assert queue.pop() == A
-
-
 def test_a_key_that_comes_again_waits_behind_the_others():
     """Fairness: one busy graph does not starve the rest."""
     clock = Clock()
@@ -84,14 +65,6 @@ def test_failures_double_the_wait_up_to_a_limit_and_success_resets_it():
     queue.enqueue(A)
     assert queue.pop() == A
     assert queue.failed(A) == 0.5
-
-
-def test_the_servers_own_wish_lengthens_the_wait():
-    """Retry-After of a 429."""
-    queue = _queue()
-    queue.enqueue(A)
-    queue.pop()
-    assert queue.failed(A, retry_after_s=7.0) == 7.0
 
 
 def test_an_event_does_not_cut_a_backoff_short_but_a_users_change_does():

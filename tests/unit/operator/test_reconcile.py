@@ -48,15 +48,6 @@ async def test_a_second_look_writes_nothing(api):
     assert api.writes[before:] == []
 
 
-async def test_each_child_is_written_once(api):
-    """Nothing is repeated."""
-    async with operator(api) as made:
-        await to_rest(api, made)
-    created = [each for each in api.writes if each[0] == "create"]
-    assert len(created) == len(set(created)) == 19
-    assert not [each for each in api.writes if each[0] == "apply"]
-
-
 async def test_the_role_binding_comes_last_before_the_pods(api):
     """The API server sees a Role some time after it was written; it refuses a RoleBinding until then."""
     async with operator(api) as made:

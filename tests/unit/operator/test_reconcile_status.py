@@ -9,30 +9,6 @@ from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.scale import Load
 
 
-async def test_a_missing_kind_is_named_with_its_remedy(api):
-    """A service over two nodes needs LeaderWorkerSet."""
-    live = api.at("GraphDeployment", "g")
-    live["spec"]["services"]["decode"] |= {"nodesPerReplica": 2, "gpusPerReplica": 2}
-    live["spec"]["planner"]["maxGpuBudget"] = 8
-    async with operator(api) as made:
-        await to_rest(api, made)
-    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
-    assert rows["Degraded"]["reason"] == "MissingCRD"
-    assert "lws.sigs.k8s.io" in rows["Degraded"]["message"]
-    assert ("Deployment", "ns", "g-prefill") in api.objects
-
-
-async def test_a_graph_of_dynamo_asks_for_the_kind_its_workers_register_in(api):
-    """Pods are started all the same: they register once the definition is there."""
-    api.at("GraphDeployment", "g")["spec"]["runtime"] = "dynamo"
-    async with operator(api) as made:
-        await to_rest(api, made)
-    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
-    assert rows["Degraded"]["reason"] == "MissingCRD"
-    assert "manifests/dynamo-discovery.yaml" in rows["Degraded"]["message"]
-    assert ("Deployment", "ns", "g-prefill") in api.objects
-
-
 async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):
     """Should the API server's rules be older than the models'."""
     async with operator(api) as made:

@@ -23,11 +23,6 @@ def test_kv_bounds_are_clipped(kv_usage, upper, lower):
     assert kv_bounds(kv_usage) == Bounds(upper, lower)
 
 
-def test_equal_bounds_are_spread():
-    """At a TTFT above the target both formulas give 0.1."""
-    assert queue_bounds(0.1, 0.2) == Bounds(0.2, 0.1, is_spread=True)
-
-
 @given(SECONDS, SECONDS)
 def test_the_upper_bound_is_above_the_lower(target_s, ttft_s):
     """Whatever was measured, a planner accepts the bounds."""

@@ -31,14 +31,6 @@ def test_replicas_by_hand(engine):
     assert found.gpus == found.prefill.replicas + found.decode.replicas
 
 
-def test_a_slow_rate_needs_one_of_each(engine):
-    """And what binds is the rate alone."""
-    found = plan_capacity(Sweep((engine(),)), TARGETS, Load(0.01))
-
-    assert (found.prefill.replicas, found.decode.replicas) == (1, 1)
-    assert found.prefill.binds == "the rate of prompts"
-
-
 def test_the_kv_cache_binds_where_no_itl_does(engine):
     """Any ITL will do: the last batch that was measured ends it."""
     found = plan_capacity(Sweep((engine(),)), replace(TARGETS, itl_s=5.0), Load(10.0))
@@ -120,8 +112,3 @@ def test_a_budget_is_met_by_less_load_or_laxer_targets(engine):
     assert found
     assert all(each.plan.gpus < needed and each.factor > 1 for each in found)
     assert any(each.text.startswith("--rps") for each in found)
-
-
-def test_what_nothing_cures_has_no_changes(engine):
-    """One GPU cannot hold two pools."""
-    assert changes(question(Sweep((engine(),)), TARGETS, 1.0, max_gpus=1)) == []

@@ -20,11 +20,6 @@ def texts(found, severity):
     return [str(each) for each in found if each.severity is severity]
 
 
-def test_sound_points_have_no_findings(engine):
-    """Nothing is said of nothing."""
-    assert sweep_findings(Sweep((engine(),))) == []
-
-
 @pytest.mark.parametrize(
     ("points", "said"),
     [

@@ -41,11 +41,6 @@ def test_half_the_variability_is_half_the_wait():
     assert found == pytest.approx(0.1 * math.log(5))
 
 
-def test_few_waits_are_none_at_the_quantile():
-    """One in ten waits at all, so eight in ten do not."""
-    assert wait_quantile_s(1, 1.0, 0.1, variability=1.0, quantile=0.8) == 0.0
-
-
 def test_a_pool_that_cannot_keep_up_waits_for_ever():
     """At and above one server per request in service."""
     assert wait_quantile_s(2, 20.0, 0.1, variability=1.0, quantile=0.5) == math.inf

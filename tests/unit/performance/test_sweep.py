@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.performance.profile import plain_profile, profile_from
 from penstock.performance.sweep import (
     DecodePoint,
     EngineSweep,
@@ -43,15 +42,6 @@ def test_a_sweep_survives_its_file(sweep):
 
 
 @given(sweeps())
-def test_a_profile_survives_its_file(sweep):
-    """JSON and back, to the last digit."""
-    sizes = [engine.gpus for engine in sweep.engines]
-    profile = sweep.profile(prefill_gpus=sizes[0], decode_gpus=sizes[-1])
-
-    assert profile_from(json.loads(json.dumps(plain_profile(profile)))) == profile
-
-
-@given(sweeps())
 def test_tables_go_through_every_point(sweep):
     """What was measured is looked up as it was measured."""
     for engine in sweep.engines:
@@ -84,16 +74,6 @@ def test_a_profile_gives_back_points(engine):
 
     assert all(point.concurrency >= 1 for point in points)
     assert {point.context for point in points} == {1000.0, 3000.0, 9000.0}
-
-
-def test_two_sizes_give_back_two_engines(two_sizes):
-    """Prefill of one, decode of the other."""
-    sweep = sweep_of(two_sizes.profile(prefill_gpus=2, decode_gpus=1))
-
-    assert [(each.gpus, bool(each.prefill), bool(each.decode)) for each in sweep.engines] == [
-        (1, False, True),
-        (2, True, False),
-    ]
 
 
 @pytest.mark.parametrize(

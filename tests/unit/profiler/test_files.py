@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
-from penstock.performance.profile import profile_from
 from penstock.performance.quality import sweep_findings
 from penstock.performance.recommend import Targets, recommend
 from penstock.profiler.graph_back import graph_back
@@ -43,13 +41,6 @@ def test_the_whole_folder_is_read_again(result):
     """Every point, the model and the size."""
     assert read_sweep(str(result)) == engine_sweep(NAME)
     assert read_sweep(str(result / "profile.json")) == engine_sweep(NAME)
-
-
-def test_the_profile_file_is_a_performance_profile(result):
-    """As the planner reads it."""
-    profile = profile_from(json.loads((result / "profile.json").read_text()))
-
-    assert profile == engine_sweep(NAME).profile(prefill_gpus=1, decode_gpus=1)
 
 
 def test_its_arrays_are_dynamos_own(result):
@@ -102,16 +93,6 @@ def test_dynamos_own_folders_are_read(tmp_path, form):
     assert sweep.engine(1).prefill_table().ttft_of(1000) == pytest.approx(0.05)
 
 
-def test_a_bare_profile_is_read(tmp_path, result):
-    """Tables alone, as the planner keeps them."""
-    plain = json.loads((result / "profile.json").read_text())
-    (tmp_path / "bare.json").write_text(
-        json.dumps({key: plain[key] for key in ("prefill", "decode", "model")})
-    )
-
-    assert read_sweep(str(tmp_path / "bare.json")).engine(1).prefill == engine_sweep(NAME).engine(1).prefill
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -137,15 +118,6 @@ def test_a_folder_without_a_profile_says_what_was_looked_for(tmp_path):
         read_sweep("no-such-thing")
 
 
-def test_a_broken_archive_is_refused(result):
-    """Not with a traceback of numpy's."""
-    (result / "profile.json").unlink()
-    (result / "decode_tp1_interpolation" / "raw_data.npz").write_bytes(b"PK broken")
-
-    with pytest.raises(ConfigError, match="no profile can be read"):
-        read_sweep(str(result))
-
-
 def test_the_graph_written_back_runs_what_was_recommended(result):
     """Sizes, bounds and targets; otherwise the graph as it was."""
     planner = yaml.safe_load((result / "graph.yaml").read_text())["spec"]["planner"]
@@ -157,20 +129,6 @@ def test_the_graph_written_back_runs_what_was_recommended(result):
     assert planner["decodeKvScaleUpThreshold"] > planner["decodeKvScaleDownThreshold"]
 
 
-def test_larger_engines_are_written_with_their_profiles(build):
-    """Each role has its own size."""
-    graph = build(engine={"profile": "h100-llama-3.3-70b-tp2"})
-    sweep = replace(
-        engine_sweep("h100-llama-3.3-70b-tp2"),
-        engines=tuple(engine_sweep(f"h100-llama-3.3-70b-tp{size}").engine(size) for size in (2, 4, 8)),
-    )
-    services = graph_back(graph, recommend(sweep, TARGETS), "p")["spec"]["services"]
-
-    for role in ("prefill", "decode"):
-        assert services[role]["profile"] == f"h100-llama-3.3-70b-tp{services[role]['gpusPerReplica']}"
-    assert services["prefill"]["gpusPerReplica"] == 4
-
-
 def test_a_recommendation_beyond_the_budget_is_refused(build):
     """One replica of each role must fit."""
     graph = build(engine={"profile": "h100-llama-3.3-70b-tp2"}, planner={"maxGpuBudget": 3})
@@ -178,8 +136,3 @@ def test_a_recommendation_beyond_the_budget_is_refused(build):
 
     with pytest.raises(ConfigError, match=r"maxGpuBudget: 3, but one replica each takes 4 GPUs"):
         graph_back(graph, found, "p")
-
-
-def test_the_written_manifest_is_valid(result):
-    """`penstock validate` accepts it."""
-    assert load_graph(result / "graph.yaml").spec.planner.mode == "sla"

@@ -75,11 +75,3 @@ def test_a_file_that_is_no_journal_is_refused_with_its_line(tmp_path, line):
 
     with pytest.raises(ConfigError, match=f"{JOURNAL}:1: not a line of a profile"):
         Journal(tmp_path)
-
-
-def test_a_folder_that_is_a_file_is_refused(tmp_path):
-    """Before anything is measured."""
-    (tmp_path / "taken").write_text("")
-
-    with pytest.raises(ConfigError, match="--output-dir"):
-        Journal(tmp_path / "taken")

@@ -36,17 +36,6 @@ def test_simulated_sizes_are_those_of_the_family_that_fit(build, tmp_path):
     assert "h100-llama-3.3-70b-tp4" in plan.notes[1]
 
 
-def test_what_is_not_measured_of_simulated_workers_is_sped_up(build, tmp_path):
-    """The prompts that decode begins with are warmed quickly; timed prompts, and real engines, are as they are."""
-    (simulated,) = planned(tmp_path, build()).engines
-    real = planned(tmp_path, build(runtime="vllm"), found=1).engines[0].candidate
-
-    decode = simulated.candidate.decode.process.argv
-    assert float(decode[decode.index("--prefill-speedup") + 1]) > 1
-    for setup in (simulated.candidate.prefill, real.prefill, real.decode):
-        assert "--prefill-speedup" not in setup.process.argv
-
-
 def test_a_worker_is_measured_alone(build, tmp_path):
     """It does both phases, without a partner, admission, a cold start or KV events."""
     graph = build(
@@ -92,14 +81,6 @@ def test_real_engines_are_measured_once_for_both_phases(build, tmp_path):
     assert "--tensor-parallel-size 4" in plan.engines[2].conditions["decode"]
 
 
-def test_several_nodes_are_refused(build, tmp_path):
-    """One machine starts one node's engines."""
-    graph = build(runtime="vllm", services={"decode": {"nodesPerReplica": 2, "gpusPerReplica": 4}})
-
-    with pytest.raises(ConfigError, match=r"spec.services.decode.nodesPerReplica: 2"):
-        planned(tmp_path, graph, found=8)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -121,14 +102,3 @@ def test_three_large_engines_are_measured_within_two_minutes(build, tmp_path):
     found = estimate.describe(planned(tmp_path, graph))
     assert [each["gpus"] for each in found["engines"]] == [2, 4, 8]
     assert found["expected_s"] < 120
-
-
-def test_a_dry_run_says_points_and_time(build, tmp_path):
-    """All known of simulated engines; of real ones only what they are."""
-    simulated = estimate.describe(planned(tmp_path, build()))
-    real = estimate.describe(planned(tmp_path, build(runtime="vllm"), found=1))
-
-    assert 10 < simulated["expected_s"] < 120
-    assert 3000 in simulated["engines"][0]["prompt_tokens"]
-    assert "3075" in simulated["engines"][0]["in_flight_by_context"]
-    assert (real["expected_s"], real["engines"][0]["prompt_tokens"]) == (None, [])

@@ -13,16 +13,6 @@ from penstock.performance.sweep import DecodePoint
 from penstock.profiler import points
 from penstock.profiler.points import Limits
 
-TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
-LIMITS = Limits(kv_tokens=430_000, max_concurrency=256, max_context=16_384)
-
-
-def test_the_targets_own_lengths_are_measured():
-    """Nothing is interpolated where the recommendation is read."""
-    assert 3000 in points.prompt_lengths(TARGETS, LIMITS)
-    assert points.target_context(TARGETS, LIMITS) == 3075
-    assert 3075 in points.contexts(TARGETS, LIMITS)
-
 
 @given(st.integers(1, 20_000), st.integers(1, 2000), st.integers(500, 500_000), st.integers(256, 131_072))
 def test_points_fit_and_leave_no_gap(isl, osl, kv_tokens, max_context):

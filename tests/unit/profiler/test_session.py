@@ -73,27 +73,9 @@ async def test_points_before_a_failure_are_kept(fake_engine, profiled):
     assert len(result.sweep.engine(2).prefill) >= 10
 
 
-async def test_an_unknown_cache_must_be_told(fake_engine, profiled):
-    """Its size decides how many requests run at once."""
-    fake_engine.page = b""
-
-    with pytest.raises(ConfigError, match="--kv-tokens"):
-        await profiled()
-    assert (await profiled(kv_tokens=5000)).sweep.engine(2).kv_tokens == 5000
-
-
 async def test_another_speed_than_the_servers_is_refused(fake_engine, profiled):
     """Every time measured would be wrong."""
     fake_engine.page += b"\npenstock_time_scale 5"
 
     with pytest.raises(ConfigError, match="runs at 5"):
         await profiled()
-
-
-async def test_a_server_that_ran_late_is_a_doubt(fake_engine, profiled):
-    """Its own lag is set against the shortest time measured."""
-    fake_engine.page += b"\npenstock_schedule_lag_p99_seconds 3.5"
-
-    doubts = (await profiled()).doubts
-
-    assert any("ran up to 3500.0 ms late" in doubt for doubt in doubts)

@@ -27,13 +27,6 @@ def test_gaps_before_the_last_stream_begins_do_not_count():
     assert steady([stream(0.0, [0.9, 0.09] + [0.01] * 30), late]).itl_s == pytest.approx(0.01, rel=1e-3)
 
 
-def test_events_of_several_tokens_are_told_by_usage():
-    """65 tokens in an event of one and eight of eight: gaps of 80 ms are 10 ms a token."""
-    several = Stream(0.0, array("f", [0.08] * 8), 65)
-
-    assert steady([several]).itl_s == pytest.approx(0.01)
-
-
 @pytest.mark.parametrize("start_s", [0.35, 5.0])
 def test_streams_that_hardly_overlap_show_nothing(start_s):
     """Too few tokens, or none: the engine did not run both at once."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import PoolCounts
-from penstock.report.analysis import gpu_steps, gpu_use, violations
+from penstock.report.analysis import gpu_use, violations
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import (
     DecisionMark,
@@ -48,13 +48,6 @@ def test_gpu_hours_are_what_was_held():
     assert use.static_min_hours == pytest.approx(3)
     assert (use.peak_gpus, use.budget_gpus) == (3, 8)
     assert use.saved_fraction == pytest.approx(1 - 3.5 / 12)
-
-
-def test_a_decision_that_was_not_carried_out_holds_nothing():
-    """Failed, abandoned and recorded-only decisions add no GPUs."""
-    run = _run([_sample(0)], [_mark(10, 3, "failed"), _mark(20, 3, "not asked")], end_s=100)
-
-    assert gpu_steps(run) == [(0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -112,20 +105,6 @@ def _nothing_missed():
     return violations([], ttft_target_s=None, itl_target_s=None)
 
 
-def test_nothing_seen_gives_no_figure():
-    """Unknown is never zero."""
-    assert gpu_use(_run([], end_s=0), start_s=0, end_s=10) is None
-    assert gpu_use(_run([_sample(0)], end_s=10), start_s=20, end_s=30) is None
-
-
-def test_without_a_ceiling_the_peak_is_the_static_maximum():
-    """The most that was ever held is what a fixed fleet would have needed."""
-    use = gpu_use(_run([_sample(0), _sample(50, decode=3)], end_s=100, budget=None), start_s=0, end_s=100)
-
-    assert use.budget_gpus is None
-    assert use.static_max_hours == pytest.approx(4 * 100 / 3600)
-
-
 def test_violations_count_requests_that_got_nothing(result_of):
     """At the target is within it; failed and rejected requests missed it."""
     results = [
@@ -168,12 +147,6 @@ def test_two_hosts_are_matched_by_the_wall_clock(ledger_records):
     assert "different clocks" in run.notes[0]
 
 
-def test_without_a_load_run_time_counts_from_the_first_record(ledger_records):
-    """A ledger can be looked at alone."""
-    assert view_of(ledger_records, origin=None).samples[0].at_s == pytest.approx(1)
-    assert view_of([], origin=None) is None
-
-
 def test_only_the_newest_timeline_is_shown(ledger_records):
     """Times of a clock from before a reboot cannot be compared."""
     old = {**ledger_records[0], "timeline": "boot-0", "at_s": 9e9}
@@ -193,12 +166,3 @@ def test_a_planner_that_goes_on_is_shaded_while_replicas_start_or_drain(ledger_r
     assert run.adjusting == ((run.samples[4].at_s, run.samples[9].at_s),)
     others[-1]["pull"]["pools"]["prefill"]["draining"] = 1
     assert view_of([header, *others], origin=None).adjusting[1:] == ((run.end_s, run.end_s),)
-
-
-def test_the_view_shows_the_demand_of_each_pull(ledger_records):
-    """None where a pull did not know it, as in an older ledger."""
-    for record in ledger_records[1:4]:
-        del record["pull"]["demand"]
-    samples = view_of(ledger_records, origin=None).samples
-    assert [sample.demand is None for sample in samples[:5]] == [True, True, True, False, False]
-    assert samples[4].demand.period_s == 1.0

@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from importlib import resources
 from io import StringIO
-from itertools import pairwise
 from pathlib import Path
 
 import orjson
@@ -18,7 +17,6 @@ from rich.console import Console
 
 from penstock.cli.report import report as report_command
 from penstock.core.errors import ConfigError, LedgerError
-from penstock.planner.decide.config import Mode
 from penstock.report.build import write_report
 from penstock.report.findings import analyse
 from penstock.report.page import render_page
@@ -143,18 +141,6 @@ def test_the_page_shows_decisions_marks_and_settings(written):
     assert "kv_up" in page
 
 
-def test_the_text_says_the_same(make_run, ledger_file):
-    """Terminal and page carry the same figures."""
-    text = _printed(analyse(make_run(lag_s=0.4), ledger=ledger_file, ttft_target_s=1.0))
-
-    assert "396 ok, 0 failed, 4 rejected of 400 requests" in text
-    assert "GPU-hours: " in text
-    assert "prefill 1 -> 2: queue" in text
-    assert "DISTORTED" in text
-    assert "TTFT target 1.00 s: missed by" in text
-    assert "errors: http_503 4" in text
-
-
 def test_a_run_without_a_planner_has_three_pictures(make_run, tmp_path):
     """A report of any OpenAI server's load run needs no ledger, nor the gaps between tokens."""
     run = make_run(with_gaps=False)
@@ -173,23 +159,6 @@ def test_missing_matplotlib_names_the_extra(make_run, tmp_path, monkeypatch):
 
     with pytest.raises(ConfigError, match=r"pip install 'penstock\[plots\]'"):
         write_report(analyse(make_run()), tmp_path / "out")
-
-
-def test_an_output_that_cannot_be_made_is_refused(make_run, tmp_path):
-    """A file in the way is named."""
-    (tmp_path / "out").write_text("")
-
-    with pytest.raises(
-        ConfigError, match=r"--output .*/out: cannot be written to: File exists; a file stands there"
-    ):
-        write_report(analyse(make_run()), tmp_path / "out")
-
-
-@pytest.mark.parametrize("targets", [{"ttft_target_s": 0.0}, {"itl_target_s": -1.0}])
-def test_a_target_out_of_bounds_is_refused(make_run, targets):
-    """The message names the flag."""
-    with pytest.raises(ConfigError, match=r"-target-s: .* must be above 0"):
-        analyse(make_run(), **targets)
 
 
 def test_a_ledger_that_cannot_be_read_is_refused(make_run, tmp_path):
@@ -213,40 +182,6 @@ def test_the_command_prints_every_decision_as_json(written):
 
     assert found["violations"]["late_first_tokens"] > 4
     assert {part["action"] for mark in found["decisions"] for part in mark["roles"]} == {"up", "hold", "down"}
-
-
-@pytest.mark.parametrize(("mode", "lines"), [(Mode.LOAD, 2), (Mode.ADAPTIVE, 0)])
-def test_thresholds_are_drawn_where_the_planner_goes_by_them(written, mode, lines):
-    """Mode load compares both signals with two thresholds each; mode adaptive with none."""
-    pytest.importorskip("matplotlib")
-    charts = importlib.import_module("penstock.report.charts")
-    folder = written[1]
-    report = analyse(folder / "run", ledger=folder / "ledger.jsonl")
-    run = replace(report.planner, config=replace(report.planner.config, mode=mode))
-    scene = charts.Scene(results=report.load.results, planner=run, duration_s=900.0)
-
-    labels = [text.get_text() for text in charts.signals(scene).axes[0].get_legend().get_texts()]
-    assert len([label for label in labels if label.startswith(("up above", "down below"))]) == lines
-
-
-def test_the_labels_of_the_latency_axis_do_not_touch(written):
-    """A request's TPOT may lie decades below the shortest gap that is shown."""
-    charts = importlib.import_module("penstock.report.charts")
-    results = analyse(written[1] / "run").load.results
-    scene = charts.Scene(
-        results=(replace(results[0], tpot_s=1e-4), *results[1:]),
-        planner=None,
-        duration_s=600.0,
-        shortest_gap_s=0.02,
-    )
-    figure = charts.itl(scene)
-    figure.draw_without_rendering()
-    axes = figure.axes[1]
-    low, high = axes.get_xlim()
-    labels = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
-    boxes = [label.get_window_extent() for label in labels]
-    assert len(boxes) >= 3
-    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def _reported(run, ledger, out, *more):
@@ -288,23 +223,6 @@ def test_a_graph_that_is_not_known_or_gone_is_asked_for(make_run, ledger_file, t
     assert any(said in note and "--manifest" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize(
-    ("mode", "words", "untrue"),
-    [
-        (Mode.LOAD, "The lines rest while an adjustment is under way", "goes on measuring"),
-        (Mode.ADAPTIVE, "it goes on measuring and deciding", "thresholds"),
-    ],
-)
-def test_the_caption_of_the_signals_says_what_the_mode_does(written, mode, words, untrue):
-    """Only mode load compares the two signals with thresholds, and rests while replicas change."""
-    report = analyse(written[1] / "run", ledger=written[1] / "ledger.jsonl")
-    planner = replace(report.planner, config=replace(report.planner.config, mode=mode))
-    page = render_page(replace(report, planner=planner), [written[1] / "out" / "signals.png"])
-    caption = re.search("<figcaption>(KV usage.*?)</figcaption>", page)[1]
-    assert words in caption
-    assert untrue not in caption
-
-
 def test_gaps_that_timers_cannot_tell_apart_are_no_distortion(written):
     """A run in which every process kept up has no red mark, and no percentile of 0 ms; the mean is true."""
     found = analyse(written[1] / "run")
@@ -316,12 +234,3 @@ def test_gaps_that_timers_cannot_tell_apart_are_no_distortion(written):
     assert latency_cells(summary, "itl_s") == ["< 7.0 ms", "9.0 ms", "-", "5.0 ms", "200.0 ms"]
     assert 'class="mark">ITL UNRESOLVED' in page
     assert "mark bad" not in page
-
-
-def test_no_row_of_the_summary_stands_twice(written):
-    """Two targets, or two sentences on service times, are two lines of one row."""
-    report = analyse(written[1] / "run", ttft_target_s=1.0, itl_target_s=0.05)
-    page = render_page(report, [])
-    heads = re.findall("<tr><th>([^<]+)</th><td>", page[: page.index("<h2>Lag")])
-    assert heads.count("target") == 1
-    assert len(heads) == len(set(heads))

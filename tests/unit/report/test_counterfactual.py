@@ -7,7 +7,7 @@ import pytest
 
 from penstock.report.analysis import GpuUse
 from penstock.report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
-from penstock.report.service_time import service_lines, service_times
+from penstock.report.service_time import service_times
 from penstock.workload.record import RequestStatus
 
 
@@ -87,20 +87,6 @@ def test_the_tail_is_split_into_service_and_waiting(result_of):
     assert (found.fitting_p99_s, found.fitting_in_time) == (2.0, 1.0)
 
 
-def test_a_p99_of_long_prompts_is_said_to_be_their_own(result_of):
-    """Three of a hundred need 20.5 s by themselves: no fleet goes below, and those that fit are shown apart."""
-    results = [result_of(ttft_s=2.0, trace_input_tokens=1000) for _ in range(97)] + [
-        result_of(ttft_s=22.5, trace_input_tokens=20_000) for _ in range(3)
-    ]
-
-    found = service_times(results, _PerToken(), slo_s=5.0)
-    first, second = service_lines(found)
-
-    assert (found.tail, found.tail_too_long, found.tail_service_s, found.tail_wait_s) == (3, 3, 20.5, 2.0)
-    assert "No number of these workers brings the p99 below 20.5 s" in first
-    assert second == "requests whose own prefill fits the SLO (97): TTFT p99 2.0 s, 100.0% in time"
-
-
 def test_a_cached_prefix_is_not_computed(result_of):
     """19,000 of 20,000 tokens in the cache leave 1 s and the beginning."""
     found = service_times(
@@ -109,10 +95,3 @@ def test_a_cached_prefix_is_not_computed(result_of):
 
     assert found.service_p99_s == pytest.approx(1.5)
     assert found.too_long == 0
-
-
-def test_nothing_served_has_no_service_time(result_of):
-    """No answer, no figure."""
-    assert (
-        service_times([result_of(ttft_s=None, status=RequestStatus.FAILED)], _PerToken(), slo_s=5.0) is None
-    )

@@ -57,12 +57,6 @@ def test_the_picture_shows_means_of_bins_and_the_longest_wait():
     assert found.oldest_wait_s.tolist() == [0, 0, gap, gap, 7.5]
 
 
-def test_nothing_known_is_no_demand():
-    """Unknown is never zero."""
-    assert demand_summary(_run([_sample(1, None)]), start_s=0, end_s=10) is None
-    assert demand_summary(_run([]), start_s=0, end_s=10) is None
-
-
 @pytest.mark.parametrize(("forecasts", "error"), [([1000.0], 0.0), ([1200.0, 700.0, 1000.0], 0.2)])
 def test_forecasts_are_held_against_what_came_at_their_time(forecasts, error):
     """1,000 tokens/s all the time: the median of what each was off by."""
@@ -73,12 +67,3 @@ def test_forecasts_are_held_against_what_came_at_their_time(forecasts, error):
 
     assert found.forecast_error == pytest.approx(error)
     assert "the forecast of tokens/s was off by" in demand_line(found)
-
-
-def test_a_forecast_for_after_the_run_is_not_judged():
-    """Nothing was sent any more; that is no error of the forecast."""
-    samples = [_sample(second, _steady()) for second in range(101)]
-
-    found = demand_summary(_run(samples, [_decision(85, 9000.0)]), start_s=0, end_s=100)
-
-    assert found.forecast_error is None

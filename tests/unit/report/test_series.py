@@ -41,12 +41,6 @@ def test_running_percentiles_see_their_window_only():
     assert series.running_percentiles(np.empty(0), np.empty(0), ranks=(50,), window_s=1.0)[0].size == 0
 
 
-@pytest.mark.parametrize(("span_s", "window_s"), [(10, 5), (600, 20), (36_000, 120)])
-def test_windows_follow_the_span(span_s, window_s):
-    """A thirtieth of the span within bounds."""
-    assert series.window_for(span_s) == window_s
-
-
 def test_gaps_are_placed_at_their_tokens():
     """A gap's time is when the later token came; failed requests have none."""
     good = _result(10.0, 12.0, ttft_s=1.0, itl_s=array("f", [0.5, 0.25]))
@@ -78,27 +72,3 @@ def test_arrivals_are_counted_per_second():
     assert edges[1] - edges[0] == 1.0
     assert wide[1] - wide[0] == 30.0
     assert series.arrivals_per_s([])[1].size == 0
-
-
-def test_no_line_is_drawn_across_an_adjustment():
-    """A gap stands where the adjustment begins."""
-    times, values = series.without_lines_across(
-        np.array([1.0, 2.0, 9.0]), np.array([5.0, 6.0, 7.0]), [(2.5, 8.0)]
-    )
-
-    assert list(times) == [1.0, 2.0, 2.5, 9.0]
-    assert np.isnan(values[2])
-
-
-def test_the_span_shown_holds_the_load_and_the_planners_rest():
-    """Hours of idling before and after are cut."""
-    config = SimpleNamespace(adjustment_interval_s=30.0)
-    samples = [SimpleNamespace(at_s=-5000.0)]
-
-    def run(end_s):
-        return SimpleNamespace(config=config, samples=samples, end_s=end_s)
-
-    assert series.shown_span(None, duration_s=50.0) == (0.0, 50.0)
-    assert series.shown_span(run(100.0), duration_s=200.0) == (-30.0, 200.0)
-    assert series.shown_span(run(9999.0), duration_s=200.0) == (-30.0, 500.0)
-    assert series.shown_span(run(80.0), duration_s=None) == (0.0, 80.0)

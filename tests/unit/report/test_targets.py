@@ -16,10 +16,9 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand
 from penstock.planner.forecast import Forecast
 from penstock.planner.profiled import ProfileReading
-from penstock.report.demand import arrivals_over_time, demand_summary
 from penstock.report.findings import analyse
 from penstock.report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
-from penstock.report.targets import attainment_over_time, kept, target_lines, targets_summary
+from penstock.report.targets import kept, target_lines, targets_summary
 from penstock.report.text import report_text
 from penstock.workload.record import RequestStatus
 
@@ -85,29 +84,6 @@ def test_a_request_keeps_its_targets_one_by_one(result_of, run):
     lines = target_lines(found)
     assert "TTFT within 2 s: 60.0% of 5 requests, lost ones counted as late; to hold are 90.0%" in lines
     assert "prediction of tokens/s: off by 25% on average (MAPE of 2, against 30 s means)" in lines
-
-
-def test_attainment_over_time_is_by_arrival(result_of, run):
-    """Windows of 5 s; one without arrivals is a gap, not a zero."""
-    results = [result_of(arrival_s=1.0), result_of(arrival_s=2.0, ttft_s=9.0), result_of(arrival_s=12.0)]
-    times, shares = attainment_over_time(results, kept(results, ttft_s=2.0, itl_s=None)[0])
-    assert times.tolist() == [2.5, 7.5, 12.5]
-    assert (shares[0], shares[2]) == (0.5, 1.0)
-    assert shares[1] != shares[1]
-
-
-def test_truth_is_what_came_around_each_pull(run):
-    """Where 30 s around it are known: from second 15 to second 85."""
-    came = arrivals_over_time(run)
-    assert (came[0], came[-1]) == ((15.0, 1000.0), (85.0, 1000.0))
-    assert demand_summary(run, start_s=0, end_s=100).forecast_error == pytest.approx(0.25)
-
-
-def test_another_mode_has_no_targets_to_keep(make_run, ledger_file):
-    """A report of mode load is as it was."""
-    report = analyse(make_run(), ledger=ledger_file)
-    assert report.targets is None
-    assert report.violations.ttft_target_s is None
 
 
 @pytest.fixture(name="written", scope="module")

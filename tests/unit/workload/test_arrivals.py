@@ -37,20 +37,6 @@ def test_even_spreading_divides_the_interval(arrivals, expected):
     assert _times_of(spread(_requests_at(*arrivals), Spread.EVEN, rng=_rng())) == expected
 
 
-def test_none_keeps_the_recorded_times():
-    """The raw batches can be replayed as they are."""
-    assert _times_of(spread(_requests_at(0, 0, 3), Spread.NONE, rng=_rng())) == [0, 0, 3]
-
-
-def test_poisson_spreading_repeats_under_a_seed():
-    """The same generator state gives the same arrivals; another gives others."""
-    batch = _requests_at(0, 0, 0, 0, 3)
-    first = _times_of(spread(batch, Spread.POISSON, rng=np.random.default_rng(1)))
-
-    assert _times_of(spread(batch, Spread.POISSON, rng=np.random.default_rng(1))) == first
-    assert _times_of(spread(batch, Spread.POISSON, rng=np.random.default_rng(2))) != first
-
-
 batched = st.lists(st.integers(1, 9), min_size=2, max_size=20).map(
     lambda sizes: _requests_at(*[3.0 * index for index, size in enumerate(sizes) for _ in range(size)])
 )
@@ -75,12 +61,6 @@ def test_rate_sets_the_mean_and_keeps_the_shape(requests, rate):
     assert mean_rate(scaled) == pytest.approx(rate)
     assert factor == pytest.approx(rate / mean_rate(requests))
     assert [r.arrival_s * factor for r in scaled] == pytest.approx([r.arrival_s for r in requests])
-
-
-def test_rate_scale_is_a_factor_on_the_rate():
-    """2 sends the same requests in half the time; nothing asked for changes nothing."""
-    assert _times_of(rescale(_requests_at(0, 4, 10), rate_scale=2.0)[0]) == [0, 2, 5]
-    assert rescale(_requests_at(0, 4), rate_scale=None) == (_requests_at(0, 4), 1.0)
 
 
 def test_a_rate_is_said_once():

@@ -34,21 +34,6 @@ def served(fake_server_class):
     loop.close()
 
 
-def test_the_summary_is_printed_as_text_or_json(served, mooncake_file, tmp_path):
-    """Text names the counts and latencies; JSON is the summary file."""
-    base = ["--trace", str(mooncake_file), "--url", served.url, "--speed", "200"]
-
-    text = CliRunner().invoke(load, base)
-    as_json = CliRunner().invoke(load, [*base, "--json", "--output-dir", str(tmp_path)])
-
-    assert text.exit_code == 0, text.output
-    assert "5 ok, 0 failed, 0 rejected of 5 requests" in text.output
-    assert "TTFT" in text.output
-    assert "prefix-cache hit rate 0.0%" in " ".join(text.output.split())
-    assert as_json.exit_code == 0
-    assert orjson.loads(as_json.stdout) == orjson.loads((tmp_path / "summary.json").read_bytes())
-
-
 @pytest.mark.parametrize(
     ("router_speed", "time_scales", "named"),
     [

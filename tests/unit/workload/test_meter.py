@@ -47,15 +47,6 @@ def test_token_events_are_timed_and_others_are_not():
     assert meter.is_done
 
 
-def test_usage_without_details_leaves_the_cached_count_unknown():
-    """Unknown is never zero."""
-    meter = ClientStreamMeter()
-
-    meter.feed(0.0, _event(b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":"x"}}'))
-
-    assert (meter.prompt_tokens, meter.output_tokens, meter.cached_tokens) == (7, None, None)
-
-
 @pytest.mark.parametrize(
     ("body", "kind", "message"),
     [

@@ -3,15 +3,11 @@
 import json
 from array import array
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import from_line, read_run, to_line
-from penstock.workload.server_lag import ServerLag
 from penstock.workload.statistics import ScheduleLag, assess_lag, describe, summarise
 
 WELL = ScheduleLag(0.001, 0.001, 0.1)
@@ -50,16 +46,6 @@ def test_percentiles_are_nearest_rank():
     assert describe([])["p50"] is None
 
 
-@given(st.lists(st.floats(0, 1e4, allow_nan=False), min_size=1, max_size=50))
-def test_percentiles_are_ordered_and_measured(values):
-    """p50 <= p90 <= p99 <= max, each one of the values."""
-    figures = describe(values)
-    ranks = [figures["p50"], figures["p90"], figures["p99"], figures["max"]]
-
-    assert ranks == sorted(ranks)
-    assert all(np.isclose(rank, values, atol=1e-6).any() for rank in ranks)
-
-
 def test_the_summary_counts_ok_requests_only():
     """A failed request's times and tokens are in no percentile and no rate."""
     bad = _result(
@@ -86,15 +72,6 @@ def test_the_summary_counts_ok_requests_only():
         "prompt_tokens_per_s": 10.0,
         "output_tokens_per_s": 0.3,
     }
-
-
-def test_a_server_that_reports_no_cache_leaves_the_hit_rate_unknown():
-    """Unknown is never zero."""
-    summary = summarise([_result(cached_tokens=None)], duration_s=0.0, speed=1.0, punctuality=WELL)
-
-    assert summary["tokens"]["prefix_cache_hit_rate"] is None
-    assert summary["tokens"]["cached"] is None
-    assert summary["throughput"]["requests_per_s"] is None
 
 
 @pytest.mark.parametrize(
@@ -142,16 +119,6 @@ def test_gaps_near_a_timer_tick_are_marked(speed, is_unresolved):
 
     assert lag["is_itl_unresolved"] is is_unresolved
     assert lag["resolution_s"] == speed / 1000
-
-
-def test_a_late_server_is_named():
-    """A worker that could not keep up distorts the figures as much as a late client."""
-    servers = (ServerLag("llama_decode", "decode", 0.2), ServerLag("llama_prefill", "prefill", 0.01))
-
-    lag = assess_lag(ScheduleLag(0.01, 0.01, 0.2, servers), ttft_p50_s=0.1, itl_p99_s=10.0)
-
-    assert lag["late"] == ["llama_decode"]
-    assert lag["is_distorted"] is True
 
 
 def test_a_result_survives_its_line():

@@ -8,12 +8,10 @@ import pytest
 from rich.console import Console
 
 from penstock.api import Tier
-from penstock.cli.load_progress import tier_table
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.report.text import load_summary
 from penstock.workload.overload import parse_overload
 from penstock.workload.record import RequestStatus
-from penstock.workload.replay import Snapshot, TierProgress
 from penstock.workload.results import read_run
 from penstock.workload.session import LoadConfig, plan_load, run_load
 from penstock.workload.tier_mix import parse_mix, with_tiers
@@ -38,11 +36,6 @@ def printed(renderable, width=100):
     page = io.StringIO()
     Console(width=width, file=page).print(renderable)
     return page.getvalue()
-
-
-def test_a_mix_is_read_from_weights():
-    """Only the ratios count."""
-    assert parse_mix("premium=20,standard=50,background=30") == MIX
 
 
 @pytest.mark.parametrize(
@@ -80,13 +73,6 @@ def test_an_overload_is_a_factor(text, factor):
     assert parse_overload(text) == factor
 
 
-@pytest.mark.parametrize("text", ["x", "0x", "-1", "inf", "nan", "2000x", "3y"])
-def test_a_wrong_overload_is_one_clear_error(text):
-    """The message shows the form."""
-    with pytest.raises(ConfigError, match="must be a factor above 0 and at most 1000, as 3x"):
-        parse_overload(text)
-
-
 @pytest.mark.parametrize("other", [{"rate_rps": 1.0}, {"rate_scale": 2.0}, {"concurrency": 4}])
 def test_the_load_is_said_once(other):
     """A second option that sets it is refused."""
@@ -117,14 +103,6 @@ async def test_requests_ask_for_their_tiers_and_the_summary_tells_them_apart(
     assert (progress.sent, progress.ends[RequestStatus.OK], len(progress.ttfts_s)) == (5, 5, 5)
 
 
-async def test_without_a_mix_no_request_names_a_tier(mooncake_file, fake_server, tmp_path):
-    """Neither do the files."""
-    summary = await run(config_of(mooncake_file, fake_server, output_dir=tmp_path / "out"))
-    assert all(b"x-penstock-tier" not in headers for headers in fake_server.headers)
-    assert summary["tiers"] == {}
-    assert '"tier"' not in (tmp_path / "out" / "results.jsonl").read_text()
-
-
 async def test_an_overload_replays_at_the_factor_times_the_measured_capacity(mooncake_file, fake_server):
     """A closed loop of other texts comes first, without tiers."""
     config = config_of(
@@ -152,17 +130,3 @@ async def test_a_server_that_answers_nothing_has_no_capacity(mooncake_file, fake
     fake_server.script = refuse
     with pytest.raises(PenstockError, match="capacity is unknown: 0 of 32 requests were answered"):
         await run(config_of(mooncake_file, fake_server, overload=2.0, capacity_concurrency=8))
-
-
-def test_the_live_table_shows_each_tier():
-    """Highest first, with what was rejected and the newest latencies."""
-    premium = TierProgress(sent=4, ends=Counter({RequestStatus.OK: 3, RequestStatus.REJECTED: 1}))
-    premium.ttfts_s.extend([0.1, 0.2, 0.3])
-    seen = Snapshot(
-        4, 4, 0, 3, 0, 1, 1.0, None, None, {Tier.PREMIUM: premium, Tier.BACKGROUND: TierProgress()}
-    )
-    text = printed(tier_table(seen))
-    assert "premium" in text
-    for word in ("75.0%", "200.0 ms", "300.0 ms"):
-        assert word in text
-    assert text.index("premium") < text.index("background")

@@ -103,19 +103,6 @@ def test_a_bad_azure_row_is_skipped_with_its_reason(tmp_path, row, reason):
     assert reason in trace.skipped[0].reason
 
 
-def test_many_bad_rows_are_counted_and_the_first_are_shown(tmp_path):
-    """A wholly corrupt file gives a short message."""
-    path = tmp_path / "bad.jsonl"
-    path.write_text(GOOD + "\n" + "{\n" * 40)
-
-    with pytest.raises(ConfigError) as refused:
-        load_trace(str(path))
-
-    assert "40 rows cannot be read" in str(refused.value)
-    assert "... and 35 more" in str(refused.value)
-    assert len(str(refused.value).splitlines()) == 7
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -132,14 +119,6 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content, message):
 
     with pytest.raises(ConfigError, match=message):
         load_trace(str(path))
-
-
-def test_a_missing_file_names_the_built_in_traces(tmp_path):
-    """A typing error in a built-in name looks like a missing file."""
-    with pytest.raises(ConfigError, match=r"no such file.*there is: mooncake"):
-        load_trace(str(tmp_path / "moonkake"))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_trace(str(tmp_path))
 
 
 def test_a_trace_without_a_usable_row_is_refused_even_when_skipping(tmp_path):

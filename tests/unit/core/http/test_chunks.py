@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.errors import StreamBroken
-from penstock.core.http.chunks import SIZE_LINES, UNKNOWN, next_chunk_at
+from penstock.core.http.chunks import UNKNOWN, next_chunk_at
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -37,20 +36,6 @@ def chunk(body):
 def test_where_the_next_chunk_begins(data, at, expected):
     """Whole chunks end at 0, cut ones behind the read, anything unusual is unknown."""
     assert next_chunk_at(data, at) == expected
-
-
-@pytest.mark.parametrize("size", [1, 15, 16, 255, 256, 4000])
-def test_size_lines_are_found_by_the_length_of_the_chunk(size):
-    """A whole chunk begins with the line of its own length."""
-    framed = chunk(b"x" * size)
-    assert framed.startswith(SIZE_LINES[len(framed)])
-
-
-@pytest.mark.parametrize("length", [0, 1, 4, 21, 262])
-def test_lengths_that_no_chunk_has_match_nothing(length):
-    """Where one digit more would be needed there is a gap, and nothing passes for a chunk."""
-    assert not SIZE_LINES[length].startswith((b"f", b"ff"))
-    assert len(SIZE_LINES[length]) > length
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=8), st.data())
@@ -130,12 +115,3 @@ async def test_only_whole_chunks_in_one_read_are_passed_on_framed(peer, pool, pa
     passed = [part for frame, part in seen if frame is not None]
     assert passed == framed
     assert all(frame == chunk(part) for frame, part in seen if frame is not None)
-
-
-async def test_a_chunk_without_its_line_end_is_broken(peer, pool):
-    """A read as long as a chunk that does not end like one is the parser's to judge."""
-    upstream = await peer(paced(HEAD, chunk(b"ok"), b"5\r\nabcdeXY", chunk(b"late")))
-    seen, outcome = await collect(await pool.stream("GET", upstream.url))
-    assert outcome is StreamBroken
-    assert seen[0] == (chunk(b"ok"), b"ok")
-    assert b"late" not in [part for _, part in seen]

@@ -38,26 +38,12 @@ async def test_request_sends_what_it_is_given(serve, pool):
     }
 
 
-@pytest.mark.parametrize(("method", "length"), [("GET", None), ("POST", "0"), ("PUT", "0"), ("DELETE", None)])
-async def test_content_length_is_sent_where_a_body_is_expected(serve, pool, method, length):
-    """An empty POST says that it is empty; a GET says nothing."""
-    response = await pool.request(method, url_of(await serve(echo)))
-    assert orjson.loads(response.body)["headers"].get("content-length") == length
-
-
 async def test_connections_are_reused_one_after_the_other(serve, pool):
     """Ten requests in a row need one connection."""
     server = await serve(echo)
     for _ in range(10):
         await pool.request("GET", url_of(server))
     assert (server.connections, pool.connections, pool.idle_connections) == (1, 1, 1)
-
-
-async def test_concurrent_requests_use_connections_of_their_own(serve, pool):
-    """Five requests at once need five connections, which are all kept."""
-    server = await serve(echo)
-    await asyncio.gather(*(pool.request("GET", url_of(server)) for _ in range(5)))
-    assert (server.connections, pool.idle_connections) == (5, 5)
 
 
 async def test_idle_connections_are_bounded(serve, make_pool, until):
@@ -163,16 +149,6 @@ async def test_a_sink_gets_everything_in_order(serve, pool, in_two):
     assert seen == [b"early ", b"late"]
 
 
-async def test_a_sink_set_after_the_end_gets_body_and_end(serve, pool, until):
-    """A response that is complete already is delivered at once."""
-    response = await pool.stream("GET", url_of(await serve(echo)))
-    await until(lambda: response.ended)
-    seen = []
-    response.set_sink(seen.append, lambda: seen.append("end"), seen.append)
-    assert len(seen) == 2
-    assert seen[1] == "end"
-
-
 async def test_pause_holds_a_sink_until_resume(serve, pool, until, in_two):
     """Between pause and resume the sink gets nothing."""
     gate = asyncio.Event()
@@ -260,18 +236,6 @@ async def test_head_responses_leave_the_connection_usable(serve, pool):
     assert server.connections == 1
 
 
-async def test_204_has_no_body(serve, pool):
-    """Answers without a body end at their head and keep the connection."""
-
-    async def handler(request, responder):
-        responder.send(204, b"")
-
-    server = await serve(handler)
-    for _ in range(2):
-        assert (await pool.request("POST", url_of(server))).body == b""
-    assert server.connections == 1
-
-
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -287,11 +251,6 @@ def test_urls_that_cannot_be_sent_are_named(url, reason):
     """A bad URL is refused before anything is sent, with the reason."""
     with pytest.raises(ConfigError, match=reason):
         parse_http_url(url)
-
-
-def test_line_breaks_in_urls_are_not_sent():
-    """A URL cannot smuggle a header into the request."""
-    assert parse_http_url("http://x/a\r\nb").path == b"/ab"
 
 
 @pytest.mark.parametrize(

@@ -65,18 +65,6 @@ async def test_a_connect_limit_that_passes_at_any_turn_leaves_nothing(serve, mak
 
 
 @ON_BOTH_LOOPS
-async def test_a_small_pool_outlives_many_cut_attempts(serve, make_pool, until):
-    """Requests cut short more often than the pool has places do not use them up."""
-    server = await serve(answer)
-    pool = make_pool(limits=PoolLimits(max_connections=4, max_idle_per_origin=0))
-    url = f"http://127.0.0.1:{server.port}/"
-    for number in range(3 * TURNS):
-        await cut_at(number % TURNS, pool.request("GET", url))
-        await until(lambda: pool.connections < 4)
-    assert (await pool.request("GET", url)).status == 200
-
-
-@ON_BOTH_LOOPS
 async def test_close_during_an_attempt_ends(serve, until):
     """A pool that is closed at any turn of a request closes in bounded time, and the attempt finds it closed."""
     server = await serve(answer)

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import os
 import resource
 import signal
@@ -7,20 +6,9 @@ import subprocess
 import sys
 
 import pytest
-import uvloop
 
 from penstock.core.http import loop
 from penstock.core.http.loop import raise_file_limit, run
-from penstock.core.http.problem import error_body
-
-
-def test_run_returns_what_main_returns_on_uvloop():
-    """The main coroutine runs on uvloop and its value comes back."""
-
-    async def main(stop):
-        return type(asyncio.get_running_loop()), stop.is_set()
-
-    assert run(main) == (uvloop.Loop, False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -110,15 +98,3 @@ def test_the_file_limit_is_raised():
     raise_file_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft == hard
-
-
-def test_error_bodies_follow_the_openai_api():
-    """Clients find message, type, param and code under error, as in the workers' own."""
-    assert json.loads(error_body("no such model", code="model_not_found")) == {
-        "error": {
-            "message": "no such model",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": "model_not_found",
-        }
-    }

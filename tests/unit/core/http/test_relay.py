@@ -1,8 +1,6 @@
 import asyncio
 import socket
 
-import pytest
-
 from penstock.core.errors import ClientDisconnected, StreamBroken, UpstreamTimeout
 from penstock.core.http.client import Timeouts
 from penstock.core.http.relay import relay, unchanged
@@ -162,14 +160,3 @@ async def test_a_slow_client_holds_the_source_back(serve, make_pool, flood, at_r
             received += len(data)
             tail = (tail + data)[-5:]
         assert received > source.total
-
-
-@pytest.mark.parametrize("count", [1, 50])
-async def test_connections_come_back_to_the_pool(serve, pool, make_pool, count):
-    """Relays one after the other share one upstream connection."""
-    source = await serve(events_source(2))
-    inner = make_pool()
-    front = await serve(relaying(inner, url_of(source)))
-    for _ in range(count):
-        await pool.request("GET", url_of(front))
-    assert (source.connections, inner.idle_connections) == (1, 1)

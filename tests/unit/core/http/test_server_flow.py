@@ -1,12 +1,10 @@
 import asyncio
-import contextlib
 import socket
 
 import pytest
 
 from penstock.core.errors import ClientDisconnected
 from penstock.core.http.server import HttpServer
-from penstock.core.http.server_connection import ServerConnection
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -46,32 +44,6 @@ async def test_drain_bounds_what_a_slow_reader_costs(serve, at_rest):
         while received < total:
             received += len(await loop.sock_recv(sock, 1 << 20))
         assert max(backlog) < 3 * 65536
-
-
-async def test_pause_and_resume_callbacks_follow_the_buffer(serve, until):
-    """The hooks fire once per crossing, and at once when the buffer is already full."""
-    events = []
-
-    async def handler(request, responder):
-        responder.start(200)
-        while not responder._paused:
-            responder.write(b"x" * 65536)
-            await asyncio.sleep(0)
-        responder.on_pause(lambda: events.append("pause"))
-        responder.on_resume(lambda: events.append("resume"))
-        await responder.drain()
-        responder.end()
-
-    server = await serve(handler)
-    loop = asyncio.get_running_loop()
-    with slow_socket(server.port) as sock:
-        await loop.sock_sendall(sock, GET)
-        await until(lambda: events)
-        assert events == ["pause"]
-        tail = b""
-        while not tail.endswith(b"0\r\n\r\n"):
-            tail = (tail + await loop.sock_recv(sock, 1 << 20))[-5:]
-    assert events == ["pause", "resume"]
 
 
 async def test_a_client_that_never_reads_is_cut_off(serve):
@@ -235,21 +207,6 @@ async def test_disconnect_can_cancel_the_handler(serve, connect, until):
     await until(lambda: not server.handlers)
 
 
-async def test_close_is_idempotent(serve):
-    """Closing twice, or before the start, does nothing."""
-
-    async def handler(request, responder):
-        responder.send(200, b"")
-
-    server = HttpServer(handler)
-    await server.close(grace_s=0)
-    await server.start("127.0.0.1", 0)
-    await server.close(grace_s=0)
-    with contextlib.suppress(OSError):
-        await server.close(grace_s=0)
-    assert server.connections == 0
-
-
 @pytest.mark.parametrize("sent", [b"POST / HTTP/1.1\r\nHost", GET[:-2] + b"Content-Length: 9\r\n\r\nbody"])
 async def test_close_does_not_wait_for_a_request_that_still_arrives(serve, connect, until, sent):
     """Neither head nor body in time: 503 long before the grace is over, which is for requests under way."""
@@ -265,30 +222,6 @@ async def test_close_does_not_wait_for_a_request_that_still_arrives(serve, conne
     status, _, body = await client.response()
     assert (status, b"shutting_down" in body) == (503, True)
     await client.close()
-    await asyncio.wait_for(closing, 5)
-
-
-async def test_close_does_not_wait_for_a_silent_client_that_was_accepted_meanwhile(serve, connect, until):
-    """Accepted in the turn of the loop in which the server began to close: it gets no keep-alive time."""
-    finish = asyncio.Event()
-
-    async def handler(request, responder):
-        await finish.wait()
-        responder.send(200, b"")
-
-    server = await serve(handler, closing_s=0.05)
-    busy = await connect(server)
-    busy.send(GET)
-    await until(lambda: server._shared.tasks)
-    closing = asyncio.create_task(server.close(grace_s=60))
-    await until(lambda: server._shared.closing_since_s is not None)
-    ours, theirs = socket.socketpair()
-    loop = asyncio.get_running_loop()
-    with ours:
-        ours.setblocking(False)
-        await loop.connect_accepted_socket(lambda: ServerConnection(server._shared), theirs)
-        assert await asyncio.wait_for(loop.sock_recv(ours, 1), 5) == b""
-    finish.set()
     await asyncio.wait_for(closing, 5)
 
 

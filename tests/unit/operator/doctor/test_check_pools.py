@@ -40,13 +40,6 @@ def test_a_pool_with_room():
     ]
 
 
-def test_requests_that_cannot_be_read():
-    """Said, without a number."""
-    ((severity, _, message, _),) = judged((node(),), requested=FORBIDDEN)
-    assert severity is Severity.OK
-    assert message == "1 nodes with 8 nvidia.com/gpu; how many are taken is not known: 403: you may not"
-
-
 def test_nodes_that_cannot_be_listed():
     """Unknown, never none."""
     ((severity, subject, message, _),) = judged(FORBIDDEN)
@@ -64,17 +57,6 @@ def test_no_node_carries_the_labels():
             "no node carries gpu=a100",
             "kubectl label node NODE gpu=a100, or correct spec.nodePools.a100.nodeSelector",
         )
-    ]
-
-
-def test_a_pool_that_nobody_uses():
-    """Its emptiness hurts nobody yet."""
-    graph = graph_object()
-    graph["spec"]["nodePools"]["spare"] = {"nodeSelector": {"gpu": "h100"}}
-    found = judged((node(),), graph=graph)
-    assert [(severity, subject) for severity, subject, _, _ in found] == [
-        (Severity.OK, POOL),
-        (Severity.WARNING, "pool spare of serving/llama"),
     ]
 
 
@@ -120,22 +102,6 @@ def test_taints_that_are_not_tolerated(toleration):
     ]
 
 
-def test_some_nodes_are_tainted():
-    """The others do."""
-    found = judged((node(), node("node-2", taints=[{"key": "maintenance", "effect": "NoExecute"}])))
-    assert [(severity, message) for severity, _, message, _ in found] == [
-        (Severity.WARNING, "1 of 2 nodes are tainted maintenance:NoExecute"),
-        (Severity.OK, "1 nodes with 8 nvidia.com/gpu: 0 taken, 8 free"),
-    ]
-    assert found[0][3].endswith("{key: maintenance, operator: Exists, effect: NoExecute}")
-
-
-def test_a_preference_keeps_nobody_out():
-    """PreferNoSchedule is a preference."""
-    ((severity, _, _, _),) = judged((node(taints=[{"key": "a", "effect": "PreferNoSchedule"}]),))
-    assert severity is Severity.OK
-
-
 def test_nodes_without_gpus():
     """The device plugin is the usual reason."""
     ((severity, _, message, remedy),) = judged((node(gpus=0),))
@@ -177,15 +143,6 @@ def test_too_few_gpus(gpus, severity, message):
     assert found == ([] if severity is None else [(severity, POOL, message)])
 
 
-def test_no_ceiling_counts_every_replica():
-    """Without a planner each service may grow to its own bound."""
-    graph = graph_object()
-    graph["spec"]["planner"] = {"enabled": False}
-    ((severity, _, message, _), _) = judged((node(gpus=7),), graph=graph)
-    assert severity is Severity.WARNING
-    assert "may grow to 8" in message
-
-
 def test_services_without_a_pool():
     """Any node with GPUs will do; simulated workers ask for none."""
     graph = graph_object()
@@ -194,11 +151,4 @@ def test_services_without_a_pool():
     del graph["spec"]["nodePools"]
     assert [each[1] for each in judged((node(),), graph=graph)] == ["any node of serving/llama"]
     graph["spec"]["runtime"] = "simulated"
-    assert judged((node(),), graph=graph) == []
-
-
-def test_a_manifest_of_another_version():
-    """Unknown keys make it unreadable; the definitions' finding says so."""
-    graph = graph_object()
-    graph["spec"]["later"] = 1
     assert judged((node(),), graph=graph) == []

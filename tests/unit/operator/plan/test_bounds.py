@@ -50,10 +50,3 @@ def test_a_service_without_scaling_keeps_its_number():
     assert bounded(5, FIXED, max_gpu_budget=1) == Bounded(
         2, "NotScalable", "5 replicas were asked for; the service has no scaling, so it keeps 2"
     )
-
-
-def test_a_router_that_scales_knows_no_budget():
-    """Routers hold no GPUs."""
-    router = ServiceSpec.model_validate({"role": "router", "scaling": {"maxReplicas": 4}})
-    assert bounded(4, router, max_gpu_budget=1) == Bounded(4)
-    assert bounded(5, router, max_gpu_budget=1).reason == "TooManyReplicas"

@@ -43,21 +43,6 @@ def test_without_a_ceiling_all_start():
     assert judge(running("a", gpus=4), worker("b", gpus=99), budget=None) == Releases(("b",), (), 4)
 
 
-def test_nothing_to_do():
-    """No pods, no releases."""
-    assert judge() == Releases((), (), 0)
-
-
-def test_as_many_start_as_fit():
-    """Oldest first; the rest is told what is free."""
-    pods = [worker(name, gpus=3, created_s=age) for name, age in (("c", 1), ("a", 2), ("b", 3))]
-    found = judge(*pods)
-    assert found.release == ("c", "a")
-    assert [(each.uid, each.reason) for each in found.waiting] == [
-        ("b", "needs 3 of 8 GPUs and 2 are free; scale something down or raise planner.maxGpuBudget")
-    ]
-
-
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
@@ -85,12 +70,6 @@ def test_starved_is_who_waits_for_gpus_that_nobody_is_about_to_free(pods, expect
 def test_blocked_is_who_waits_for_gpus_that_its_own_service_does_not_free(pods, expected):
     """A replacement whose predecessor leaves is on its way; so is one that fits."""
     assert blocked(judge(*pods), pods) == expected
-
-
-def test_a_group_is_one_blocked_replica():
-    """Two pods of one group wait together."""
-    pods = (running("a", gpus=8), group("g", 0), group("g", 1))
-    assert blocked(judge(*pods), pods) == {"decode": 1}
 
 
 def test_a_service_gets_back_the_gpus_of_a_replica_that_it_lost():
@@ -125,14 +104,6 @@ def test_a_pod_counts_from_release_to_its_end(pod, counts):
     found = judge(pod, worker("b"))
     assert found.release == (() if counts else ("b",))
     assert found.gpus == (8 if counts else 0)
-
-
-def test_a_release_counts_before_it_is_seen():
-    """A gate that was lifted a moment ago still looks closed."""
-    found = judge(worker("a", gpus=8), worker("b"), released={"a"})
-    assert found.release == ()
-    assert [each.uid for each in found.waiting] == ["b"]
-    assert judge(worker("a", gpus=8, terminating=True), worker("b"), released={"a"}).release == ()
 
 
 def test_an_empty_role_goes_before_any_priority():
@@ -174,20 +145,6 @@ def test_nobody_waits_for_a_stuck_pod(deleted_s):
         worker("small", created_s=2),
     ]
     assert judge(*pods, now_s=100.0).release == ("small",)
-
-
-def test_who_cannot_fit_at_all_blocks_nobody():
-    """A replica larger than the budget is told so; the others pass."""
-    found = judge(worker("huge", gpus=9), worker("small", created_s=1))
-    assert found.release == ("small",)
-    assert found.waiting[0].reason == "needs 9 GPUs, more than the budget of 8; raise planner.maxGpuBudget"
-
-
-def test_over_the_budget_nothing_starts():
-    """A lowered budget ends no pod here, and starts none."""
-    found = judge(running("a", gpus=6), worker("b"), budget=4)
-    assert (found.release, found.gpus) == ((), 6)
-    assert found.waiting[0].reason.startswith("needs 1 of 4 GPUs and 0 are free")
 
 
 def group(name, index, **more):
@@ -256,15 +213,6 @@ def test_releases_fit_and_leave_no_usable_room(pods, budget, priorities):
     assert alive_gated == {*found.release, *(each.uid for each in found.waiting)}
     if any("next in line" in each.reason for each in found.waiting):
         assert any("being freed" in each.reason for each in found.waiting)
-
-
-@PATIENT
-@given(PODS, st.integers(0, 12), st.randoms(use_true_random=False))
-def test_the_order_of_the_view_does_not_matter(pods, budget, random):
-    """The same pods give the same answer, in whatever order a watch delivered them."""
-    shuffled = list(pods)
-    random.shuffle(shuffled)
-    assert judge(*pods, budget=budget) == judge(*shuffled, budget=budget)
 
 
 class World:

@@ -133,22 +133,3 @@ def test_a_rollout_beyond_the_budget_ends_and_keeps_the_ratio(decode, prefill, b
     world.rest()
     assert {pod.revision for pod in world.alive("decode")} == {"new"}
     assert world.running() == before
-
-
-def test_the_rollout_that_never_ended():
-    """Decode 5 and prefill 2 with a budget of 6 and one decode replica that waits: all five are replaced."""
-    world = Rollout({"decode": 5, "prefill": 2}, 6)
-    for service in ("prefill", "decode"):
-        world.control(service)
-        world.operate()
-        world.run(service)
-    world.revision["decode"] = "new"
-    least = 5
-    for _ in range(40):
-        world.control("decode")
-        least = min(least, world.running()["decode"])
-        world.end("decode")
-        world.operate()
-        world.run("decode")
-    assert [pod.revision for pod in world.alive("decode")] == ["new"] * 5
-    assert (world.running(), least) == ({"decode": 4, "prefill": 2}, 3)

@@ -15,7 +15,6 @@ from penstock.operator.plan.conditions import (
     SCHEDULABLE,
     ConditionFacts,
     ConditionResult,
-    Failure,
     ServiceFacts,
     condition_results,
     conditions,
@@ -142,13 +141,6 @@ def test_progress_says_what_is_under_way(changes, reason, message):
     assert judged(with_service("decode", **changes))[PROGRESSING] == (True, reason, message)
 
 
-def test_a_deletion_is_progress_and_not_ready():
-    """What it waits for is the message."""
-    found = judged(replace(REST, deleting="waits for x"))
-    assert found[PROGRESSING] == (True, "Deleting", "waits for x")
-    assert found[READY] == (False, "Deleting", "the graph is being deleted")
-
-
 def trouble(category, pod="p"):
     """Return a diagnosis."""
     return Diagnosis(category, pod, "decode", "m", "r")
@@ -165,12 +157,6 @@ def test_degraded_names_the_worst():
     )
     assert judged(replace(REST, diagnoses=[crash]))[DEGRADED] == (True, "CrashLoop", "p: m; r")
     assert not judged(replace(REST, diagnoses=[waits]))[DEGRADED][0]
-
-
-def test_a_failure_is_the_worst_of_all():
-    """A graph that cannot be brought about says why."""
-    facts = replace(REST, failure=Failure("InvalidSpec", "bad"), diagnoses=[trouble(Category.CRASH_LOOP)])
-    assert judged(facts)[DEGRADED] == (True, "InvalidSpec", "bad")
 
 
 def test_the_budget_is_judged_by_what_exists():

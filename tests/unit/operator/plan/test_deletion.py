@@ -15,19 +15,6 @@ def pod(name, role, **more):
     return PodView(name, role=role, service="frontend" if role == "router" else role, **more)
 
 
-def test_routers_go_first():
-    """Nothing else is touched while a router may hold requests."""
-    pods = [pod("r", "router"), pod("d", "decode")]
-    step = next_step([SERVICE, DECODE, ROUTER, CONFIG], pods)
-    assert step == DeletionStep(
-        DeletionStage.ROUTERS, (ROUTER,), message="waits until router pods have finished their requests: r"
-    )
-    going = Child(ROUTER.kind, ROUTER.name, ROUTER.service, ROUTER.role, terminating=True)
-    assert next_step([going, DECODE], pods).delete == ()
-    assert next_step([going, DECODE], []).message == "deletes the routers"
-    assert next_step([DECODE], [pod("r", "router", terminating=True)]).stage is DeletionStage.ROUTERS
-
-
 def test_then_workers_are_drained_and_deleted():
     """A service with living pods drains; one without loses its workload."""
     step = next_step([PREFILL, DECODE, CONFIG], [pod("d", "decode"), pod("p", "prefill", terminating=True)])
@@ -39,24 +26,6 @@ def test_then_workers_are_drained_and_deleted():
     )
     assert next_step([DECODE], [pod("r", "router", finished=True)]) == DeletionStep(
         DeletionStage.WORKERS, (DECODE,), message="deletes the workers"
-    )
-
-
-def test_a_pod_without_workload_is_waited_for():
-    """It was drained; its end is the garbage collector's."""
-    step = next_step([CONFIG], [pod("d", "decode", terminating=True)])
-    assert (step.stage, step.delete, step.drain) == (DeletionStage.WORKERS, (), ())
-
-
-def test_then_the_rest_and_then_the_finalizer():
-    """What routers and workers needed goes last; nothing left releases the graph."""
-    assert next_step([SERVICE, CONFIG], []) == DeletionStep(
-        DeletionStage.REST,
-        (CONFIG, SERVICE),
-        message="waits until these are gone: ConfigMap llama-router, Service llama-decode",
-    )
-    assert next_step([], []) == DeletionStep(
-        DeletionStage.FINISHED, release=True, message="everything is gone"
     )
 
 

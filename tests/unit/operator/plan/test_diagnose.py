@@ -263,13 +263,6 @@ def test_the_schedulers_words_are_passed_on(reason, remedy):
     assert found.remedy == remedy
 
 
-def test_a_silent_scheduler_is_said_to_be_silent():
-    """No reason is a reason too."""
-    found = diagnose(unscheduled(""), now_s=NOW)
-    assert found is not None
-    assert found.message == "cannot be scheduled: the scheduler gave no reason"
-
-
 def test_the_budgets_reason_is_told():
     """What `releases` says appears in the diagnosis, and is no fault."""
     gated = pod(spec={"nodeName": "", "schedulingGates": [{"name": BUDGET_GATE}]})
@@ -335,11 +328,3 @@ def test_a_message_does_not_change_with_time_alone(one, other):
     for found, *_ in CASES:
         early, late = diagnose(found, now_s=NOW + one), diagnose(found, now_s=NOW + other)
         assert early == late
-
-
-def test_what_a_pod_that_does_not_start_waits_for_is_named():
-    """No kubelet says in a pod's status that a mounted Secret is absent; the likely culprits are listed."""
-    late = pod(status={"startTime": stamp(NOW - 301)}, container=waiting("ContainerCreating"))
-    late["spec"]["volumes"] = [{"name": "k", "secret": {"secretName": "api-keys"}}]
-    found = diagnose(late, now_s=NOW)
-    assert found.message == "still waits for its volumes (Secret api-keys) or init containers"

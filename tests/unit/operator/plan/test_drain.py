@@ -57,27 +57,10 @@ def plan(*pods, desired, spec=None, loads=None, now_s=NOW, **more):
     )
 
 
-def test_at_rest_nothing_is_planned():
-    """As many pods as wished, none marked: done."""
-    assert plan(pod("a"), pod("b"), desired=2) == ScalePlan(2, done=True)
-
-
 def test_up_is_at_once_and_restores():
     """More replicas are written directly; a marked pod serves again and loses its cost."""
     found = plan(pod("a"), marked("b"), desired=4)
     assert found == ScalePlan(4, restore=("b",), deletion_costs={"b": 0})
-
-
-def test_down_marks_first():
-    """The spec stays while the victim still serves."""
-    found = plan(pod("a"), pod("b"), desired=1, loads={"a": Load(1, 0, 0.1), "b": Load(0, 0, 0.0)})
-    assert found == ScalePlan(
-        2,
-        begin=("b",),
-        deletion_costs={"b": DRAINING_COST},
-        draining=("b",),
-        waiting_on={"b": "is being taken out of service"},
-    )
 
 
 @pytest.mark.parametrize(
@@ -186,34 +169,9 @@ def test_a_busy_pod_that_is_not_ready_holds_back_an_idle_ready_one():
     assert (found.spec_replicas, found.leaving) == (3, ("b",))
 
 
-def test_idle_victims_do_not_wait_for_busy_ones():
-    """Two victims, one idle: one replica less now, the other when it is idle too."""
-    pods = (pod("a"), marked("b", cost=LEAVING_COST), marked("c"))
-    found = plan(*pods, desired=1, loads={"b": IDLE, "c": Load(1, 0, 0.5)})
-    assert (found.spec_replicas, found.leaving) == (2, ("b",))
-    assert found.waiting_on == {"c": "finishes its requests"}
-
-
-def test_terminating_and_finished_pods_are_neither():
-    """They are no replicas and no victims."""
-    found = plan(pod("a"), pod("b", terminating=True), pod("c", finished=True), desired=1, spec=1)
-    assert found == ScalePlan(1, done=True)
-
-
-def test_replicas_that_do_not_exist_cost_nothing():
-    """A desired number that falls before the pods were made only lowers the number."""
-    assert plan(pod("a"), desired=2, spec=5) == ScalePlan(2, done=True)
-
-
 def test_pods_that_are_not_seen_are_in_service():
     """Where the controller knows more replicas than the view, the number stays."""
     assert plan(pod("a"), desired=2, spec=5, status_replicas=5).spec_replicas == 5
-
-
-def test_an_ordered_deletion_stays_ordered():
-    """Between the lower number and the pod's end, the victim is not put back."""
-    found = plan(pod("a"), marked("b", cost=LEAVING_COST), desired=1, spec=1, loads={"b": IDLE})
-    assert (found.spec_replicas, found.restore, found.draining) == (1, (), ("b",))
 
 
 def test_half_a_mark_is_completed_or_removed():
@@ -325,17 +283,6 @@ def test_never_marks_more_than_needed(service, desired, spec):
     assert min(desired, spec) <= found.spec_replicas <= max(desired, spec)
     assert not set(found.begin) & set(found.restore)
     assert {*found.leaving, *found.waiting_on} == set(found.draining)
-
-
-@PATIENT
-@given(services(), st.integers(0, 7))
-def test_fewer_wished_means_the_same_victims_and_more(service, desired):
-    """Victims of a higher desired are victims of a lower one."""
-    pods, loads = service
-    more = plan(*pods, desired=desired, loads=loads)
-    fewer = plan(*pods, desired=max(0, desired - 1), loads=loads)
-    assert set(more.draining) <= set(fewer.draining)
-    assert fewer.spec_replicas <= more.spec_replicas or desired > len(pods)
 
 
 def carry_out(pods, found, now_s=NOW):

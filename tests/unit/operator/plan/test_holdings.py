@@ -1,7 +1,5 @@
 """What a service holds from look to look: kept through a replacement, given up after a while or a scale-down."""
 
-from dataclasses import replace
-
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock.operator.plan.holdings import KEEP_S, Holding, holdings, lost
 from penstock.operator.plan.pods import PodView
@@ -45,9 +43,3 @@ def test_what_is_no_longer_wanted_is_given_up_at_once():
     assert held(pod("a"), before=both, wanted=1) == {"decode": Holding(1, 2)}
     assert lost(held(pod("a"), pod("b"), wanted=1), [pod("a")], NOTHING) == {}
     assert holdings([], both, already_released=NOTHING, replicas={}, now_s=0.0) == {}
-
-
-def test_a_group_is_one_replica_of_all_its_gpus():
-    """Two pods of two GPUs each."""
-    pods = [replace(pod(name), group="g", group_size=2) for name in ("a", "b")]
-    assert held(*pods) == {"decode": Holding(1, 4)}

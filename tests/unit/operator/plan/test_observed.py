@@ -2,11 +2,10 @@
 
 from penstock.api import Role
 from penstock.kube.objects.names import SERVING
-from penstock.operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
+from penstock.operator.plan.conditions import ServiceFacts
 from penstock.operator.plan.observed import observed_services
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.replicas import Replicas
-from penstock.operator.plan.status import graph_status
 
 
 def pod(name, role, service, **more):
@@ -38,12 +37,3 @@ def test_services_are_found_by_their_pods():
         ),
     }
     assert observed_services([]) == {}
-
-
-def test_an_invalid_edit_leaves_a_serving_graph_ready():
-    """What runs still answers requests; the phase says that something is wrong."""
-    pods = [pod("r", "router", "frontend"), pod("w", "aggregated", "workers")]
-    facts = ConditionFacts(2, observed_services(pods), failure=Failure("InvalidSpec", "m"))
-    status = graph_status(facts, old=None, now="now")
-    assert {each["type"]: each["status"] for each in status["conditions"]}["Ready"] == "True"
-    assert status["phase"] == "Degraded"

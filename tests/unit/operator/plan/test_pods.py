@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import (
-    BUDGET_GATE,
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,
     DRAINING,
@@ -122,18 +121,6 @@ def test_a_running_pod_is_read_completely():
     assert view.condition("Initialized") is None
 
 
-def test_an_empty_pod_is_read_too():
-    """Nothing is required: what is absent has its neutral value."""
-    view = pod_view({})
-    assert view == PodView(name="")
-    assert (view.draining, view.alive, view.may_hold_requests, view.takes_requests) == (
-        False,
-        True,
-        False,
-        False,
-    )
-
-
 @pytest.mark.parametrize(
     ("annotations", "resources", "expected"),
     [
@@ -154,17 +141,6 @@ def test_gpus_are_those_of_the_annotation_or_of_the_resources(annotations, resou
         "spec": {"containers": [{"name": "w", "resources": resources}]},
     }
     assert pod_view(pod).gpus == expected
-
-
-def test_gate_deletion_and_end_are_seen():
-    """The budget's gate alone makes a pod gated; deletion and phase end its life."""
-    gated = pod_view({"spec": {"schedulingGates": [{"name": "other"}, {"name": BUDGET_GATE}]}})
-    assert gated.gated
-    assert not pod_view({"spec": {"schedulingGates": [{"name": "other"}]}}).gated
-    leaving = pod_view({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
-    assert (leaving.terminating, leaving.deleted_s, leaving.alive) == (True, T0, False)
-    for phase in ("Succeeded", "Failed"):
-        assert not pod_view({"status": {"phase": phase}}).alive
 
 
 def test_what_a_pods_volumes_need_is_named():
@@ -205,14 +181,6 @@ def test_a_group_pod_knows_its_place():
         "r",
     )
     assert not view.takes_requests
-
-
-def test_a_router_takes_requests_without_the_serving_label():
-    """Routers carry none; a draining one takes nothing all the same."""
-    assert PodView("r", role="router").takes_requests
-    assert not PodView("r", role="router", serving=DRAINING).takes_requests
-    assert PodView("w", role="decode", serving=SERVING).takes_requests
-    assert not PodView("w", role="decode").takes_requests
 
 
 @pytest.mark.parametrize(

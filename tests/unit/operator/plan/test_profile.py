@@ -6,7 +6,7 @@ import pytest
 
 from penstock.api import ProfilePhase
 from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.profile import JobFacts, last_words, outcome, recommendation, request_status
+from penstock.operator.plan.profile import JobFacts, last_words, outcome, request_status
 
 NOW_S = 1_000_000_000.0
 LINES = (
@@ -112,32 +112,10 @@ def test_a_completed_job_with_its_result():
     }
 
 
-def test_targets_that_nothing_meets_are_a_result():
-    """The profile is true and kept; there is no graph to apply."""
-    result = {**RESULT, "recommendation.txt": LINES + "no configuration meets TTFT 1 ms\n"}
-    del result["graph.yaml"]
-    phase, reason, message = told(job(("Complete", "")), result=result)
-    assert (phase, reason) == (ProfilePhase.SUCCEEDED, "TargetsMissed")
-    assert message.endswith("no configuration meets TTFT 1 ms")
-
-
 @pytest.mark.parametrize("result", [None, {}, {"recommendation.txt": LINES}])
 def test_a_completed_job_without_a_profile_has_failed(result):
     """Deleted, or never filled."""
     assert told(job(("Complete", "")), result=result)[:2] == (ProfilePhase.FAILED, "ResultMissing")
-
-
-@pytest.mark.parametrize("text", ["", "Suggested prefill TP:many (x", "no configuration"])
-def test_a_recommendation_of_other_words_has_no_sizes(text):
-    """A missing size is no size."""
-    assert "prefillTensorParallel" not in recommendation({"recommendation.txt": text})
-
-
-def test_a_recommendation_is_bounded():
-    """The Job's image is its author's: whatever it writes, a status stays small."""
-    found = recommendation({"recommendation.txt": "x" * 10_000 + "\n" + "y\n" * 10_000})
-    assert len(found["summary"]) == 16
-    assert max(map(len, found["summary"])) == 400
 
 
 def test_the_status_keeps_its_transition_time_and_tells_times_at_the_end():

@@ -1,10 +1,6 @@
 """Kubernetes quantities."""
 
-from fractions import Fraction
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.operator.plan.quantity import quantity
 
@@ -36,9 +32,3 @@ def test_equal_quantities_are_equal(one, other):
 def test_other_things_are_no_quantity(value):
     """What the API server would refuse is None."""
     assert quantity(value) is None
-
-
-@given(st.integers(-(10**15), 10**15))
-def test_milli_is_exact(amount):
-    """No rounding, however large."""
-    assert quantity(f"{amount}m") == Fraction(amount, 1000)

@@ -10,11 +10,6 @@ def pod(name, **more):
     return PodView(name, **{"role": "decode", "ready": True, "serving": SERVING, "gpus": 1, **more})
 
 
-def test_no_pods_are_no_replicas():
-    """Zeroes."""
-    assert count([]) == Replicas(0, 0, 0, 0, 0)
-
-
 def test_each_pod_is_counted_once_for_what_it_is():
     """Ready, starting, gated, draining, stripped of its label, terminating, finished."""
     pods = [

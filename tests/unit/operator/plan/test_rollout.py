@@ -74,20 +74,6 @@ def test_a_workload_rolls_while_older_replicas_exist(deployment, rolling, stuck)
     assert (view.rolling, view.stuck) == (rolling, stuck)
 
 
-def test_older_replicas_make_a_rollout():
-    """Existing minus updated ones are of an older revision; merely starting ones are not."""
-    rolling = rollout_view(
-        "decode",
-        Role.DECODE,
-        {"spec": {"replicas": 3}, "status": {"replicas": 4, "updatedReplicas": 1, "readyReplicas": 3}},
-    )
-    assert rolling == RolloutView("decode", Role.DECODE, 3, ready=3, updated=1, rolling=True)
-    starting = rollout_view(
-        "decode", Role.DECODE, {"spec": {"replicas": 9}, "status": {"replicas": 3, "updatedReplicas": 3}}
-    )
-    assert not starting.rolling
-
-
 DECODE = RolloutView("decode", Role.DECODE, 2, ready=2, updated=2)
 PREFILL = RolloutView("prefill", Role.PREFILL, 2, ready=2, updated=2)
 ROUTER = RolloutView("frontend", Role.ROUTER, 2, ready=2, updated=2)

@@ -64,13 +64,6 @@ def test_the_status_of_a_graph_at_rest():
     GraphStatus.model_validate(found)
 
 
-def test_aggregated_workers_stand_in_the_decode_column():
-    """And GPUs without a ceiling stand alone."""
-    services = {"frontend": service(Role.ROUTER, 1), "workers": service(Role.AGGREGATED, 2, target=3)}
-    found = graph_status(ConditionFacts(1, services), old=None, now="now")
-    assert found["summary"] == {"prefill": "", "decode": "2/3", "gpus": "2"}
-
-
 @pytest.mark.parametrize(
     ("facts", "phase"),
     [
@@ -207,12 +200,3 @@ def test_an_adapters_status():
         ("True", "TooManyReplicas", "m"),
         ("False", "PodsCreated", "no pod is refused"),
     ]
-
-
-def test_the_time_of_scaling_changes_with_the_number_alone():
-    """Unknown until a change was seen; then kept."""
-    first = adapter_status(DECODE, Bounded(2), generation=1, old={"replicas": 1}, now="then")
-    assert first["lastScaleTime"] == "then"
-    again = adapter_status(DECODE, Bounded(2), generation=1, old=first, now="now")
-    assert again == first
-    assert is_current(again, first)

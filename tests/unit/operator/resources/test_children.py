@@ -3,11 +3,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import yaml
 
 from penstock.api import Role
 from penstock.api.manifests import parse_manifests
-from penstock.operator.resources import adapter, children, gpu_ceiling
+from penstock.operator.resources import adapter, children
 from penstock.operator.resources.config_map import router_manifest
 
 GRAPH_LABELS = {"penstock.dev/graph": "llama", "app.kubernetes.io/managed-by": "penstock"}
@@ -48,27 +47,11 @@ def test_children_come_in_the_order_of_their_use(objects):
     ]
 
 
-def test_every_child_has_its_place_labels_and_owner(objects):
-    """Namespace, the graph's labels and a controlling owner are on each child."""
-    for each in objects().values():
-        metadata = each["metadata"]
-        assert metadata["namespace"] == "serving"
-        assert metadata["ownerReferences"] == [OWNER]
-        assert metadata["labels"].items() >= GRAPH_LABELS.items()
-
-
 def test_without_a_uid_there_is_no_owner(build, context):
     """A rendering of a graph that is in no cluster names no owner: the collector would delete its children."""
     free = dataclasses.replace(context, owner_uid="")
     found = children(build(), free, replicas={}, unavailable={})
     assert all("ownerReferences" not in each["metadata"] for each in found)
-
-
-def test_service_children_name_service_and_role(objects):
-    """Deployment, Service and disruption budget of a service carry its name and role."""
-    found = objects()
-    for kind in ("Deployment", "Service", "PodDisruptionBudget"):
-        assert found[kind, "llama-decode"]["metadata"]["labels"] == service_labels("decode", "decode")
 
 
 def test_deployment_selects_by_graph_and_service_alone(objects):
@@ -81,12 +64,6 @@ def test_deployment_selects_by_graph_and_service_alone(objects):
         **service_labels("decode", "decode"),
         "penstock.dev/serving": "true",
     }
-
-
-def test_routers_are_never_taken_out_of_service(objects):
-    """The label that takes a worker out of its Service is not on routers."""
-    labels = objects()["Deployment", "llama-frontend"]["spec"]["template"]["metadata"]["labels"]
-    assert labels == service_labels("frontend", "router")
 
 
 @pytest.mark.parametrize(
@@ -107,21 +84,6 @@ def test_replicas_and_rollout_are_the_callers(objects, replicas, unavailable, ex
     assert (spec["replicas"], spec["strategy"]) == (expected[0], strategy)
 
 
-def test_rollout_may_take_as_long_as_leaving_and_loading(objects):
-    """A rollout counts as stuck only after an old pod's grace, a new one's start and a minute."""
-    service = {"startupTimeoutSeconds": 1200.5, "terminationGracePeriodSeconds": 300}
-    spec = objects(services={"decode": service})["Deployment", "llama-decode"]["spec"]
-    assert spec["progressDeadlineSeconds"] == 1561
-
-
-def test_router_service_has_an_address(objects):
-    """Clients reach routers at one address, port 8000."""
-    assert objects()["Service", "llama-frontend"]["spec"] == {
-        "selector": {"penstock.dev/graph": "llama", "penstock.dev/service": "frontend"},
-        "ports": [{"name": "http", "port": 8000, "targetPort": "http", "protocol": "TCP"}],
-    }
-
-
 def test_worker_service_is_headless_and_leaves_out_draining_pods(objects):
     """Routers find workers in its EndpointSlices; a pod whose serving label changed is in none."""
     spec = objects()["Service", "llama-decode"]["spec"]
@@ -131,17 +93,6 @@ def test_worker_service_is_headless_and_leaves_out_draining_pods(objects):
         "penstock.dev/service": "decode",
         "penstock.dev/serving": "true",
     }
-
-
-def test_dynamo_services_carry_its_discovery_labels(objects):
-    """Dynamo's processes watch EndpointSlices by two labels of theirs; other runtimes have none of them."""
-    labels = objects(runtime="dynamo")["Service", "llama-decode"]["metadata"]["labels"]
-    assert labels == {
-        **service_labels("decode", "decode"),
-        "nvidia.com/dynamo-discovery-backend": "kubernetes",
-        "nvidia.com/dynamo-discovery-enabled": "true",
-    }
-    assert objects()["Service", "llama-decode"]["metadata"]["labels"] == service_labels("decode", "decode")
 
 
 def test_an_eviction_takes_one_replica_at_a_time(objects):
@@ -167,18 +118,6 @@ def test_routers_may_watch_slices_and_nothing_else(objects):
     binding = found["RoleBinding", "llama-router"]
     assert binding["roleRef"]["name"] == "llama-router"
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "llama-router", "namespace": "serving"}]
-
-
-def test_dynamo_workers_may_register(objects):
-    """Under Dynamo the Role writes its worker records too, and workers hold it."""
-    found = objects(runtime="dynamo")
-    assert found["Role", "llama-router"]["rules"][1] == {
-        "apiGroups": ["nvidia.com"],
-        "resources": ["dynamoworkermetadatas"],
-        "verbs": ["create", "get", "list", "patch", "watch"],
-    }
-    subjects = found["RoleBinding", "llama-router"]["subjects"]
-    assert [each["name"] for each in subjects] == ["llama-router", "llama-worker"]
 
 
 @pytest.mark.parametrize(
@@ -227,11 +166,6 @@ def test_routers_read_a_valid_graph_of_their_own(objects, build):
     }
 
 
-def test_dynamo_needs_no_config_map(objects):
-    """Its frontend is told everything by flags."""
-    assert ("ConfigMap", "llama-router") not in objects(runtime="dynamo")
-
-
 def test_adapter_names_graph_and_service(build, context):
     """With a number for its creation, without one afterwards."""
     graph = build(services={"decode": {"scaling": {}}})
@@ -248,21 +182,6 @@ def test_adapter_names_graph_and_service(build, context):
         "spec": {"graph": "llama", "service": "decode", "replicas": 2},
     }
     assert adapter(graph, "decode", context, replicas=None)["spec"] == {"graph": "llama", "service": "decode"}
-
-
-@pytest.mark.parametrize(
-    ("planner", "expected"),
-    [({}, 8), ({"maxGpuBudget": 64}, 64), ({"maxGpuBudget": None}, None), ({"enabled": False}, None)],
-)
-def test_ceiling_is_the_enabled_planners(build, planner, expected):
-    """A graph without a planner, or whose planner has no ceiling, has none."""
-    assert gpu_ceiling(build(planner=planner)) == expected
-
-
-def test_objects_survive_yaml(objects):
-    """Children are plain data: no tuples, no enums."""
-    for each in objects().values():
-        assert yaml.safe_load(yaml.safe_dump(each)) == each
 
 
 @pytest.mark.parametrize(("is_on", "limit"), [(True, 8), (False, None)])

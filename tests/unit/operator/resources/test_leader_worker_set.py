@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from penstock.api.manifests import parse_manifests
 from penstock.operator.resources import children
 
 WIDE = {"gpusPerReplica": 8, "nodesPerReplica": 2, "args": ["--enforce-eager"]}
@@ -42,11 +41,6 @@ def test_a_service_over_nodes_is_a_leader_worker_set(wide, objects):
     assert ("Deployment", "llama-prefill") in kinds
 
 
-def test_followers_find_their_leader_before_it_is_ready(wide):
-    """The set makes Services of its own, apart from the one that routers use, which leaves it out till then."""
-    assert wide()["spec"]["networkConfig"] == {"subdomainPolicy": "UniquePerReplica"}
-
-
 @pytest.mark.parametrize("runtime", ["vllm", "dynamo"])
 def test_nodes_join_at_the_leader(wide, runtime):
     """Rank 0 serves, the others run headless; the user's own arguments stay last."""
@@ -59,23 +53,6 @@ def test_nodes_join_at_the_leader(wide, runtime):
         "--headless",
         "--enforce-eager",
     ]
-
-
-def test_simulated_followers_join_nobody(wide):
-    """A simulated leader serves the whole replica."""
-    template = wide("simulated")["spec"]["leaderWorkerTemplate"]
-    assert args(template["leaderTemplate"]) == args(template["workerTemplate"])
-    assert "--nnodes" not in args(template["leaderTemplate"])
-
-
-def test_each_pod_counts_its_own_gpus(wide):
-    """Eight GPUs over two nodes are four per pod, asked for and counted."""
-    for template in ("leaderTemplate", "workerTemplate"):
-        found = wide()["spec"]["leaderWorkerTemplate"][template]
-        assert found["metadata"]["annotations"]["penstock.dev/gpus"] == "4"
-        limits = found["spec"]["containers"][0]["resources"]["limits"]
-        assert limits == {"nvidia.com/gpu": "4"}
-        assert found["spec"]["schedulingGates"] == [{"name": "penstock.dev/gpu-budget"}]
 
 
 def test_followers_answer_nobody(wide):
@@ -99,10 +76,3 @@ def test_without_the_kind_there_is_no_workload(build, context):
     }
     assert ("Service", "llama-decode") in kinds
     assert not {("LeaderWorkerSet", "llama-decode"), ("Deployment", "llama-decode")} & kinds
-
-
-def test_router_reads_nothing_of_nodes(objects):
-    """The graph that routers read stays valid, whatever a worker spans."""
-    found = objects(services={"decode": WIDE}, planner={"maxGpuBudget": 64})
-    _, problems = parse_manifests(found["ConfigMap", "llama-router"]["data"]["graph.yaml"], "graph.yaml")
-    assert problems == []

@@ -2,9 +2,6 @@
 
 import pytest
 
-from penstock.api.manifests import parse_manifests
-from penstock.operator.resources.config_map import router_manifest
-
 LEASE = {"durationSeconds": 40, "decoderBlocksTtlSeconds": 300}
 
 
@@ -31,12 +28,3 @@ def test_a_change_rolls_only_what_reads_it(objects, changes, rolled):
     """Routers judge hand-overs by prefill's lease; the life of decoder blocks is decode's alone."""
     before, after = templates(objects, lease=LEASE), templates(objects, **{"lease": LEASE, **changes})
     assert {name for name in before if before[name] != after[name]} == rolled
-
-
-def test_a_router_reads_the_prefill_services_own_lease(build):
-    """What it gets is cut down to that, and is a valid graph."""
-    text = router_manifest(build(services={"prefill": {"lease": {"durationSeconds": 600}}}))
-    manifests, problems = parse_manifests(text)
-    assert problems == []
-    (graph,) = manifests.graphs
-    assert graph.spec.lease_seconds == 600

@@ -71,9 +71,3 @@ def test_own_processes_only_settle(grace_s, expected):
     """They finish their requests at SIGTERM, so the hook waits for routers alone, within the grace period."""
     found = lifecycle(finishes_requests=True, grace_s=grace_s)
     assert found == {"preStop": {"sleep": {"seconds": expected}}}
-
-
-@pytest.mark.parametrize("grace_s", [0, 1])
-def test_without_grace_there_is_nothing_to_wait_for(grace_s):
-    """Kubernetes refuses a hook that is as long as the grace period."""
-    assert lifecycle(finishes_requests=True, grace_s=grace_s) == {}

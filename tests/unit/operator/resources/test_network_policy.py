@@ -30,15 +30,6 @@ def readers(namespace):
     return {"from": [own, labelled], "ports": HTTP}
 
 
-def test_anybody_reaches_routers_on_their_port(objects):
-    """Clients may be anywhere; the ingress's business is not ours."""
-    assert objects()["NetworkPolicy", "llama-router"]["spec"] == {
-        "podSelector": pods("router"),
-        "policyTypes": ["Ingress"],
-        "ingress": [{"ports": HTTP}],
-    }
-
-
 def test_workers_are_reached_by_routers_each_other_and_readers(objects):
     """Routers on the port, workers on every port, operator, planner and Prometheus on the port."""
     assert objects()["NetworkPolicy", "llama-worker"]["spec"] == {

@@ -122,13 +122,6 @@ def test_overlay(patch, expected):
     assert (BASE, patch) == before
 
 
-def test_a_new_container_is_added():
-    """A sidecar of another name stands beside main."""
-    patch = {"spec": {"containers": [{"name": "side", "image": "i", "env": [{"name": "A", "value": "2"}]}]}}
-    containers = overlay(BASE, patch, "p")["spec"]["containers"]
-    assert containers == [BASE["spec"]["containers"][0], patch["spec"]["containers"][0]]
-
-
 @pytest.mark.parametrize(
     ("patch", "message"),
     [

@@ -29,16 +29,6 @@ def refs(container):
     return {each["name"]: each["valueFrom"] for each in container["env"] if "valueFrom" in each}
 
 
-def test_router_command(container):
-    """A router reads the mounted graph, finds workers by the API and listens on all addresses."""
-    found = container("frontend")
-    assert [*found["command"], *found["args"]] == [
-        "python", "-m", "penstock.cli", "router", "serve", "--graph", "/etc/penstock/graph.yaml",
-        "--discovery", "kubernetes", "--host", "0.0.0.0", "--port", "8000", "--speed", "1",
-    ]  # fmt: skip
-    assert found["ports"] == [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
-
-
 def test_worker_command(container):
     """A vLLM worker gets its lease, the priority order and its ports; the user's arguments come last."""
     found = container(
@@ -122,14 +112,6 @@ def test_users_variables_win_and_secrets_stay_references(container):
     ]
 
 
-def test_graphs_variables_do_not_reach_routers(container):
-    """They are the workers'; a router has its own."""
-    changes = {"env": [{"name": "A", "value": "1"}], "envFrom": [{"secretRef": {"name": "hf"}}]}
-    found = container("frontend", **changes)
-    assert "A" not in values(found)
-    assert "envFrom" not in found
-
-
 @pytest.mark.parametrize(
     ("runtime", "service", "expected"),
     [
@@ -199,37 +181,11 @@ def test_modelled_gpus_are_asked_for_only_in_a_pool(template, changes, asked):
     assert found["metadata"]["annotations"]["penstock.dev/gpus"] == "1"
 
 
-def test_routers_count_no_gpus(template):
-    """Their pods carry no number and no gate."""
-    found = template("frontend")
-    assert set(found["metadata"]["annotations"]) == {"penstock.dev/config"}
-    assert "schedulingGates" not in found["spec"]
-
-
 @pytest.mark.parametrize("planner", [{"maxGpuBudget": None}, {"enabled": False}])
 def test_workers_wait_for_the_budget_only_where_there_is_one(template, planner):
     """The gate is on worker pods of a graph with a ceiling."""
     assert template("decode")["spec"]["schedulingGates"] == [{"name": "penstock.dev/gpu-budget"}]
     assert "schedulingGates" not in template("decode", planner=planner)["spec"]
-
-
-def test_a_routers_setting_rolls_routers(template):
-    """The digest of what routers read is on their template, and on theirs alone."""
-    plain, changed = (template("frontend", **each) for each in ({}, {"router": {"ttftSloSeconds": 2}}))
-    key = "penstock.dev/config"
-    assert plain["metadata"]["annotations"][key] != changed["metadata"]["annotations"][key]
-    assert template("decode") == template("decode", router={"ttftSloSeconds": 2})
-
-
-def test_scaling_a_worker_rolls_nobody(objects):
-    """Replicas and bounds are not in any pod template."""
-    plain, scaled = (
-        objects(services={"decode": each}) for each in ({}, {"replicas": 2, "scaling": {"maxReplicas": 4}})
-    )
-    differing = [key for key in plain if plain[key] != scaled[key]]
-    assert differing == [("Deployment", "llama-decode")]
-    templates = [each["Deployment", "llama-decode"]["spec"]["template"] for each in (plain, scaled)]
-    assert templates[0] == templates[1]
 
 
 def test_api_keys_are_mounted_not_read(template):
@@ -277,12 +233,6 @@ def test_model_cache_is_a_folder_of_the_node_or_a_claim(template, cache, volume)
     assert values(container)["HF_HOME"] == "/models"
 
 
-def test_simulated_workers_mount_no_cache(template):
-    """They load no model, and a node's folder would need a privileged namespace."""
-    spec = template("decode", runtime="simulated", **POOLED)["spec"]
-    assert [each["name"] for each in spec["volumes"]] == ["tmp"]
-
-
 def test_engines_get_shared_memory_and_a_home(template):
     """Engines talk through /dev/shm and write caches below a home that user 1000 owns."""
     spec = template("decode")["spec"]
@@ -297,15 +247,6 @@ def test_engines_get_shared_memory_and_a_home(template):
     assert container["securityContext"]["readOnlyRootFilesystem"] is False
 
 
-def test_penstocks_own_pods_write_below_tmp_alone(container):
-    """Read-only root, home in /tmp, a small request so that samples fit anywhere."""
-    found = container("decode", runtime="simulated")
-    assert found["securityContext"]["readOnlyRootFilesystem"] is True
-    assert [each["mountPath"] for each in found["volumeMounts"]] == ["/tmp"]
-    assert values(found)["HOME"] == "/tmp"
-    assert found["resources"] == {"requests": {"cpu": "100m", "memory": "256Mi"}}
-
-
 @pytest.mark.parametrize(("startup_s", "failures"), [(600, 300), (0.5, 1), (7, 4), (86400, 43200)])
 def test_a_slow_load_is_waited_for(container, startup_s, failures):
     """Period times failures is at least the start-up time-out."""
@@ -314,32 +255,11 @@ def test_a_slow_load_is_waited_for(container, startup_s, failures):
     assert probe["httpGet"] == {"path": "/health", "port": "http"}
 
 
-def test_a_busy_worker_is_not_killed(container):
-    """Liveness gives up after ten minutes of silence; then the process has nothing to finish."""
-    probe = container("decode")["livenessProbe"]
-    assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (10, 60)
-    assert probe["terminationGracePeriodSeconds"] == 30
-
-
 @pytest.mark.parametrize(("liveness_s", "failures"), [(600, 60), (605, 61), (1, 1)])
 def test_a_services_own_liveness_limit_sets_the_failures(container, liveness_s, failures):
     """Period times failures is at least the limit."""
     probe = container("decode", services={"decode": {"livenessTimeoutSeconds": liveness_s}})["livenessProbe"]
     assert (probe["periodSeconds"], probe["failureThreshold"]) == (10, failures)
-
-
-@pytest.mark.parametrize(
-    ("runtime", "service", "path", "period_s"),
-    [
-        ("vllm", "frontend", "/health", 1),
-        ("vllm", "decode", "/health", 2),
-        ("dynamo", "frontend", "/live", 1),
-    ],
-)
-def test_readiness_follows_the_process(container, runtime, service, path, period_s):
-    """A router is ready without workers: it holds requests, or says why not."""
-    probe = container(service, runtime=runtime)["readinessProbe"]
-    assert (probe["httpGet"]["path"], probe["periodSeconds"]) == (path, period_s)
 
 
 @pytest.mark.parametrize(
@@ -377,14 +297,6 @@ def test_routers_spread_over_hosts_and_zones(template):
 def overlaid(template, patch, service="decode", **changes):
     """The template of a service with a podTemplate."""
     return template(service, services={service: {"podTemplate": patch, **changes}})
-
-
-def test_overlay_reaches_the_main_container(template):
-    """A patch of ``main`` keeps what it does not name."""
-    patch = {"spec": {"containers": [{"name": "main", "resources": {"limits": {"memory": "80Gi"}}}]}}
-    (container,) = overlaid(template, patch)["spec"]["containers"]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "80Gi"}
-    assert container["command"] == ["vllm"]
 
 
 def test_overlay_cannot_break_what_selectors_budget_and_rollouts_need(template):

@@ -290,11 +290,3 @@ def test_an_added_container_is_confined_as_the_main_one_is(template):
 def test_what_adds_nothing_is_built(objects, spec):
     """False values, the pod's own account, other volumes."""
     assert objects(services=changed(**spec))
-
-
-def test_a_node_pools_folder_is_no_privilege_of_the_template(objects):
-    """Its cacheMount makes a hostPath of its own, which the namespace's pod security level judges."""
-    services = {"decode": {"nodePool": "a100", "podTemplate": {"spec": {"priorityClassName": "high"}}}}
-    found = objects(services=services, runtime="vllm", nodePools={"a100": {"cacheMount": "/models"}})
-    volumes = found["Deployment", "llama-decode"]["spec"]["template"]["spec"]["volumes"]
-    assert any("hostPath" in each for each in volumes)

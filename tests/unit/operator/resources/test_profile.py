@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-import yaml
 
 from penstock.api import ProfileRequest
 from penstock.core.errors import InvalidSpecError
@@ -84,24 +81,6 @@ def test_the_job_may_fill_one_config_map(objects):
     assert "data" not in found["ConfigMap", "kept"]
 
 
-def test_nobody_reaches_the_workers_under_test(objects):
-    """They ask for no key."""
-    [policy] = [each for each in objects().before if each["kind"] == "NetworkPolicy"]
-    assert policy["spec"] == {
-        "podSelector": {"matchLabels": {"penstock.dev/profile": "fast"}},
-        "policyTypes": ["Ingress"],
-        "ingress": [],
-    }
-
-
-def test_the_graph_lies_beside_the_job_as_it_is(objects, build):
-    """With its planner and its router: what is recommended is written into it."""
-    config, _ = (each for each in objects().before if each["kind"] == "ConfigMap")
-    manifest = yaml.safe_load(config["data"]["graph.yaml"])
-    assert manifest["spec"] == build().spec.to_manifest()
-    assert manifest["metadata"] == {"name": "llama"}
-
-
 def test_the_job_ends_in_time_and_never_runs_twice_at_once(objects):
     """One pod, replaced only once it is gone; wrong options are not tried again, evictions do not count."""
     spec = objects(timeoutSeconds=600, retries=2).job["spec"]
@@ -135,13 +114,6 @@ def test_the_pod_holds_the_gpus_of_the_largest_size(objects, spec, arguments, gp
     assert template["metadata"]["annotations"] == {"penstock.dev/gpus": gpus}
 
 
-def test_targets_come_from_the_graph_where_the_request_has_none(objects):
-    """planner.sla."""
-    sla = {"planner": {"sla": {"ttftSeconds": 1.5, "itlSeconds": 0.03}}}
-    [container] = objects(graph=sla).job["spec"]["template"]["spec"]["containers"]
-    assert "--ttft 1500 --itl 30" in " ".join(container["args"])
-
-
 def test_the_pod_goes_where_the_graphs_workers_go(pod):
     """Its pool's labels, taints, GPUs and weights."""
     found = pod(graph=POOLED)
@@ -152,15 +124,6 @@ def test_the_pod_goes_where_the_graphs_workers_go(pod):
     assert {"name": "model-cache", "mountPath": "/models"} in container["volumeMounts"]
     assert {"name": "HF_HOME", "value": "/models"} in container["env"]
     assert "nodeSelector" not in pod(graph=POOLED, nodePool="h100")
-
-
-def test_simulated_workers_ask_for_gpus_of_a_pool_alone(pod):
-    """So that a profile of the sample runs on a cluster without GPUs."""
-    simulated = {"runtime": "simulated"}
-    [container] = pod(graph=simulated)["containers"]
-    assert set(container["resources"]) == {"requests"}
-    [container] = pod(graph={**simulated, **POOLED})["containers"]
-    assert container["resources"]["limits"] == {"amd.com/gpu": "1"}
 
 
 def test_only_kubernetes_variables_are_the_pods(pod):
@@ -175,21 +138,6 @@ def test_only_kubernetes_variables_are_the_pods(pod):
     assert token in container["env"]
     assert "PLAIN" not in [each["name"] for each in container["env"]]
     assert container["envFrom"] == [keys]
-
-
-@pytest.mark.parametrize("runtime", ["simulated", "vllm"])
-def test_the_pod_passes_the_restricted_standard(pod, runtime):
-    """Not root, no capabilities, seccomp's default; Penstock's own with a read-only root."""
-    found = pod(graph={"runtime": runtime})
-    assert found["securityContext"]["runAsNonRoot"] is True
-    assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    [container] = found["containers"]
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": runtime == "simulated",
-    }
-    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
 def test_an_overlay_reaches_the_pod_and_not_its_promises(objects):
@@ -229,10 +177,3 @@ def test_what_does_not_fit_is_refused_by_key(objects, changes, part):
     with pytest.raises(InvalidSpecError) as caught:
         objects(**changes)
     assert part in "; ".join(f"{each.path}: {each.message}" for each in caught.value.problems)
-
-
-def test_privileges_are_the_operators_to_allow(objects, context):
-    """As for graphs."""
-    allowed = dataclasses.replace(context, allows_privileges=True)
-    template = objects(context=allowed, podTemplate={"spec": {"hostPID": True}}).job["spec"]["template"]
-    assert template["spec"]["hostPID"] is True
