@@ -270,6 +270,7 @@ class Stream:
         self.text = ""
         self.usage: dict[str, Any] = {}
         self.problem: str | None = "not sent"
+        self.longest_gap_s = 0.0
         self._port = port
         self._body = {
             "model": "m",
@@ -296,10 +297,14 @@ class Stream:
         try:
             async with asyncio.timeout(60):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                sent_s = time.monotonic()
                 writer.write(head.encode() + body)
                 status = (await reader.readline()).decode().strip()
                 self.problem = f"no end after {status!r}"
+                at_s = sent_s
                 while line := await reader.readline():
+                    self.longest_gap_s = max(self.longest_gap_s, time.monotonic() - at_s)
+                    at_s = time.monotonic()
                     self._take(line.strip())
                 writer.close()
         except (OSError, TimeoutError) as exc:
@@ -340,6 +345,12 @@ def watch(world: World) -> Callable[..., Watch]:
 def eventually_fixture() -> Callable[..., Any]:
     """Return `eventually`."""
     return eventually
+
+
+@pytest.fixture(name="free_port")
+def free_port_fixture() -> Callable[[], int]:
+    """Return `free_port`."""
+    return free_port
 
 
 @pytest.fixture

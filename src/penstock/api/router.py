@@ -196,6 +196,11 @@ class HealthConfig(SpecModel):
     unhealthy_after: Annotated[Integer, Field(ge=1, le=100)] = Field(
         default=3, description="Failed checks in a row that make a worker unhealthy."
     )
+    unreachable_real_seconds: Annotated[Number, Field(gt=0, le=86400)] = Field(
+        default=20,
+        description="Time without an answer to a health check and without a byte in any stream of a worker, as of one on a "
+        "lost node, after which its requests are tried elsewhere or end with an error; real seconds.",
+    )
     stall_real_seconds: Annotated[Number, Field(gt=0, le=86400)] = Field(
         default=STALL_REAL_S,
         description="Time in which a worker with requests reports no token, after which it is unhealthy though its health "

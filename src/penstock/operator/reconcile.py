@@ -350,6 +350,7 @@ class Reconciler:
                 wanted_gpus=wanted_gpus,
                 budget=budget,
                 blocked=seen.blocked.get(name, 0),
+                view=seen.rollouts.get(name),
             )
             for name, each in services.items()
         }

@@ -129,6 +129,30 @@ async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api):
             loads.loads = dict.fromkeys(("d-1", "d-2"), Load(0, 0, 0.0, idle_s=9.0))
 
 
+@pytest.mark.parametrize(("is_waiting", "surge"), [(False, 1), (True, 0)])
+async def test_a_rollout_that_surges_goes_on_so_while_more_is_wanted(api, is_waiting, surge):
+    """The planner's next replica must not end the only prefill worker; the budget that holds its new pod back does."""
+    live = api.at("GraphDeployment", "g")
+    live["spec"]["planner"]["maxGpuBudget"] = 3
+    api.stored(live, "MODIFIED")
+    async with operator(api) as made:
+        await to_rest(api, made)
+        prefill = api.at("Deployment", "g-prefill")
+        assert prefill["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        prefill["status"] = {"replicas": 2, "updatedReplicas": 1, "readyReplicas": 1}
+        api.stored(prefill, "MODIFIED")
+        others = ["d-1", "d-2"] if is_waiting else ["d-1"]
+        for name in ["p-old", *others]:
+            service = "prefill" if name == "p-old" else "decode"
+            await api.create(pod(name, service, gated=False, ready=True, phase="Running"), field_manager="k")
+        await api.create(pod("p-new", "prefill"), field_manager="kubelet")
+        api.at("ScalingAdapter", "g-decode")["spec"]["replicas"] = 2
+        api.stored(api.at("ScalingAdapter", "g-decode"), "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+    assert api.at("Deployment", "g-prefill")["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == surge
+
+
 async def test_a_service_that_is_no_longer_wanted_goes(api):
     """A second router service: its workload first, then its Service."""
     live = api.at("GraphDeployment", "g")

@@ -69,7 +69,9 @@ class FakeWorker:
         return f"http://127.0.0.1:{self.server.port}"
 
     async def _handle(self, request, responder):
-        if request.path == "/health":
+        if request.path == "/health" and self.health_status is None:
+            await Answers.hang()(request, responder)
+        elif request.path == "/health":
             responder.send(self.health_status, b"")
         elif request.path == "/metrics":
             await asyncio.sleep(self.page_delay_s)

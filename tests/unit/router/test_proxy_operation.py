@@ -143,6 +143,64 @@ async def test_a_worker_whose_engine_hangs_loses_its_requests_and_gets_no_new_on
     never.set()
 
 
+UNREACHABLE = {
+    "intervalSeconds": 0.1,
+    "timeoutRealSeconds": 0.1,
+    "unhealthyAfter": 2,
+    "unreachableRealSeconds": 0.5,
+}
+
+
+async def test_requests_at_a_worker_that_left_and_answers_nothing_end_too(harness, tmp_path):
+    """Its pod was taken off a lost node: what had no byte yet is tried elsewhere, a stream is broken."""
+    lost, well = await harness.worker("aggregated"), await harness.worker("aggregated")
+    lost.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
+    lost.otherwise = harness.answers.hang()
+    path = harness.write_state(tmp_path / "llama.json", [lost])
+    router = await harness.router(statefile=path, disaggregated=False, config={"health": UNREACHABLE})
+    stream = await router.stream()
+    await anext(stream)
+    request = asyncio.create_task(router.post())
+    await router.until(lambda: len(lost.seen) == 2)
+
+    lost.health_status = None
+    harness.write_state(path, [well])
+
+    assert (await request).status == 200
+    assert b"broke off" in await router.broken(stream)
+    assert (len(lost.seen), len(well.seen)) == (2, 1)
+    await router.until(lambda: not router.server.core.pool.leaving)
+
+
+@pytest.mark.parametrize("is_mute", [True, False])
+async def test_a_slow_stream_of_a_living_worker_is_not_cut(harness, is_mute):
+    """It answers health checks while it computes a long prompt; or is too busy for them and another stream goes on."""
+    worker = await harness.worker("aggregated")
+    end, over = asyncio.Event(), asyncio.Event()
+
+    async def tokens(_request, responder):
+        responder.start(200)
+        while not over.is_set():
+            responder.write(harness.token_event(0))
+            await asyncio.sleep(0.1)
+        responder.write(harness.done)
+        responder.end()
+
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=end)]
+    worker.script += [tokens] if is_mute else []
+    router = await harness.router(worker, config={"health": UNREACHABLE})
+    slow = await router.stream()
+    await anext(slow)
+    other = await router.stream() if is_mute else None
+    worker.health_status = None if is_mute else 200
+    await asyncio.sleep(1.5)
+    end.set()
+    over.set()
+    assert await slow.read(limit_bytes=1000) == harness.done
+    if other is not None:
+        assert (await other.read(limit_bytes=10_000)).endswith(harness.done)
+
+
 async def test_a_role_without_any_worker_has_a_zero(harness):
     """Its alert reads a series; one that vanishes with the last worker alarms no one."""
     prefill, decode = await harness.worker("prefill"), await harness.worker("decode")

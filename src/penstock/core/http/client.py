@@ -155,16 +155,25 @@ class ConnectionPool:
             self._open.clear()
             self._idle.clear()
 
-    def cut(self, url: str, reason: str) -> None:
-        """Break every exchange with a URL's host and port, as if that process had died.
+    def cut(self, url: str, reason: str, *, silent_s: float = 0.0) -> int:
+        """Break every exchange with a URL's host and port, as if that process had died; return how many.
+
+        Args:
+            url: Names the host and port.
+            reason: For the errors.
+            silent_s: Break none if one of them has received a byte for less than this, real seconds.
 
         Raises:
             ConfigError: the URL is not a plain http URL.
         """
         origin = parse_http_url(url).origin
-        for connection in tuple(self._open):
-            if connection.origin == origin and connection.busy:
-                connection.cut(reason)
+        found = [each for each in self._open if each.origin == origin and each.busy]
+        since_s = asyncio.get_running_loop().time() - silent_s
+        if any(each.received_s > since_s for each in found):
+            return 0
+        for connection in found:
+            connection.cut(reason)
+        return len(found)
 
     # ------------------------------------------------------------------ called by connections
 

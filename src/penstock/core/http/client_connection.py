@@ -143,6 +143,11 @@ class ClientConnection(asyncio.Protocol):
         return self._response is not None
 
     @property
+    def received_s(self) -> float:
+        """When the exchange under way last received bytes, by the loop's clock; 0 before."""
+        return self._touched_s if self._touched_s > self._sent_s else 0.0
+
+    @property
     def shortest_limit_s(self) -> float:
         """The shortest limit of the exchange under way."""
         return self._timeouts.shortest_s()

@@ -8,7 +8,8 @@ Pure. Two rules keep the ratio of prefill to decode while a graph changes:
 - at most one worker service rolls at a time, so at most one replica is away.
 
 Room is judged by *wanted* replicas, not by existing ones: a rollout's own surge pod must not take away the
-room that it was allowed to use, or the strategy would flip in the middle.
+room that it was allowed to use. A rollout that has begun to surge goes on so although more replicas are wanted
+meanwhile, unless the budget keeps its new pod from starting: a strategy that flips ends the old pod at once.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class RolloutView:
         ready: Replicas that are ready.
         updated: Replicas of the newest revision.
         rolling: Whether a rollout has begun and not ended.
+        surges: Whether its strategy starts one more than wanted first.
         stuck: Whether it has made no progress for the Deployment's progress deadline.
         message: The controller's own words about a stuck rollout.
     """
@@ -48,6 +50,7 @@ class RolloutView:
     ready: int = 0
     updated: int = 0
     rolling: bool = False
+    surges: bool = False
     stuck: bool = False
     message: str = ""
 
@@ -66,7 +69,13 @@ class Rollouts:
 
 
 def unavailable(
-    *, role: Role, gpus_per_replica: int, wanted_gpus: int, budget: int | None, blocked: int
+    *,
+    role: Role,
+    gpus_per_replica: int,
+    wanted_gpus: int,
+    budget: int | None,
+    blocked: int,
+    view: RolloutView | None = None,
 ) -> int:
     """Return how many replicas a rollout may take away at once; 0: it starts one more than wanted first.
 
@@ -77,7 +86,10 @@ def unavailable(
         budget: Most GPUs; None: no ceiling.
         blocked: Replicas of the service that the budget keeps from running. They are away for good, and a
             rollout that may have one away would wait for them for ever.
+        view: Where its workload stands; None: there is none.
     """
+    if view is not None and view.rolling and view.surges and not blocked:
+        return 0
     if not role.is_worker or budget is None or wanted_gpus + gpus_per_replica <= budget:
         return 0
     beyond = math.ceil(max(0, wanted_gpus - budget) / gpus_per_replica) if gpus_per_replica else 0
@@ -95,6 +107,9 @@ def rollout_view(service: str, role: Role, workload: Mapping[str, Any]) -> Rollo
     updated, existing = int(status.get("updatedReplicas", 0)), int(status.get("replicas", 0))
     generation = int((workload.get("metadata") or {}).get("generation", 0))
     behind = generation > int(status.get("observedGeneration", generation))
+    strategy = (spec.get("strategy") or {}).get("rollingUpdate") or (spec.get("rolloutStrategy") or {}).get(
+        "rollingUpdateConfiguration", {}
+    )
     conditions: list[dict[str, Any]] = status.get("conditions") or []
     words = [each.get("message", "") for each in conditions if each.get("reason") == _DEADLINE]
     stuck = bool(words) and not behind
@@ -105,6 +120,7 @@ def rollout_view(service: str, role: Role, workload: Mapping[str, Any]) -> Rollo
         ready=int(status.get("readyReplicas", 0)),
         updated=updated,
         rolling=behind or existing > updated,
+        surges=bool(strategy.get("maxSurge")),
         stuck=stuck,
         message=str(words[0]) if stuck else "",
     )

@@ -68,6 +68,8 @@ class Worker(WorkerLoad):
         waiting_requests: That wait in it for room, last reading; None when unknown.
         expired_leases: KV leases that ran out there since its start, last reading; None when unknown.
         failed_checks: Health checks failed in a row.
+        silent_real_s: How long health checks have had no answer; summed over them, so that a pause of this process is
+            not taken for the worker's.
         progress: Whether its engine gets on, by its readings.
         failures: Failed requests since it joined.
         last_failure: What the newest of them was; empty without one.
@@ -87,6 +89,7 @@ class Worker(WorkerLoad):
         "last_failure",
         "lost_transfers",
         "progress",
+        "silent_real_s",
         "spec",
         "waiting_requests",
     )
@@ -116,6 +119,7 @@ class Worker(WorkerLoad):
         # Whoever supervises a worker has seen its health before calling it ready; a fixed list has not.
         self._health_problem: str | None = None if spec.supervised else "not checked yet"
         self.failed_checks = 0
+        self.silent_real_s = 0.0
         self.progress: EngineProgress = NO_PROGRESS_KNOWN
         self.waiting_requests: float | None = None
         self.expired_leases: float | None = None

@@ -37,6 +37,12 @@ class WorkerPool:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
 
+    @property
+    def leaving(self) -> Sequence[Worker]:
+        """The workers that discovery has dropped while requests are under way there."""
+        self._leaving = [each for each in self._leaving if each.inflight_requests]
+        return self._leaving
+
     def get(self, name: str) -> Worker | None:
         """Return a worker by name."""
         return self._workers.get(name)
@@ -110,8 +116,7 @@ class WorkerPool:
         Raises:
             NotFoundError: no worker has or had that name.
         """
-        self._leaving = [each for each in self._leaving if each.inflight_requests]
-        found = [each for each in (*self._workers.values(), *self._leaving) if each.name == name]
+        found = [each for each in (*self._workers.values(), *self.leaving) if each.name == name]
         if not found:
             raise NotFoundError(f"worker {name!r} is not known; GET /workers lists the names")
         return sum(each.inflight_requests for each in found)
@@ -134,9 +139,7 @@ class WorkerPool:
         self._record(WorkerEvent(change, name, facts))
 
     def _let_go(self, worker: Worker) -> None:
-        self._leaving = [each for each in self._leaving if each.inflight_requests]
-        if worker.inflight_requests:
-            self._leaving.append(worker)
+        self._leaving = [*self.leaving, worker]
 
     def _update(self, worker: Worker, spec: WorkerSpec) -> None:
         old = worker.spec

@@ -63,7 +63,8 @@ class WorkerWatch:
             pool: Connections for checks and scrapes.
             config: How often, and what counts as unhealthy.
             clock: Simulated time.
-            requests: Connections of the requests under way, which are broken at a worker that stalled.
+            requests: Connections of the requests under way, which are broken at a worker that stalled or that
+                nothing is heard of.
         """
         self._admission = admission
         self._pool = pool
@@ -82,8 +83,9 @@ class WorkerWatch:
             self.sync()
 
     def sync(self) -> None:
-        """Start a task for every new worker and end those of workers that left."""
-        current = set(self._admission.core.pool)
+        """Start a task for every new worker and end those of workers that left and have no requests."""
+        pool = self._admission.core.pool
+        current = {*pool, *pool.leaving}
         for worker in [worker for worker in self._tasks if worker not in current]:
             self._tasks.pop(worker).cancel()
         for worker in current - self._tasks.keys():
@@ -102,7 +104,7 @@ class WorkerWatch:
     async def _watch(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
-        while True:
+        while self._is_known(worker) or worker.inflight_requests:
             try:
                 await self.check(worker)
             except Exception:  # root of the worker's task: without checks it would stay as it was last seen
@@ -113,6 +115,9 @@ class WorkerWatch:
     async def check(self, worker: Worker) -> None:
         """Check one worker once and take note of what it says."""
         problem = await self._health_problem(worker)
+        self._end_requests_of_unreachable(worker)
+        if not self._is_known(worker):
+            return
         was = worker.health_problem
         if problem is None:
             worker.failed_checks = 0
@@ -128,12 +133,31 @@ class WorkerWatch:
 
     async def _health_problem(self, worker: Worker) -> str | None:
         url = worker.spec.url + "/health"
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         try:
             response = await self._pool.request("GET", url, timeouts=self._timeouts)
         except PenstockError as exc:
             log.debug("health check failed", worker=worker.name, problem=str(exc))
+            waited_s = min(loop.time() - began_s, self._config.timeout_real_seconds)
+            worker.silent_real_s += max(waited_s, self._period_real_s)
             return f"health check failed: {_in_short(exc)}"
+        worker.silent_real_s = 0.0
         return None if response.status == 200 else f"health check answered {response.status}"
+
+    def _is_known(self, worker: Worker) -> bool:
+        return self._admission.core.pool.get(worker.name) is worker
+
+    def _end_requests_of_unreachable(self, worker: Worker) -> None:
+        """Break the requests at a worker of which nothing has been heard for too long: a lost node closes no connection."""
+        bound_s = self._config.unreachable_real_seconds
+        if worker.silent_real_s < bound_s or not worker.inflight_requests:
+            return
+        problem = f"no answer and no byte for {bound_s:g} s (real)"
+        if broken := self._requests.cut(worker.spec.url, problem, silent_s=bound_s):
+            log.warning(
+                "worker unreachable: its requests end", worker=worker.name, requests=broken, problem=problem
+            )
 
     def _stall_problem(self, worker: Worker) -> str | None:
         """Return what is wrong with a worker whose engine hangs; its requests end as if it had died."""
