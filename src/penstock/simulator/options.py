@@ -35,7 +35,7 @@ class SimulateOptions:
 
     trace: str = flag(
         "A trace file (Mooncake JSONL or Azure CSV), the packaged `mooncake`, or a synthetic process: "
-        "poisson|gamma|bursts|constant|sine|step|ramp|stairs|day with :KEY=VALUE,… as "
+        "poisson|gamma|bursts|tenants|constant|sine|step|ramp|regimes|day with :KEY=VALUE,… as "
         "poisson:rate=4,count=2000,input_tokens=2048,share=0.5.",
         default="mooncake",
     )

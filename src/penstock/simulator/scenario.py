@@ -244,7 +244,8 @@ class Scenario:
         resizes: Joins and leaves at given times.
         failures: Deaths and returns.
         faults: What else goes wrong.
-        cold_start_s: From asking for a replica until it serves, >= 0.
+        cold_start_s: From asking for a replica until it serves, the mean, >= 0.
+        cold_start_cv: Coefficient of variation of those times, log-normal, >= 0; 0 makes them equal.
         max_gpus: Never exceeded by the GPUs of existing workers, draining ones included; None: no ceiling.
         slo_s: TTFT that counts as in time, > 0.
         itl_slo_s: Mean time between a request's tokens that counts as in time, > 0; None: any.
@@ -260,6 +261,7 @@ class Scenario:
     failures: Sequence[WorkerFailure] = ()
     faults: Faults = field(default_factory=Faults)
     cold_start_s: float = 30.0
+    cold_start_cv: float = 0.0
     max_gpus: int | None = None
     slo_s: float = 5.0
     itl_slo_s: float | None = None
@@ -287,6 +289,8 @@ class Scenario:
         _require("itl_slo_s", itl_slo_s, is_fine=itl_slo_s is None or itl_slo_s > 0, bound="above 0, or none")
         is_time = 0 <= self.cold_start_s < math.inf
         _require("cold_start_s", self.cold_start_s, is_fine=is_time, bound="finite, at least 0")
+        is_spread = 0 <= self.cold_start_cv < math.inf
+        _require("cold_start_cv", self.cold_start_cv, is_fine=is_spread, bound="finite, at least 0")
         for change in self.resizes:
             _require(
                 "resize.role", change.role, is_fine=change.role in roles, bound="one of the pools' roles"

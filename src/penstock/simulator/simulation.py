@@ -6,7 +6,10 @@ aggregated worker. The bodies are the live ones: engine core, routing policies, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
@@ -63,6 +66,7 @@ class Simulation:
         self.kernel = Kernel()
         self.gaps = GapHistogram()
         self._chains = chains or PrefixChains(scenario.seed)
+        self._start_ups = np.random.default_rng(scenario.seed)
         self._models = {
             pool.role: EngineModel(pool.role, pool.model)
             for pool in scenario.pools
@@ -425,7 +429,15 @@ class Simulation:
     def _start(self, worker: SimulatedWorker) -> None:
         now_s = self.kernel.now_s
         if not self.scenario.faults.is_on(Fault.NEVER_READY, now_s):
-            self.kernel.at(now_s + self.scenario.cold_start_s, Order.FLEET, self._ready, worker, 0)
+            self.kernel.at(now_s + self._start_up_s(), Order.FLEET, self._ready, worker, 0)
+
+    def _start_up_s(self) -> float:
+        """Return how long one start-up takes; each draws on."""
+        mean_s, cv = self.scenario.cold_start_s, self.scenario.cold_start_cv
+        if not cv:
+            return mean_s
+        sigma2 = math.log(1 + cv**2)
+        return mean_s * float(self._start_ups.lognormal(-sigma2 / 2, math.sqrt(sigma2)))
 
     def _remove(self, worker: SimulatedWorker) -> None:
         self.fleet.remove(worker)

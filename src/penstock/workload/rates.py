@@ -5,7 +5,9 @@ Pure: the random generator is an argument. Called by `synthetic`, which names th
 
 from __future__ import annotations
 
+import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -20,10 +22,9 @@ def sine(rate: float, *, amplitude: float, period_s: float) -> Rate:
     return lambda at_s: rate * (1 + amplitude * math.sin(turn * at_s))
 
 
-def step(rate: float, *, peak: float, start_s: float, length_s: float) -> Rate:
-    """Return ``rate``, and ``rate * peak`` in [start_s, start_s + length_s)."""
-    end_s = start_s + length_s
-    return lambda at_s: rate * (peak if start_s <= at_s < end_s else 1.0)
+def step(rate: float, *, peak: float, start_s: float, length_s: float, every_s: float = math.inf) -> Rate:
+    """Return ``rate``, and ``rate * peak`` in [start_s, start_s + length_s), again after each ``every_s``."""
+    return lambda at_s: rate * (peak if at_s >= start_s and (at_s - start_s) % every_s < length_s else 1.0)
 
 
 def ramp(rate: float, *, peak: float, start_s: float, length_s: float) -> Rate:
@@ -31,16 +32,23 @@ def ramp(rate: float, *, peak: float, start_s: float, length_s: float) -> Rate:
     return lambda at_s: rate * (1 + (peak - 1) * _share(at_s, start_s, length_s))
 
 
-def stairs(rate: float, *, peak: float, steps: int, length_s: float) -> Rate:
-    """Return a rate that climbs to ``rate * peak`` in equal steps, comes down again, and starts over.
+def regimes(rate: float, *, peak: float, hold_s: float, rng: np.random.Generator) -> Rate:
+    """Return a rate that jumps to levels between ``rate`` and ``rate * peak``, each held for a random time.
 
-    Example: peak 3, 2 steps: 1, 2, 3, 2, 1, 2, ... times ``rate``, each for length_s.
+    Args:
+        rate: The lowest level, requests/s; the logarithm of the levels is uniform.
+        peak: The largest factor on it, > 0.
+        hold_s: Mean length of a level, exponential.
+        rng: Drawn from twice for every level.
     """
+    ends: list[float] = []
+    levels: list[float] = []
 
     def at(at_s: float) -> float:
-        place = int(at_s // length_s) % (2 * steps)
-        level = min(place, 2 * steps - place)
-        return rate * (1 + (peak - 1) * level / steps)
+        while not ends or at_s >= ends[-1]:
+            ends.append((ends[-1] if ends else 0.0) + float(rng.exponential(hold_s)))
+            levels.append(rate * peak ** float(rng.random()))
+        return levels[bisect_right(ends, at_s)]
 
     return at
 
@@ -94,14 +102,51 @@ def bursts(rate: float, *, peak: float, cv: float, rng: np.random.Generator) -> 
     share_on = 1 / peak
     switching = 2 * rate * peak * (1 - share_on) / (cv**2 - 1)
     on_s, off_s = 1 / (switching * (1 - share_on)), 1 / (switching * share_on)
-    start_s = 0.0
+    return _switched(
+        rate * peak, lambda: float(rng.exponential(on_s)), lambda: float(rng.exponential(off_s)), rng
+    )
+
+
+def tenants(
+    rate: float, *, number: int, peak: float, on_s: float, rng: np.random.Generator
+) -> Iterator[float]:
+    """Yield the arrivals of tenants that are on and off for heavy-tailed times (Pareto of shape 1.5).
+
+    Args:
+        rate: Mean arrivals of all together, requests/s.
+        number: Of tenants, each with an equal share.
+        peak: Factor on a tenant's rate while it is on, > 1; it is on 1 / ``peak`` of the time.
+        on_s: Mean length of a time on.
+        rng: Each tenant gets a generator of its own from it.
+    """
+
+    def one(own: np.random.Generator) -> Iterator[float]:
+        # The mean of 1 + pareto(a) is a / (a - 1), so 3 for the shape 1.5.
+        def lasts(mean_s: float) -> float:
+            return mean_s * (1 + float(own.pareto(1.5))) / 3
+
+        off_s = on_s * (peak - 1)
+        start_s = lasts(off_s) * float(own.random()) if own.random() * peak > 1 else 0.0
+        return _switched(rate / number * peak, lambda: lasts(on_s), lambda: lasts(off_s), own, start_s)
+
+    return heapq.merge(*(one(own) for own in rng.spawn(number)))
+
+
+def _switched(
+    rate: float,
+    on_s: Callable[[], float],
+    off_s: Callable[[], float],
+    rng: np.random.Generator,
+    start_s: float = 0.0,
+) -> Iterator[float]:
+    """Yield Poisson arrivals at ``rate`` while on; ``on_s`` and ``off_s`` draw how long each time lasts."""
     while True:
-        end_s = start_s + float(rng.exponential(on_s))
-        at_s = start_s + float(rng.exponential(1 / (rate * peak)))
+        end_s = start_s + on_s()
+        at_s = start_s + float(rng.exponential(1 / rate))
         while at_s < end_s:
             yield at_s
-            at_s += float(rng.exponential(1 / (rate * peak)))
-        start_s = end_s + float(rng.exponential(off_s))
+            at_s += float(rng.exponential(1 / rate))
+        start_s = end_s + off_s()
 
 
 def _share(at_s: float, start_s: float, length_s: float) -> float:

@@ -31,8 +31,9 @@ class Process(StrEnum):
 
     POISSON: independent gaps. GAMMA: independent gaps of a given coefficient of variation.
     CONSTANT: equal gaps. BURSTS: Poisson that is switched on and off, with gaps of a given coefficient of
-    variation. The others are Poisson with a rate that changes: SINE swings about its mean, STEP jumps up and
-    back, RAMP rises once and stays, STAIRS climbs and comes down in steps, DAY goes from night to day and back.
+    variation. TENANTS: several of these side by side, each on and off for heavy-tailed times. The others are
+    Poisson with a rate that changes: SINE swings about its mean, STEP jumps up and back, RAMP rises once and stays,
+    REGIMES jumps to random levels at random times, DAY goes from night to day and back.
     """
 
     POISSON = "poisson"
@@ -41,9 +42,10 @@ class Process(StrEnum):
     STEP = "step"
     CONSTANT = "constant"
     RAMP = "ramp"
-    STAIRS = "stairs"
+    REGIMES = "regimes"
     DAY = "day"
     BURSTS = "bursts"
+    TENANTS = "tenants"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +54,20 @@ class SyntheticSpec:
 
     Attributes:
         process: See `Process`.
-        rate: Mean arrivals, requests/s, > 0; of STEP, RAMP, STAIRS and DAY the rate at the beginning.
+        rate: Mean arrivals, requests/s, > 0; of STEP, RAMP and DAY the rate at the beginning, of
+            REGIMES the lowest.
         count: Requests at most, >= 1.
         duration_s: Arrivals from here on are left out, seconds, > 0; infinite: ``count`` alone decides.
         cv: GAMMA, BURSTS: coefficient of variation of the gaps, > 0, of BURSTS > 1; 1 is Poisson.
         amplitude: SINE: largest deviation as a share of the mean, in [0, 1].
         period_s: SINE, DAY: length of a swing in seconds, > 0; of DAY at least four times ``step_length_s``.
-        peak: STEP, RAMP, STAIRS, DAY: largest factor on the rate, > 0; BURSTS: the rate's factor while on, > 1.
+        peak: STEP, RAMP, REGIMES, DAY: largest factor on the rate, > 0; BURSTS, TENANTS: the rate's factor while on,
+            > 1.
         step_s: STEP, RAMP: when the change begins, seconds, >= 0.
-        step_length_s: STEP, RAMP: how long it lasts; STAIRS: length of each step; DAY: of morning and evening;
-            seconds, > 0.
-        steps: STAIRS: from the lowest rate to the highest, >= 1.
+        step_length_s: STEP, RAMP: how long it lasts; REGIMES: mean length of a level; TENANTS: of a time on; DAY: of
+            morning and evening; seconds, > 0.
+        every_s: STEP: it comes again so often, seconds, above ``step_length_s``; infinite: once.
+        tenants: TENANTS: how many share the mean rate, >= 1.
         input_tokens: Mean prompt length in tokens, >= 1.
         output_tokens: Mean output length in tokens, >= 1.
         shift_s: From here on prompts and outputs have other lengths, seconds, >= 0; infinite: never.
@@ -86,7 +91,8 @@ class SyntheticSpec:
     peak: float = 3.0
     step_s: float = 300.0
     step_length_s: float = 300.0
-    steps: int = 3
+    every_s: float = math.inf
+    tenants: int = 10
     duration_s: float = math.inf
     input_tokens: int = 2048
     output_tokens: int = 256
@@ -108,7 +114,7 @@ class SyntheticSpec:
         """
         above_0 = ("rate", "cv", "period_s", "peak", "step_length_s", "shift_input", "shift_output")
         at_least_1 = (
-            *("count", "steps", "input_tokens", "output_tokens"),
+            *("count", "tenants", "input_tokens", "output_tokens"),
             *("max_tokens", "prefixes", "prefix_tokens"),
         )
         for name in above_0:
@@ -123,9 +129,16 @@ class SyntheticSpec:
             raise ConfigError(f"--trace: duration_s={self.duration_s!r} must be above 0")
         if not self.shift_s >= 0:
             raise ConfigError(f"--trace: shift_s={self.shift_s!r} must be at least 0")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if not self.every_s > self.step_length_s:
+            bound = f"above step_length_s={self.step_length_s:g}"
+            raise ConfigError(f"--trace: every_s={self.every_s!r} must be {bound}")
         if self.process is Process.BURSTS:
             _check("cv", self.cv, self.cv > 1, "above 1 for bursts")
-            _check("peak", self.peak, self.peak > 1, "above 1 for bursts")
+        if self.process in {Process.BURSTS, Process.TENANTS}:
+            _check("peak", self.peak, self.peak > 1, f"above 1 for {self.process.value}")
         if self.process is Process.DAY:
             bound = f"at least four times step_length_s={self.step_length_s:g}"
             _check("period_s", self.period_s, self.period_s >= 4 * self.step_length_s, bound)
@@ -210,21 +223,24 @@ def _arrivals(spec: SyntheticSpec, rng: np.random.Generator) -> Iterator[float]:
         return (place / spec.rate for place in count())
     if spec.process is Process.BURSTS:
         return rates.bursts(spec.rate, peak=spec.peak, cv=spec.cv, rng=rng)
+    if spec.process is Process.TENANTS:
+        return rates.tenants(spec.rate, number=spec.tenants, peak=spec.peak, on_s=spec.step_length_s, rng=rng)
     top = 1 + spec.amplitude if spec.process is Process.SINE else max(1.0, spec.peak)
-    return rates.thinned(_rate(spec), spec.rate * top, rng)
+    return rates.thinned(_rate(spec, rng), spec.rate * top, rng)
 
 
-def _rate(spec: SyntheticSpec) -> rates.Rate:
+def _rate(spec: SyntheticSpec, rng: np.random.Generator) -> rates.Rate:
     """Return the rate over time of a process whose rate changes."""
     rate, peak, length_s = spec.rate, spec.peak, spec.step_length_s
     if spec.process is Process.SINE:
         return rates.sine(rate, amplitude=spec.amplitude, period_s=spec.period_s)
-    if spec.process is Process.STAIRS:
-        return rates.stairs(rate, peak=peak, steps=spec.steps, length_s=length_s)
+    if spec.process is Process.REGIMES:
+        return rates.regimes(rate, peak=peak, hold_s=length_s, rng=rng.spawn(1)[0])
     if spec.process is Process.DAY:
         return rates.day(rate, peak=peak, period_s=spec.period_s, length_s=length_s)
-    shape = rates.ramp if spec.process is Process.RAMP else rates.step
-    return shape(rate, peak=peak, start_s=spec.step_s, length_s=length_s)
+    if spec.process is Process.RAMP:
+        return rates.ramp(rate, peak=peak, start_s=spec.step_s, length_s=length_s)
+    return rates.step(rate, peak=peak, start_s=spec.step_s, length_s=length_s, every_s=spec.every_s)
 
 
 def _lengths(mean: int, number: int, spec: SyntheticSpec, rng: np.random.Generator) -> list[int]:

@@ -108,7 +108,7 @@ def test_replicas_are_asked_for_their_start_up_before_they_are_needed(oracle_wor
 
 def test_a_gap_shorter_than_a_start_up_is_kept(oracle_world):
     """Bursts 50 s apart: with 60 s to start nothing is given back between them, with 5 s it is."""
-    text = "stairs:rate=0.2,peak=20,steps=1,step_length_s=50,duration_s=350,input_tokens=8000,length_cv=0"
+    text = "step:rate=0.2,peak=20,step_s=50,step_length_s=50,every_s=100,duration_s=350,input_tokens=8000,length_cv=0"
     requests = prepare(WorkloadSpec(text), seed=0).requests
 
     slow, fast = (

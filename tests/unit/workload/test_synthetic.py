@@ -53,12 +53,12 @@ def test_a_step_jumps_up_and_back():
     ("text", "counts"),
     [
         ("ramp:rate=4,peak=3,step_s=100,step_length_s=200,duration_s=400", (4, 6, 10, 12)),
-        ("stairs:rate=4,peak=3,steps=2,step_length_s=100,duration_s=500", (4, 8, 12, 8, 4)),
+        ("step:rate=4,peak=3,step_s=100,step_length_s=100,every_s=200,duration_s=500", (4, 12, 4, 12, 4)),
         ("day:rate=4,peak=3,period_s=800,step_length_s=100,duration_s=800", (4, 4, 8, 12, 12, 12, 8, 4)),
     ],
 )
 def test_changing_rates_are_as_asked(text, counts):
-    """Requests/s of each 100 s: a line up, steps up and down, a night, a day and the next night."""
+    """Requests/s of each 100 s: a line up, a step that comes again, a night, a day and the next night."""
     times = np.array(arrival_times(parse_synthetic(text), rng()))
 
     found = [((times >= 100 * i) & (times < 100 * i + 100)).sum() / 100 for i in range(len(counts))]
@@ -74,6 +74,29 @@ def test_bursts_have_the_mean_and_variation_asked_for():
 
     assert gaps.mean() == pytest.approx(0.25, rel=0.1)
     assert gaps.std() / gaps.mean() == pytest.approx(13, rel=0.1)
+
+
+def test_regimes_jump_between_levels_and_hold_them():
+    """Levels between 1 and 8/s, each for 200 s in the mean: half of the neighbouring minutes differ little."""
+    text = "regimes:rate=1,peak=8,step_length_s=200,duration_s=40000"
+
+    times = np.array(arrival_times(parse_synthetic(text), rng()))
+    rate = np.bincount((times // 50).astype(int)) / 50
+
+    assert times.size / 40_000 == pytest.approx((8 - 1) / np.log(8), rel=0.15)
+    assert np.percentile(rate, [1, 99]) == pytest.approx([1.0, 8.0], rel=0.25)
+    assert np.median(np.abs(np.diff(rate))) < 0.6 < np.percentile(np.abs(np.diff(rate)), 90)
+
+
+def test_tenants_are_on_and_off_and_share_the_mean_rate():
+    """Ten of them, each on an eighth of the time: often two or none of them send."""
+    text = "tenants:rate=2,tenants=10,peak=8,step_length_s=100,duration_s=200000"
+
+    times = np.array(arrival_times(parse_synthetic(text), rng()))
+    of_minute = np.bincount((times // 60).astype(int)) / 60
+
+    assert times.size / 200_000 == pytest.approx(2.0, rel=0.2)
+    assert of_minute.std() / of_minute.mean() > 0.6
 
 
 def test_a_shift_changes_the_lengths_from_its_time_on():
