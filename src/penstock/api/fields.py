@@ -16,7 +16,8 @@ import annotated_types
 from pydantic import StringConstraints
 from pydantic.fields import FieldInfo
 
-from penstock.api.base import KeyPath, SpecModel
+from penstock.api.base import SpecModel
+from penstock.api.rule import KeyPath
 
 ANY_NAME = "NAME"
 """Stands for a key that the user chooses, in a path of the reference."""

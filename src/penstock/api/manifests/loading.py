@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api.base import SpecModel, dotted
+from penstock.api.base import SpecModel
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.manifests.files import read_text
 from penstock.api.manifests.messages import shown
@@ -17,6 +17,7 @@ from penstock.api.manifests.nodes import Document, ParseFinding, read_documents
 from penstock.api.manifests.profile_requests import template_of
 from penstock.api.manifests.validation import validate
 from penstock.api.profile_request import ProfileRequest
+from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
 
 _Kind = GraphDeployment | ProfileRequest | ScalingAdapter

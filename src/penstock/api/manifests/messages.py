@@ -15,10 +15,10 @@ from penstock.api.base import (
     ENV_NAME_PATTERN,
     PROFILE_NAME_PATTERN,
     SERVED_NAME_PATTERN,
-    KeyPath,
     SpecModel,
 )
 from penstock.api.fields import keys_of, model_at, walk
+from penstock.api.rule import KeyPath
 
 MAX_VALUE_CHARS = 60
 """A longer value is cut in a message."""

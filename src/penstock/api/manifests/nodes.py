@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from penstock.api.base import KeyPath
+from penstock.api.rule import KeyPath
 
 MAX_NODES = 100_000
 """Scalars, lists and maps of one file after expansion of aliases; a large real graph has about 500."""

@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.api.base import RULE_ERROR, KeyPath, SpecModel
+from penstock.api.base import RULE_ERROR, SpecModel
 from penstock.api.fields import keys_of, model_at
 from penstock.api.manifests.messages import message_of
+from penstock.api.rule import KeyPath
 
 MAX_REPAIRS = 8
 """Rounds in which invalid values are set aside to reach rules behind them; two are usual."""
