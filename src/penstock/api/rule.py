@@ -163,7 +163,6 @@ def _read(model: BaseModel, path: str) -> object:
 
 
 def _shown(value: object) -> object:
-    """A value as the API server's ``format`` writes it."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple):

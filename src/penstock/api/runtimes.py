@@ -28,7 +28,6 @@ class OwnFrontend:
     """A runtime's own server of requests, which takes the place of Penstock's router.
 
     Attributes:
-        name: For people.
         policies: Routing policies that it can follow, or come close to, and its own word for each.
     """
 

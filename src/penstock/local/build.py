@@ -38,12 +38,7 @@ class LocalOptions:
     """What `penstock up` adds to a manifest.
 
     Attributes:
-        namespace: Name of the graph on this machine.
-        speed: Time scale: simulated seconds per real second.
-        port: The router's port.
         gpus: GPUs of the host; None takes the planner's maxGpuBudget.
-        log_dir: Folder of all logs.
-        with_planner: Start the planner if the graph has one.
         context: Where interpreter, manifest and statefile are.
     """
 
@@ -110,7 +105,6 @@ def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOpt
 
 
 def _with_replicas(state: StateFile, spec: ProcessSpec, entry: ProcessEntry) -> StateFile:
-    """Add all first replicas of one service; with none, its base entry waits as ``stopped``."""
     name = base_name(state.arbiter.namespace, spec.service)
     if not entry.is_worker:
         return state.with_entry(name, replace(entry, order=state.next_order()))
@@ -164,6 +158,5 @@ def _check(graph: str, spec: ProcessSpec, environment: Mapping[str, str]) -> Non
 
 
 def _flag(spec: ProcessSpec, flag: str) -> str | None:
-    """Return the value that follows ``flag`` in a command, or None."""
     words = list(spec.argv)
     return words[words.index(flag) + 1] if flag in words else None

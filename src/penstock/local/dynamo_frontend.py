@@ -37,7 +37,6 @@ class Instance:
     """One registered worker.
 
     Attributes:
-        id: Dynamo's number of it.
         component: ``prefill`` or ``backend``.
     """
 
@@ -50,8 +49,6 @@ class WorkerPage:
     """What one worker says of itself.
 
     Attributes:
-        id: Dynamo's number of it.
-        inflight: Requests that it has.
         kv_usage_fraction: 0 to 1; None: a mocker's prefill worker reports none.
     """
 

@@ -168,7 +168,6 @@ class Record:
         return answer
 
     def _rewrite(self) -> bool:
-        """Write the whole file from memory; where that is impossible, note that the file lacks what is there."""
         try:
             self.store.write(self.state)
         except ConfigError as exc:

@@ -19,8 +19,6 @@ class ScaleOutcome:
     """What one scaling step made of the file.
 
     Attributes:
-        state: The file to write.
-        added: Names of requested replicas.
         withdrawn: Names of replicas on their way out.
         refusal: Why not all replicas could be added, or None.
     """

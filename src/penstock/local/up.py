@@ -74,8 +74,6 @@ class StartedGraph:
     """A graph that serves.
 
     Attributes:
-        state: Its statefile.
-        statefile: Where that lies.
         ready_s: How long it took, real seconds.
         recovered: What a killed arbiter had left and was cleared up, for people.
         arbiter: The background process, a child of this one.
@@ -239,7 +237,6 @@ def ready_timeout_s(state: StateFile) -> float:
 
 
 def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[bytes]:
-    """Start the background process in a session of its own, its log beside the others."""
     log_dir = Path(state.arbiter.log_dir)
     try:
         private.make_folder(log_dir)
@@ -336,7 +333,6 @@ def _serves(state: StateFile) -> bool:
 
 
 def _failures(state: StateFile) -> str:
-    """Return why processes that are being started again have ended, each after a semicolon."""
     return "".join(f"; {name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason)
 
 

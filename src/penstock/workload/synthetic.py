@@ -51,7 +51,6 @@ class SyntheticSpec:
     """One made-up workload.
 
     Attributes:
-        process: See `Process`.
         rate: Mean arrivals, requests/s, > 0; of STEP, RAMP, STAIRS and DAY the rate at the beginning.
         count: Requests at most, >= 1.
         duration_s: Arrivals from here on are left out, seconds, > 0; infinite: ``count`` alone decides.
@@ -215,7 +214,6 @@ def _arrivals(spec: SyntheticSpec, rng: np.random.Generator) -> Iterator[float]:
 
 
 def _rate(spec: SyntheticSpec) -> rates.Rate:
-    """Return the rate over time of a process whose rate changes."""
     rate, peak, length_s = spec.rate, spec.peak, spec.step_length_s
     if spec.process is Process.SINE:
         return rates.sine(rate, amplitude=spec.amplitude, period_s=spec.period_s)

@@ -117,7 +117,6 @@ def _load(source: Path | str) -> tuple[str | None, Manifests]:
 
 
 def _validate(document: Document, file: str | None) -> tuple[list[Problem], SpecModel | None]:
-    """Return the problems of one document, and its model if there are none."""
     problems = [_from_finding(each, file) for each in document.findings]
     value = document.value
     if not isinstance(value, dict):

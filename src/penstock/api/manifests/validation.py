@@ -60,7 +60,6 @@ def validate(
 
 
 def _unknown_keys(value: Any, root: type[SpecModel], path: KeyPath) -> Iterator[KeyPath]:
-    """Yield the paths of keys that no model declares, snake_case spellings of known keys included."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unknown_keys(item, root, (*path, index))
@@ -85,7 +84,6 @@ def _entries(error: Any, model_type: type[SpecModel]) -> list[tuple[KeyPath, str
 
 
 def _touches(path: KeyPath, aside: set[KeyPath]) -> bool:
-    """Whether ``path`` is one of ``aside``, or lies above or below one."""
     return any(path[: len(each)] == each or each[: len(path)] == path for each in aside)
 
 

@@ -76,7 +76,6 @@ class KvReplay:
         self._bytes -= len(self._held.popleft()[1])
 
     def _answer_all(self) -> None:
-        """Answer every question that waits: the descriptor tells of the first alone, and of none that a send has seen."""
         while self._socket.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
             question = self._socket.recv_multipart(self._zmq.NOBLOCK)
             if len(question) == _QUESTION_FRAMES and len(question[2]) == NUMBER_BYTES:
