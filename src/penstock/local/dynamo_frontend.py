@@ -64,12 +64,7 @@ class DynamoFrontend:
     """Chosen: the frontend sees a change of the folder within milliseconds."""
 
     def __init__(self, probes: Probes, arbiter: ArbiterInfo) -> None:
-        """Ask over `probes`.
-
-        Args:
-            probes: Connections.
-            arbiter: Of the graph: its frontend's address, the served model and the folder of Dynamo's discovery.
-        """
+        """Ask over `probes`."""
         self._probes = probes
         self._url = arbiter.router_url
         self._model = arbiter.model
@@ -133,12 +128,7 @@ class DynamoFrontend:
 
 
 def deregister(folder: Path, worker_id: int) -> None:
-    """Delete a worker's entries in Dynamo's discovery; nothing happens when they are gone.
-
-    Args:
-        folder: Of the discovery.
-        worker_id: Dynamo's number.
-    """
+    """Delete a worker's entries in Dynamo's discovery; nothing happens when they are gone."""
     for bucket in _BUCKETS:
         for path in (folder / "v1" / bucket).glob(f"*%2F{worker_id:x}"):
             path.unlink(missing_ok=True)

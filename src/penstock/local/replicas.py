@@ -46,10 +46,6 @@ def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
 def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str] | GpuRefusal:
     """Add one ``requested`` entry with its own GPUs.
 
-    Args:
-        state: The file, read under its lock.
-        base: Where command, environment and sizes come from.
-
     Returns:
         The new file and the entry's name, or the allocator's refusal.
     """

@@ -135,10 +135,6 @@ class StatusReader:
     def __init__(self, namespace: str, *, with_unchanged: bool = False) -> None:
         """Read ``namespace`` of the configured state folder.
 
-        Args:
-            namespace: Of the graph.
-            with_unchanged: Show decisions that changed nothing, too.
-
         Raises:
             ConfigError: the namespace cannot be a file name.
         """

@@ -93,10 +93,6 @@ Progress = Callable[[StateFile, str], None]
 def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     """Check everything that can be checked before a process is started.
 
-    Args:
-        file: The manifest.
-        options: The options of the command line.
-
     Returns:
         The namespace's store and the first content of its statefile.
 

@@ -108,10 +108,6 @@ class Recommendation:
 def recommend(sweep: Sweep, targets: Targets) -> Recommendation:
     """Return the best size per role; one size for both where the graph is aggregated.
 
-    Args:
-        sweep: Without errors by `quality.sweep_findings`.
-        targets: What to hold.
-
     Raises:
         ConfigError: the prompt length or the context lies beyond what was measured.
     """

@@ -118,11 +118,7 @@ class ProfilePlan:
         return graph is not None and not graph.spec.is_disaggregated
 
     def limits(self, kv_tokens: float) -> Limits:
-        """Return what is measured of an engine at most.
-
-        Args:
-            kv_tokens: Its cache.
-        """
+        """Return what is measured of an engine at most."""
         config, graph = self.config, self.config.graph
         targets = config.targets
         longest = config.max_context or max(DEFAULT_MAX_CONTEXT, 2 * (targets.isl + targets.osl))

@@ -26,10 +26,6 @@ PLANNER_GRACE_S = 30.0
 def process_specs(graph: GraphDeployment, context: RuntimeContext) -> list[ProcessSpec]:
     """Return every kind of process that ``graph`` runs.
 
-    Args:
-        graph: A valid graph.
-        context: Where and how fast its processes run.
-
     Raises:
         ConfigError: The speed is not 1, though the runtime's workers run in real time.
     """

@@ -74,12 +74,7 @@ def load_manifests(source: Path | str) -> Manifests:
 
 
 def parse_manifests(text: str, file: str | None = None) -> tuple[Manifests, list[Problem]]:
-    """Return the valid objects of ``text`` and every problem, sorted by line.
-
-    Args:
-        text: One or more YAML documents.
-        file: Name to put into the problems.
-    """
+    """Return the valid objects of ``text`` and every problem, sorted by line."""
     documents, findings = read_documents(text)
     problems = [_from_finding(each, file) for each in findings]
     if not documents and not findings:

@@ -45,12 +45,7 @@ def shown(value: object) -> str:
 
 
 def message_of(error: Mapping[str, Any], root: type[SpecModel]) -> str:
-    """Return the sentence for one of pydantic's errors.
-
-    Args:
-        error: One entry of ``ValidationError.errors()``.
-        root: Model that was validated, to look up keys and descriptions.
-    """
+    """Return the sentence for one of pydantic's errors."""
     kind: str = error["type"]
     path: KeyPath = error["loc"]
     if kind == "missing":

@@ -44,12 +44,7 @@ class KvReplay:
         return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def start(self, context: Any, endpoint: str) -> None:
-        """Bind; `zmq.ZMQError` where that cannot be done.
-
-        Args:
-            context: Ends the socket.
-            endpoint: Where to answer.
-        """
+        """Bind; `zmq.ZMQError` where that cannot be done."""
         self._socket = context.socket(self._zmq.ROUTER)
         # A whole buffer and its end fit into the queue of one who asks.
         self._socket.set_hwm(0)
