@@ -23,12 +23,13 @@ from penstock.cli.report import with_counterfactual
 from penstock.cli.terminal import tensorboard_hint
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.core.flags import flag, time_scale
+from penstock.local.build import UpOptions
 from penstock.local.down import down
 from penstock.local.line_follower import LineFollower
 from penstock.local.ports import ephemeral_port
 from penstock.local.render import render
 from penstock.local.status import LocalGraphStatus, StatusReader
-from penstock.local.up import StartedGraph, UpOptions, up
+from penstock.local.up import StartedGraph, up
 from penstock.report.build import write_report
 from penstock.report.findings import analyse, with_graph
 from penstock.report.text import report_text

@@ -9,8 +9,9 @@ from states import GRAPH
 
 from penstock.core.errors import ConfigError
 from penstock.local import private
+from penstock.local.build import UpOptions
 from penstock.local.store import StateStore
-from penstock.local.up import UpOptions, up
+from penstock.local.up import up
 
 
 @pytest.fixture
