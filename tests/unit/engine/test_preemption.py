@@ -35,8 +35,9 @@ def test_costs_have_the_units_of_their_parts():
 def test_the_crossover_follows_from_link_prefill_and_latency(latency_s, bytes_per_s, crossover):
     """Both costs are straight lines here: one overtakes the other once, or never."""
     costs = PreemptionCosts(KV_BYTES, LinkTerms(latency_s, bytes_per_s), QuadraticPrefill(0.0, 1e-4, 0.0))
-    assert costs.crossover_tokens(131_072) == crossover
-    if crossover and crossover > 1:
+    if crossover is None:
+        assert costs.cheapest(131_072, can_swap=True)[0] is PreemptionKind.RECOMPUTE
+    elif crossover > 1:
         assert costs.cheapest(crossover - 1, can_swap=True)[0] is PreemptionKind.RECOMPUTE
     if crossover:
         assert costs.cheapest(crossover, can_swap=True)[0] is PreemptionKind.SWAP
@@ -45,7 +46,8 @@ def test_the_crossover_follows_from_link_prefill_and_latency(latency_s, bytes_pe
 def test_attention_bends_the_prefill_and_makes_a_crossover_of_its_own():
     """On a link slower than short prefills, long prompts are still swapped: 102.4 us < 100 us + 1 ns n."""
     costs = PreemptionCosts(KV_BYTES, LinkTerms(0.0, 6.4e9), QuadraticPrefill(0.0, 1e-4, 1e-9))
-    assert costs.crossover_tokens(131_072) == pytest.approx(2400, abs=1)
+    assert costs.cheapest(2399, can_swap=True)[0] is PreemptionKind.RECOMPUTE
+    assert costs.cheapest(2401, can_swap=True)[0] is PreemptionKind.SWAP
 
 
 def test_no_host_memory_no_swap_and_dropping_needs_a_bound():
@@ -61,7 +63,7 @@ def test_a_profile_gives_the_prefill():
     profile = profiles.load("a100-llama-70b-bf16-tp8")
     costs = PreemptionCosts(profile.kv.bytes_per_token, LinkTerms(0.001, 8 * 25e9), profile.prefill.model())
     assert profile.kv.bytes_per_token == KV_BYTES
-    assert costs.crossover_tokens(131_072) == 1
+    assert costs.cheapest(1, can_swap=True)[0] is PreemptionKind.SWAP
 
 
 def test_the_reserve_is_rounded_down():
