@@ -102,8 +102,8 @@ def _setting(rate: float, seconds: float) -> tuple[str, ...]:
         ),
         "",
         (
-            f"Preemption: at most {PREEMPTION.maxPerRequest} per request, {PREEMPTION.premiumReservedFraction:.0%} of the blocks "
-            f"reserved for premium, {PREEMPTION.swapGigabytes:g} GB of host memory. Each cell: measured / the document's."
+            f"Preemption: at most {PREEMPTION.max_per_request} per request, {PREEMPTION.premium_reserved_fraction:.0%} of the blocks "
+            f"reserved for premium, {PREEMPTION.swap_gigabytes:g} GB of host memory. Each cell: measured / the document's."
         ),
     )
 

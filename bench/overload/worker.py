@@ -13,14 +13,14 @@ from penstock.engine import profiles
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
 from penstock.engine.core.requests import EngineRequest, EngineRole, RequestState
-from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.engine.serve.preemption_config import PreemptionFlag
 from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SloMonitor
 from penstock.router.policy.tiers import SloTarget, TierSettings
 
 PROFILE = "a100-llama-70b-bf16-tp8"
 KV_BLOCKS, BLOCK_TOKENS = 3072, 16
 MAX_SEQS, BATCH_TOKENS = 64, 512
-PREEMPTION = PreemptionConfig(maxPerRequest=3, premiumReservedFraction=0.3, swapGigabytes=16)
+PREEMPTION = PreemptionFlag(maxPerRequest=3, premiumReservedFraction=0.3, swapGigabytes=16)
 TARGETS_S = {TierPriority.PREMIUM: 0.2, TierPriority.STANDARD: 0.5}
 
 

@@ -1,6 +1,7 @@
 """The API: models, enums, profiles and cross-field rules of all kinds. Pure; import the models from here."""
 
-from penstock.api.base import RULE_ERROR, KeyPath, SpecModel, Violation, dotted
+import penstock.api.rulebook  # noqa: F401  (gives the models their rules)
+from penstock.api.base import RULE_ERROR, SpecModel
 from penstock.api.engine import DEFAULT_PROFILE, EngineConfig, LeaseConfig, LeaseOverride, PreemptionConfig
 from penstock.api.enums import (
     WORKER_ROLES,
@@ -45,6 +46,7 @@ from penstock.api.router import (
     RetriesConfig,
     RouterConfig,
 )
+from penstock.api.rule import KeyPath, Violation, dotted
 from penstock.api.service import (
     EnvFrom,
     EnvVar,

@@ -6,16 +6,14 @@ coerced (``"8"`` is not 8), because the API server would refuse them too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-if TYPE_CHECKING:
-    from penstock.api.rule import Rule
+from penstock.api.rule import Rule, dotted
 
 RULE_ERROR = "penstock_rule"
 """Type of the validation error that carries broken cross-field rules."""
@@ -36,23 +34,6 @@ Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 
-KeyPath = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One broken cross-field rule.
-
-    Attributes:
-        path: Keys (as in the manifest) from the checked model to the value to blame.
-        message: Value, bound and remedy.
-        related: Further paths that the rule read; if one of them is invalid itself, the rule is moot.
-    """
-
-    path: KeyPath
-    message: str
-    related: tuple[KeyPath, ...] = ()
-
 
 def bounds(field: FieldInfo) -> dict[str, float]:
     """Return the bounds of a number, also of one that may be None, by ``gt``, ``ge``, ``lt`` and ``le``."""
@@ -66,11 +47,6 @@ def bounds(field: FieldInfo) -> dict[str, float]:
         for name in ("gt", "ge", "lt", "le")
         if hasattr(each, name)
     }
-
-
-def dotted(path: KeyPath) -> str:
-    """Return ``spec.env[0].name`` for ``("spec", "env", 0, "name")``."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
 
 
 class SpecModel(BaseModel):

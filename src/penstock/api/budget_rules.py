@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from penstock.api.base import KeyPath
 from penstock.api.enums import WORKER_ROLES, Role
-from penstock.api.rule import Breach, Rule, quoted
-
-if TYPE_CHECKING:
-    from penstock.api.graph import GraphSpec
-    from penstock.api.service import ServiceSpec
+from penstock.api.graph import GraphSpec
+from penstock.api.rule import Breach, KeyPath, Rule, quoted
+from penstock.api.service import ServiceSpec
 
 
 def exists(role: Role) -> str:

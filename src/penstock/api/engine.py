@@ -12,8 +12,6 @@ from pydantic import Field
 
 from penstock.api.base import Flag, Integer, Number, ProfileText, SpecModel, Text
 from penstock.api.enums import KvBufferDevice
-from penstock.api.lease_rules import LEASE_RULES
-from penstock.api.rules import PROFILE_RULE
 
 SIMULATED_BATCH_TOKENS = 8192
 """Most tokens of one step of a simulated worker where the graph says nothing, as `penstock engine serve` has it."""
@@ -26,8 +24,6 @@ class LeaseConfig(SpecModel):
 
     ``acknowledgeShortLease`` is the explicit consent that a lease under 6 s needs.
     """
-
-    rules = LEASE_RULES
 
     duration_seconds: Annotated[Integer, Field(ge=1, le=86400)] = Field(
         default=30,
@@ -77,8 +73,6 @@ class PreemptionConfig(SpecModel):
 
 class EngineConfig(SpecModel):
     """The graph's workers."""
-
-    rules = (PROFILE_RULE,)
 
     request_limit: Annotated[Integer, Field(ge=1)] | None = Field(
         default=None,

@@ -16,7 +16,8 @@ import annotated_types
 from pydantic import StringConstraints
 from pydantic.fields import FieldInfo
 
-from penstock.api.base import KeyPath, SpecModel
+from penstock.api.base import SpecModel
+from penstock.api.rule import KeyPath
 
 ANY_NAME = "NAME"
 """Stands for a key that the user chooses, in a path of the reference."""
@@ -28,7 +29,6 @@ class FieldEntry:
 
     Attributes:
         path: For example ``spec.services.NAME.role``; lists end in ``[]``.
-        info: Pydantic's own description of the field.
         shape: Type and bounds in words.
         section: The model that the field, or each item of it, holds; None: a scalar or free data.
         below: What the paths of the section's keys begin with; empty without a section.
@@ -103,7 +103,6 @@ def sections(kind: type[SpecModel]) -> Iterator[tuple[str, type[SpecModel]]]:
 
 
 def _strip(annotation: Any) -> tuple[Any, list[Any]]:
-    """Return an annotation without Annotated and without None, and the constraints met on the way."""
     constraints: list[Any] = []
     while True:
         if get_origin(annotation) is Annotated:

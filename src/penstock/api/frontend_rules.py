@@ -88,12 +88,7 @@ def policy_rule(runtime: str, frontend: OwnFrontend) -> Rule[Any]:
 
 
 def frontend_rules(runtime: str, frontend: OwnFrontend) -> tuple[Rule[Any], ...]:
-    """Return the rules that settings without effect keep their defaults.
-
-    Args:
-        runtime: Its name.
-        frontend: Its own.
-    """
+    """Return the rules that settings without effect keep their defaults."""
     url = "planner.metrics.prometheusUrl"
     return (
         *(_unused(runtime, frontend, name) for name in _WITHOUT_EFFECT),

@@ -9,7 +9,6 @@ from pydantic import Field, JsonValue
 from penstock.api.base import DnsLabel, Integer, OperatorClass, ServedName, SpecModel, Text
 from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
 from penstock.api.enums import PlannerMode, Role
-from penstock.api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
 from penstock.api.planner import PlannerConfig
 from penstock.api.router import RouterConfig
 from penstock.api.rule import Rule
@@ -48,8 +47,6 @@ class ObjectMeta(SpecModel):
 class ModelSpec(SpecModel):
     """The model that a graph serves."""
 
-    rules = MODEL_RULES
-
     name: Text = Field(description="Hugging Face id or path of the model; immutable.")
     served_name: ServedName | None = Field(
         default=None, description="Name that clients ask for; null: the model's name."
@@ -61,8 +58,6 @@ class ModelSpec(SpecModel):
 
 class GraphSpec(SpecModel):
     """What a graph runs."""
-
-    rules = SPEC_RULES
 
     model: ModelSpec = Field(description="The model to serve.")
     runtime: DnsLabel = Field(
@@ -184,8 +179,6 @@ class GraphSpec(SpecModel):
 
 class GraphDeployment(SpecModel):
     """A graph: router, workers and planner of one model; short name gd."""
-
-    rules = GRAPH_RULES
 
     api_version: Literal["penstock.dev/v1alpha1"] = Field(default=API_VERSION, description="API's version.")
     kind: Literal["GraphDeployment"] = Field(default="GraphDeployment", description="Kind.")

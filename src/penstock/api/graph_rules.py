@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pydantic.alias_generators import to_snake
 
-from penstock.api.base import DNS_LABEL_PATTERN, KeyPath
+from penstock.api.base import DNS_LABEL_PATTERN
 from penstock.api.budget_rules import BUDGET_RULES, exists
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.frontend_rules import frontend_rules, policy_rule
+from penstock.api.graph import GraphDeployment, GraphSpec, ModelSpec
 from penstock.api.lease_rules import SPEC_LEASE_RULES
-from penstock.api.rule import Breach, Rule, quoted, unless
+from penstock.api.rule import Breach, KeyPath, Rule, quoted, unless
 from penstock.api.rules import immutable
 from penstock.api.runtimes import (
     HAS_MOCKER,
@@ -27,9 +27,6 @@ from penstock.api.runtimes import (
 )
 from penstock.api.zero_rules import ZERO_RULES
 from penstock.core.simulated_tokens import SIMULATED
-
-if TYPE_CHECKING:
-    from penstock.api.graph import GraphDeployment, GraphSpec, ModelSpec
 
 MAX_CHILD_NAME = 52
 """A StatefulSet appends an 11-character revision hash to a label value, which may hold 63."""
@@ -211,7 +208,7 @@ def _preemption_rules(key: str, lacks: str) -> tuple[Rule[GraphSpec], ...]:
             path=path,
             must=f"{path} needs runtime {' or '.join(SIMULATED_ENGINE.names)}",
             cel=f"{absent} || {SIMULATED_ENGINE.cel}",
-            find=unless(lambda spec: not _is_given(spec, key) or SIMULATED_ENGINE(spec)),
+            find=unless(lambda spec: not _is_given(spec, key) or SIMULATED_ENGINE(spec.runtime)),
             text=f"%s, but workers of runtime %s {lacks}",
             values=(f"self.{path}", "self.runtime"),
             remedy="remove it; --scheduling-policy priority alone orders their requests by tier",
@@ -243,7 +240,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="engine.mocker",
         must=f"engine.mocker needs runtime {' or '.join(HAS_MOCKER.names)}",
         cel=f"!self.engine.mocker || {HAS_MOCKER.cel}",
-        find=unless(lambda spec: not spec.engine.mocker or HAS_MOCKER(spec)),
+        find=unless(lambda spec: not spec.engine.mocker or HAS_MOCKER(spec.runtime)),
         text="true, but runtime %s has no mocker",
         values=("self.runtime",),
         remedy=f"set runtime: {HAS_MOCKER.names[0]} or remove it",
@@ -252,7 +249,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="engine.pythonEnvironment",
         must=f"engine.pythonEnvironment needs runtime {' or '.join(REAL_ENGINE.names)}",
         cel=f"!has(self.engine.pythonEnvironment) || {REAL_ENGINE.cel}",
-        find=unless(lambda spec: spec.engine.python_environment is None or REAL_ENGINE(spec)),
+        find=unless(lambda spec: spec.engine.python_environment is None or REAL_ENGINE(spec.runtime)),
         text="%s, but workers of runtime simulated run in Penstock's own environment",
         values=("self.engine.pythonEnvironment",),
         remedy="remove it or choose another runtime",
@@ -261,7 +258,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="engine.requestLimit",
         must=f"engine.requestLimit needs runtime {' or '.join(HAS_REQUEST_LIMIT.names)}",
         cel=f"!has(self.engine.requestLimit) || {HAS_REQUEST_LIMIT.cel}",
-        find=unless(lambda spec: spec.engine.request_limit is None or HAS_REQUEST_LIMIT(spec)),
+        find=unless(lambda spec: spec.engine.request_limit is None or HAS_REQUEST_LIMIT(spec.runtime)),
         text="%d, but workers of runtime %s refuse nothing by number",
         values=("self.engine.requestLimit", "self.runtime"),
         remedy="remove it and bound the load with router.admission and engine.maxRunningRequests",
@@ -276,7 +273,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         find=unless(
             lambda spec: (
                 spec.router.admission.active_prefill_tokens_threshold_frac is None
-                or KNOWN_BATCH_LIMIT(spec)
+                or KNOWN_BATCH_LIMIT(spec.runtime)
                 or spec.engine.max_batch_tokens is not None
             )
         ),
@@ -288,7 +285,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         path="router.tokenizer",
         must=f"router.tokenizer {SIMULATED} needs runtime simulated",
         cel=f"!has(self.router.tokenizer) || self.router.tokenizer != '{SIMULATED}' || {SIMULATED_ENGINE.cel}",
-        find=unless(lambda spec: spec.router.tokenizer != SIMULATED or SIMULATED_ENGINE(spec)),
+        find=unless(lambda spec: spec.router.tokenizer != SIMULATED or SIMULATED_ENGINE(spec.runtime)),
         text=f"{SIMULATED}, but workers of runtime %s have their model's",
         values=("self.runtime",),
         remedy="give its tokenizer.json",
@@ -303,7 +300,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         ),
         find=unless(
             lambda spec: (
-                REAL_ENGINE(spec)
+                REAL_ENGINE(spec.runtime)
                 or spec.router.kv_events_port is None
                 or spec.router.tokenizer in {None, SIMULATED}
             )
@@ -326,7 +323,7 @@ _PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
             lambda spec: (
                 not spec.needs_performance_profile
                 or spec.planner.sla.profile is not None
-                or SIMULATED_ENGINE(spec)
+                or SIMULATED_ENGINE(spec.runtime)
             )
         ),
         text="null, but mode sla plans by a performance profile, which runtime %s does not have",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from penstock.api.engine import LeaseConfig
 from penstock.api.enums import Role
+from penstock.api.graph import GraphSpec
 from penstock.api.rule import Breach, Rule, unless
-
-if TYPE_CHECKING:
-    from penstock.api.engine import LeaseConfig
-    from penstock.api.graph import GraphSpec
-    from penstock.api.service import ServiceSpec
+from penstock.api.service import ServiceSpec
 
 SHORTEST_SAFE_LEASE_S: Final = 6
 """Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""

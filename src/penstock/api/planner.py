@@ -23,7 +23,6 @@ from penstock.api.base import (
     Text,
 )
 from penstock.api.enums import Environment, MetricsSource, PlannerMode, Predictor
-from penstock.api.rules import METRICS_RULES, PLANNER_RULES
 from penstock.core.plugins import registered
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
@@ -88,8 +87,6 @@ class SlaConfig(SpecModel):
 class PlannerMetricsConfig(SpecModel):
     """Where the planner reads, and how old a reading may be."""
 
-    rules = METRICS_RULES
-
     source: MetricsSource = Field(
         default=MetricsSource.ROUTER,
         description="First source: router, prometheus or scrape; others back it up.",
@@ -104,8 +101,6 @@ class PlannerMetricsConfig(SpecModel):
 
 class PlannerConfig(SpecModel):
     """The graph's planner."""
-
-    rules = PLANNER_RULES
 
     enabled: Flag = Field(default=True, description="Run a planner for this graph.")
     mode: PolicyName = Field(

@@ -9,7 +9,6 @@ from pydantic import Field, JsonValue
 from penstock.api.base import DnsLabel, Integer, Number, OperatorClass, SpecModel, Text
 from penstock.api.enums import ProfilePhase
 from penstock.api.graph import API_VERSION, ObjectMeta
-from penstock.api.profile_rules import REQUEST_RULES, REQUEST_SPEC_RULES
 from penstock.api.status import Condition
 from penstock.kube.objects.names import OPERATOR_CLASS
 
@@ -20,8 +19,6 @@ EngineGpus = Annotated[Integer, Field(ge=1, le=512)]
 
 class ProfileRequestSpec(SpecModel):
     """What to measure."""
-
-    rules = REQUEST_SPEC_RULES
 
     graph: DnsLabel | None = Field(
         default=None, description="GraphDeployment of this namespace to profile; excludes template."
@@ -111,8 +108,6 @@ class ProfileRequestStatus(SpecModel):
 
 class ProfileRequest(SpecModel):
     """Measures a graph's performance by a Job and keeps the profile in a ConfigMap; short name gpr."""
-
-    rules = REQUEST_RULES
 
     api_version: Literal["penstock.dev/v1alpha1"] = Field(default=API_VERSION, description="API's version.")
     kind: Literal["ProfileRequest"] = Field(default="ProfileRequest", description="Kind.")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from penstock.api.profile_request import ProfileRequest, ProfileRequestSpec
 from penstock.api.rule import Breach, Rule, unless
 from penstock.kube.objects.pod_template import unknown_fields
-
-if TYPE_CHECKING:
-    from penstock.api.profile_request import ProfileRequest, ProfileRequestSpec
 
 MAX_REQUEST_NAME: Final = 52
 """The Job appends ``-profile``, and its name is a label's value of 63 characters on its pods; as for graphs."""

@@ -13,7 +13,6 @@ from pydantic_core import PydanticCustomError
 
 from penstock.api.base import Flag, Fraction, Integer, Number, SpecModel, Text
 from penstock.api.enums import AdmissionMode, QueueOrder
-from penstock.api.rules import ROUTER_RULES
 from penstock.api.tiers import TiersConfig
 from penstock.core.engine_progress import STALL_REAL_S
 from penstock.core.plugins import registered
@@ -225,8 +224,6 @@ class PeersConfig(SpecModel):
 
 class RouterConfig(SpecModel):
     """The graph's router."""
-
-    rules = ROUTER_RULES
 
     policy: PolicyName = Field(
         default="prefix-cost",

@@ -1,7 +1,7 @@
 """One cross-field rule, said once: in Python for `penstock validate`, in CEL for the API server, in words for both.
 
-The models hold their rows (`SpecModel.rules`); `penstock.api.crd` emits them, `penstock.api.manifests.reference` lists them,
-and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
+`penstock.api.rulebook` gives each model its rows (`SpecModel.rules`); `penstock.api.crd` emits them,
+`penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
 
 CEL is that of Kubernetes 1.29: ``[x].map(v, …)[0]`` binds a name, since that version has no ``cel.bind``. A null or
 absent key makes ``has()`` false; keys with a default are always there. The API server takes the text of a number for
@@ -15,19 +15,32 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
 
-from penstock.api.base import KeyPath, Violation
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
-if TYPE_CHECKING:
-    from penstock.api.base import SpecModel
-
-ModelT = TypeVar("ModelT", bound="SpecModel")
+KeyPath = tuple[str | int, ...]
 
 _KEYS_READ = re.compile(r"\bself((?:\.[A-Za-z]\w*)+)(\()?")
 """Paths below ``self`` in CEL; with a bracket the last word is a function's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken cross-field rule.
+
+    Attributes:
+        path: Keys (as in the manifest) from the checked model to the value to blame.
+        message: Value, bound and remedy.
+        related: Further paths that the rule read; if one of them is invalid itself, the rule is moot.
+    """
+
+    path: KeyPath
+    message: str
+    related: tuple[KeyPath, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +141,11 @@ def unless(holds: Callable[[ModelT], bool]) -> Callable[[ModelT], Iterable[Breac
     return lambda model: () if holds(model) else (Breach(),)
 
 
+def dotted(path: KeyPath) -> str:
+    """Return ``spec.env[0].name`` for ``("spec", "env", 0, "name")``."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+
+
 def quoted(text: str) -> str:
     """Return text as a CEL string."""
     return "'" + text.replace("'", "\\'") + "'"
@@ -137,7 +155,7 @@ def _keys(path: str) -> tuple[str, ...]:
     return tuple(key for key in path.split(".") if key)
 
 
-def _read(model: SpecModel, path: str) -> object:
+def _read(model: BaseModel, path: str) -> object:
     value: Any = model
     for key in _keys(path):
         value = getattr(value, to_snake(key))
@@ -145,7 +163,6 @@ def _read(model: SpecModel, path: str) -> object:
 
 
 def _shown(value: object) -> object:
-    """A value as the API server's ``format`` writes it."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple):

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.api.engine import EngineConfig
 from penstock.api.enums import MetricsSource, PlannerMode, Tier
 from penstock.api.lease_rules import SERVICE_LEASE_RULES
+from penstock.api.planner import PlannerConfig, PlannerMetricsConfig
 from penstock.api.profiles import PROFILE_SUFFIX, PROFILES
+from penstock.api.router import RouterConfig
 from penstock.api.rule import Breach, Rule, unless
+from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
+from penstock.api.tiers import TiersConfig
 from penstock.kube.objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.kube.objects.pod_template import unknown_fields
-
-if TYPE_CHECKING:
-    from penstock.api.engine import EngineConfig
-    from penstock.api.planner import PlannerConfig, PlannerMetricsConfig
-    from penstock.api.router import RouterConfig
-    from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
-    from penstock.api.tiers import TiersConfig
 
 _ROUNDING = 1e-9
 """Above the error of adding three fractions."""

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from penstock.api.rule import Rule
 from penstock.core.plugins import plugin, registered
-
-if TYPE_CHECKING:
-    from penstock.api.graph import GraphSpec
-    from penstock.api.rule import Rule
 
 GROUP: Final = "penstock.runtimes"
 """Entry points whose objects follow `penstock.runtimes.Runtime`."""
@@ -31,7 +28,6 @@ class OwnFrontend:
     """A runtime's own server of requests, which takes the place of Penstock's router.
 
     Attributes:
-        name: For people.
         policies: Routing policies that it can follow, or come close to, and its own word for each.
     """
 
@@ -126,9 +122,9 @@ class RuntimesWith:
         self.names = tuple(name for name, traits in SHIPPED.items() if has(traits))
         self.cel = self._cel()
 
-    def __call__(self, spec: GraphSpec) -> bool:
-        """Return whether a graph's runtime is one of them."""
-        return self._has(traits_of(spec.runtime))
+    def __call__(self, runtime: str) -> bool:
+        """Return whether a runtime is one of them."""
+        return self._has(traits_of(runtime))
 
     def _cel(self) -> str:
         others = [name for name in SHIPPED if name not in self.names]

@@ -18,13 +18,10 @@ from penstock.api.base import (
 )
 from penstock.api.engine import LeaseOverride
 from penstock.api.enums import Role
-from penstock.api.rules import ENV_FROM_RULES, ENV_VAR_RULES, NODE_POOL_RULES, SERVICE_RULES
 
 
 class EnvVar(SpecModel):
     """One environment variable; ``valueFrom`` takes Kubernetes' own forms."""
-
-    rules = ENV_VAR_RULES
 
     name: EnvName = Field(description="Variable's name.")
     value: str | None = Field(default=None, description="Literal value; null with valueFrom.")
@@ -43,8 +40,6 @@ class ObjectReference(SpecModel):
 
 class EnvFrom(SpecModel):
     """Takes every key of one Secret or ConfigMap as an environment variable."""
-
-    rules = ENV_FROM_RULES
 
     prefix: str = Field(default="", description="Text put before each key.")
     secret_ref: ObjectReference | None = Field(
@@ -75,8 +70,6 @@ class ServiceSpec(SpecModel):
     ``image`` and ``profile`` are per-service overrides, for graphs that mix GPU models;
     ``startupSeconds`` models a cold start and ``startupTimeoutSeconds`` bounds a real one.
     """
-
-    rules = SERVICE_RULES
 
     role: Role = Field(description="router, prefill, decode or aggregated; immutable.")
     replicas: Annotated[Integer, Field(ge=0, le=1000)] = Field(
@@ -155,8 +148,6 @@ class Toleration(SpecModel):
 
 class NodePool(SpecModel):
     """Nodes of one GPU model and how to ask for them."""
-
-    rules = NODE_POOL_RULES
 
     node_selector: dict[str, str] = Field(default={}, description="Labels that a node must carry.")
     tolerations: tuple[Toleration, ...] = Field(default=(), description="Taints that replicas accept.")

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from penstock.api.base import Flag, Integer, Number, ServedName, SpecModel, Text
 from penstock.api.enums import Tier
-from penstock.api.rules import TIERS_RULES
 
 Seconds = Annotated[Number, Field(gt=0, le=86400)]
 Share = Annotated[Number, Field(gt=0, le=1)]
@@ -81,8 +80,6 @@ class SheddingConfig(SpecModel):
 
 class TiersConfig(SpecModel):
     """Priority tiers of requests."""
-
-    rules = TIERS_RULES
 
     enabled: Flag = Field(
         default=False,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from penstock.api.budget_rules import exists
 from penstock.api.enums import Role
+from penstock.api.graph import GraphSpec
 from penstock.api.rule import Breach, Rule, unless
 from penstock.api.runtimes import OWN_FRONTEND, PENSTOCK_ROUTER
-
-if TYPE_CHECKING:
-    from penstock.api.graph import GraphSpec
 
 _ABSENT = "!has(self.planner.scaleToZeroAfterSeconds)"
 _PATH = "planner.scaleToZeroAfterSeconds"
@@ -71,7 +68,9 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         cel=f"{_ABSENT} || {OWN_FRONTEND.cel} || has(self.router.prefillQueue.maxWakeSeconds)",
         find=unless(
             lambda spec: (
-                _is_off(spec) or OWN_FRONTEND(spec) or spec.router.prefill_queue.max_wake_seconds is not None
+                _is_off(spec)
+                or OWN_FRONTEND(spec.runtime)
+                or spec.router.prefill_queue.max_wake_seconds is not None
             )
         ),
         text="given, but router.prefillQueue.maxWakeSeconds does not bound how long requests wait for a worker's start",
@@ -81,7 +80,7 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         path=_PATH,
         must=f"planner.scaleToZeroAfterSeconds needs runtime {' or '.join(PENSTOCK_ROUTER.names)}",
         cel=f"{_ABSENT} || {PENSTOCK_ROUTER.cel}",
-        find=unless(lambda spec: _is_off(spec) or PENSTOCK_ROUTER(spec)),
+        find=unless(lambda spec: _is_off(spec) or PENSTOCK_ROUTER(spec.runtime)),
         text="given, but runtime %s has its own frontend, which holds no request without a worker",
         values=("self.runtime",),
         remedy="remove it",

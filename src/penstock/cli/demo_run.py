@@ -23,12 +23,13 @@ from penstock.cli.report import with_counterfactual
 from penstock.cli.terminal import tensorboard_hint
 from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.core.flags import flag, time_scale
+from penstock.local.build import UpOptions
 from penstock.local.down import down
 from penstock.local.line_follower import LineFollower
 from penstock.local.ports import ephemeral_port
 from penstock.local.render import render
 from penstock.local.status import LocalGraphStatus, StatusReader
-from penstock.local.up import StartedGraph, UpOptions, up
+from penstock.local.up import StartedGraph, up
 from penstock.report.build import write_report
 from penstock.report.findings import analyse, with_graph
 from penstock.report.text import report_text
@@ -50,11 +51,7 @@ _COUNTERFACTUAL = Effort(fleets=30, cpu_s=10.0)
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the demo does; the help of its fields is the command line's.
-
-    Attributes:
-        manifest: Graph to start.
-    """
+    """What the demo does; the help of its fields is the command line's."""
 
     manifest: Path
     output_dir: Path = flag(
@@ -245,7 +242,6 @@ async def _either(task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: fl
 
 
 def _is_at_start(status: LocalGraphStatus, started: StartedGraph) -> bool:
-    """Tell whether every pool has as many replicas as it was started with, and none is leaving."""
     began: dict[str, int] = {}
     for entry in started.state.entries.values():
         began[entry.role] = began.get(entry.role, 0) + entry.is_replica
@@ -260,7 +256,6 @@ class _LoadProgress:
         self.counts: dict[str, int] = {"ok": 0, "failed": 0, "rejected": 0}
 
     def update(self) -> None:
-        """Count what was added since the last call."""
         for line in self._lines.new_lines():
             status = orjson.loads(line)["status"]
             self.counts[status] = self.counts.get(status, 0) + 1
@@ -288,7 +283,6 @@ class _Display:
             self._live.stop()
 
     def show(self, status: LocalGraphStatus, doing: str) -> None:
-        """Draw the progress once."""
         self._progress.update()
         head = Text(f"{doing}: {self._progress}", style="bold")
         if self._live is not None:

@@ -67,11 +67,7 @@ class LocalFacts:
     """What was seen.
 
     Attributes:
-        python: Python's version.
-        penstock: Penstock's version.
-        absent: Optional packages that are not installed.
         open_files: Most files that a process here may open.
-        state_dir: Folder of the graphs' state.
         is_writable: Whether it can be written, or made.
         gpus: The machine's; None without nvidia-smi; a text if that failed.
         graphs: By namespace, its status or why it cannot be read.

@@ -22,6 +22,7 @@ from penstock.cli import fields, interruptible, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.terminal import printer, tensorboard_hint
 from penstock.core.local_state import EntryState
+from penstock.local.build import UpOptions
 from penstock.local.down import Stopped, choose_namespace
 from penstock.local.down import down as stop_graph
 from penstock.local.model_folder import model_warnings
@@ -29,7 +30,7 @@ from penstock.local.render import render
 from penstock.local.statefile import StateFile
 from penstock.local.status import StatusReader
 from penstock.local.store import StateStore
-from penstock.local.up import StartedGraph, UpOptions
+from penstock.local.up import StartedGraph
 from penstock.local.up import up as start_graph
 from penstock.planner.options import FLAGS
 

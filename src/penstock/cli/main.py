@@ -89,7 +89,6 @@ def cli(log_level: str, log_json: bool) -> None:
 
 
 def _complain(error: PenstockError) -> None:
-    """Print an error; it may quote files and peers."""
     lines = f"penstock: {error}".split("\n")
     click.echo("\n".join(map(printable, lines)), err=True)
 

@@ -39,7 +39,6 @@ def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
 
 
 def _scalar(annotation: Any) -> type:
-    """Return int, float or str for a field's annotation."""
     if isinstance(annotation, types.UnionType):
         annotation = next(each for each in get_args(annotation) if each is not type(None))
     return annotation if annotation in {int, float} else str

@@ -75,11 +75,7 @@ def as_json(what: str) -> Option:
 
 
 def admission(*, without: Collection[str] = ()) -> Option:
-    """Return the flags of a router's admission section; unset ones stay None.
-
-    Args:
-        without: Fields of the section that get none.
-    """
+    """Return the flags of a router's admission section; unset ones stay None."""
     fields = {name: field for name, field in AdmissionConfig.model_fields.items() if name not in without}
 
     def shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:

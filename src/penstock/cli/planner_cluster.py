@@ -76,7 +76,6 @@ class ClusterFlags:
 
 
 def _refuse(run: RunFlags, flags: ClusterFlags, said: Mapping[str, Any]) -> None:
-    """Refuse options that have no effect on Kubernetes or exclude each other."""
     if flags.all_namespaces and said.get("namespace") is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
     if run.speed != 1:

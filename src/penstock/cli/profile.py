@@ -106,7 +106,6 @@ def _on_cluster(
     is_dry: bool,
     as_json: bool,
 ) -> None:
-    """Have a cluster measure the graph, and print what it recommends."""
     if graph is None or source is not None:
         raise ConfigError("--kubernetes: give the graph to measure with --config, without --from")
     context = click.get_current_context()

@@ -35,7 +35,6 @@ def samples(name: str | None) -> None:
 
 
 def _summary(path: Path) -> str:
-    """Return the first sentence of the manifest's leading comment."""
     comment: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):

@@ -34,7 +34,6 @@ class EngineReading:
 
     Attributes:
         figures: What only a living core changes; empty where the page counts no tokens.
-        running: Requests that it runs.
         is_deferred: Requests wait in it for KV that another worker has.
     """
 

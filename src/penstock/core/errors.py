@@ -43,12 +43,7 @@ _UNWRITABLE: Final = {
 
 
 def unwritable(what: str, exc: OSError) -> str:
-    """Return what a message says of an output that cannot be written: which, why, and the remedy that fits.
-
-    Args:
-        what: Flag and path, or the path alone.
-        exc: What making or writing it raised.
-    """
+    """Return what a message says of an output that cannot be written: which, why, and the remedy that fits."""
     remedy = _UNWRITABLE.get(exc.errno or 0, "choose a folder that you may write to")
     return f"{what}: cannot be written to: {exc.strerror}; {remedy}"
 
@@ -67,7 +62,6 @@ class Problem:
 
     Attributes:
         path: Key path, for example ``spec.planner.maxGpuBudget``.
-        message: Value, bound and remedy.
         file: File name, or None when the manifest did not come from a file.
         line: 1-based line, or None when unknown.
     """

@@ -84,7 +84,6 @@ def parse_samples(page: str, names: Collection[str]) -> list[Sample]:
 
 @lru_cache(REMEMBERED_SERIES)
 def _series(text: str) -> tuple[str, Mapping[str, str]] | None:
-    """Return name and labels of what stands before a value; None if it is more or less than a series."""
     match = _SERIES.fullmatch(text)
     return (match["name"], _labels(match["labels"])) if match is not None else None
 

@@ -36,7 +36,6 @@ class Flag:
         short: Further spellings.
         variable: Environment variable that gives a value, too.
         key_variable: Environment variable of a key, which is never an argument: the flag names its file.
-        ge, gt, le, lt: Bounds of a number.
     """
 
     help: str

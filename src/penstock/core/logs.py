@@ -85,12 +85,7 @@ def get_logger(name: str) -> EventLogger:
 
 
 def configure(level: str = "info", *, as_json: bool = False) -> None:
-    """Send all logs to stderr; called once by the command line.
-
-    Args:
-        level: debug, info, warning or error.
-        as_json: One JSON object per line instead of plain text.
-    """
+    """Send all logs to stderr; called once by the command line."""
     handler = logging.StreamHandler(sys.stderr)
     plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     handler.setFormatter(_JsonFormatter() if as_json else _PlainFormatter(plain))

@@ -30,10 +30,6 @@ def registered(group: str) -> Mapping[str, EntryPoint]:
 def plugin(group: str, name: str) -> Any | None:
     """Return the object that a distribution registered under ``name``; None: no distribution did.
 
-    Args:
-        group: Such as ``penstock.runtimes``.
-        name: As a manifest spells it.
-
     Raises:
         ConfigError: it is registered and cannot be imported.
     """

@@ -44,10 +44,6 @@ _STRAY_GRACE_S = 1.0
 def claim(store: StateStore, state: StateFile) -> StateFile:
     """Write the statefile with this process as its arbiter.
 
-    Args:
-        store: Where.
-        state: Initial content.
-
     Returns:
         What was written.
 

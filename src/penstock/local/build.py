@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
+from penstock.core.flags import flag, time_scale
 from penstock.core.local_state import STATE_DIR_VARIABLE, EntryState
 from penstock.local.gpus import GpuRefusal
 from penstock.local.ports import LAST_PORT
@@ -34,54 +36,63 @@ DEFAULT_GPUS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """What `penstock up` adds to a manifest.
+class UpOptions:
+    """The options of the command line, whose help is that of the fields.
 
     Attributes:
-        namespace: Name of the graph on this machine.
-        speed: Time scale: simulated seconds per real second.
-        port: The router's port.
-        gpus: GPUs of the host; None takes the planner's maxGpuBudget.
-        log_dir: Folder of all logs.
-        with_planner: Start the planner if the graph has one.
-        context: Where interpreter, manifest and statefile are.
+        planner: Options of `penstock planner run` by their names; they win over the graph's.
     """
 
-    namespace: str
-    speed: float
-    port: int
-    gpus: int | None
-    log_dir: str
-    with_planner: bool
-    context: RuntimeContext
+    namespace: str | None = flag("Name of the graph on this machine.", unset="metadata.name")
+    speed: float = time_scale(more=", for simulated workers")
+    port: int = flag("The router's TCP port on 127.0.0.1.", default=8000, ge=1, le=65535)
+    gpus: int | None = flag("GPUs of this machine.", ge=0, unset="planner.maxGpuBudget, else 8")
+    log_dir: Path | None = flag(
+        "Folder of logs, ledger and dashboard.", path="folder", unset="~/.penstock/log/NAMESPACE"
+    )
+    timeout_s: float | None = flag(
+        "How long the graph may take until it serves, real seconds.",
+        name="--timeout",
+        gt=0,
+        unset="the longest startupTimeoutSeconds, at least 300",
+    )
+    with_planner: bool = flag("Do not start the graph's planner.", name="--no-planner", default=True)
+    planner: Mapping[str, str] = field(default_factory=dict)
 
 
-def initial_state(graph: GraphDeployment, options: LocalOptions, environment: Mapping[str, str]) -> StateFile:
+def initial_state(
+    graph: GraphDeployment,
+    options: UpOptions,
+    context: RuntimeContext,
+    *,
+    log_dir: Path,
+    environment: Mapping[str, str],
+) -> StateFile:
     """Return the first statefile of a graph: all replicas requested, their GPUs allocated.
 
     Args:
         graph: A valid graph.
-        options: What the command line adds.
+        options: Of the command line.
+        context: Where interpreter, manifest and statefile are.
+        log_dir: Folder of all logs.
         environment: The caller's environment, for variables that Kubernetes would fill from a Secret.
 
     Raises:
         ConfigError: the graph needs something that one machine cannot give; the message has the remedy.
     """
     specs = [
-        spec
-        for spec in process_specs(graph, options.context)
-        if spec.role != PLANNER_ROLE or options.with_planner
+        spec for spec in process_specs(graph, context) if spec.role != PLANNER_ROLE or options.with_planner
     ]
     if not any(spec.role == Role.ROUTER for spec in specs):
         raise ConfigError(
             f"{graph.name}: spec.services: no service with role: router, which `penstock up` needs; "
             "add `frontend: {role: router}`"
         )
-    state = StateFile(_arbiter(graph, specs, options), {})
+    state = StateFile(_arbiter(graph, specs, options, context, str(log_dir)), {})
     has_router = False
     for spec in specs:
         _check(graph.name, spec, environment)
-        entry = _entry(spec, options)
+        entry = _entry(spec, options.port)
         if spec.role == Role.ROUTER and has_router:
             continue
         has_router = has_router or spec.role == Role.ROUTER
@@ -89,20 +100,26 @@ def initial_state(graph: GraphDeployment, options: LocalOptions, environment: Ma
     return state
 
 
-def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOptions) -> ArbiterInfo:
+def _arbiter(
+    graph: GraphDeployment,
+    specs: list[ProcessSpec],
+    options: UpOptions,
+    context: RuntimeContext,
+    log_dir: str,
+) -> ArbiterInfo:
     ceiling = graph.spec.planner.max_gpu_budget if graph.spec.planner.enabled else None
     gpus = options.gpus if options.gpus is not None else (ceiling or DEFAULT_GPUS)
     return ArbiterInfo(
-        namespace=options.namespace,
-        graph=options.context.graph_file,
+        namespace=context.namespace,
+        graph=context.graph_file,
         model=graph.spec.served_name,
         speed=options.speed,
-        log_dir=options.log_dir,
+        log_dir=log_dir,
         gpus=gpus,
         budget=gpus if ceiling is None else min(gpus, ceiling),
         router_url=f"http://127.0.0.1:{options.port}",
         runtime=graph.spec.runtime,
-        discovery_folder=str(options.context.discovery_folder)
+        discovery_folder=str(context.discovery_folder)
         if runtime_of(graph.spec.runtime).has_discovery_folder
         else None,
         planner_log_dir=next((_flag(spec, "--log-dir") for spec in specs if spec.role == PLANNER_ROLE), None),
@@ -110,7 +127,6 @@ def _arbiter(graph: GraphDeployment, specs: list[ProcessSpec], options: LocalOpt
 
 
 def _with_replicas(state: StateFile, spec: ProcessSpec, entry: ProcessEntry) -> StateFile:
-    """Add all first replicas of one service; with none, its base entry waits as ``stopped``."""
     name = base_name(state.arbiter.namespace, spec.service)
     if not entry.is_worker:
         return state.with_entry(name, replace(entry, order=state.next_order()))
@@ -125,16 +141,16 @@ def _with_replicas(state: StateFile, spec: ProcessSpec, entry: ProcessEntry) -> 
     return state
 
 
-def _entry(spec: ProcessSpec, options: LocalOptions) -> ProcessEntry:
+def _entry(spec: ProcessSpec, router_port: int) -> ProcessEntry:
     is_router = spec.role == Role.ROUTER
     return ProcessEntry(
         service=spec.service,
         role=spec.role,
         cmd=spec.argv,
         env=dict(spec.env),
-        url=f"http://127.0.0.1:{options.port}" if is_router else None,
+        url=f"http://127.0.0.1:{router_port}" if is_router else None,
         placeholders=spec.ports,
-        ports={PORT: options.port} if is_router else {},
+        ports={PORT: router_port} if is_router else {},
         health_path=spec.health_path,
         gpus_per_replica=spec.gpus,
         grace_s=spec.grace_s,
@@ -164,6 +180,5 @@ def _check(graph: str, spec: ProcessSpec, environment: Mapping[str, str]) -> Non
 
 
 def _flag(spec: ProcessSpec, flag: str) -> str | None:
-    """Return the value that follows ``flag`` in a command, or None."""
     words = list(spec.argv)
     return words[words.index(flag) + 1] if flag in words else None

@@ -16,10 +16,6 @@ GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 def ports_for(entry: ProcessEntry, entries: Iterable[ProcessEntry]) -> dict[str, int]:
     """Return a port for each placeholder: the router's stays, a worker's stays while no other process took it.
 
-    Args:
-        entry: The process to start.
-        entries: All of the file, for the ports promised to others.
-
     Raises:
         ClusterError: no port is free.
     """

@@ -30,7 +30,6 @@ class Stopped:
     """What a stop did.
 
     Attributes:
-        namespace: Which graph.
         took_s: Real seconds.
         forced: The drain took too long, or ``--now`` was given.
         notes: What had to be cleared up besides, for people.
@@ -117,7 +116,6 @@ def _stop(
     patience_s: float,
     progress: Progress,
 ) -> bool:
-    """Signal the arbiter and wait; True when it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(arbiter.pid, sent)
     deadline = time.monotonic() + patience_s
@@ -149,7 +147,7 @@ def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
 
 
 def _ignore(_state: StateFile) -> None:
-    """Tell nobody."""
+    pass
 
 
 def _force(store: StateStore, state: StateFile) -> tuple[str, ...]:

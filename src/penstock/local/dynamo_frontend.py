@@ -37,7 +37,6 @@ class Instance:
     """One registered worker.
 
     Attributes:
-        id: Dynamo's number of it.
         component: ``prefill`` or ``backend``.
     """
 
@@ -50,8 +49,6 @@ class WorkerPage:
     """What one worker says of itself.
 
     Attributes:
-        id: Dynamo's number of it.
-        inflight: Requests that it has.
         kv_usage_fraction: 0 to 1; None: a mocker's prefill worker reports none.
     """
 
@@ -67,12 +64,7 @@ class DynamoFrontend:
     """Chosen: the frontend sees a change of the folder within milliseconds."""
 
     def __init__(self, probes: Probes, arbiter: ArbiterInfo) -> None:
-        """Ask over `probes`.
-
-        Args:
-            probes: Connections.
-            arbiter: Of the graph: its frontend's address, the served model and the folder of Dynamo's discovery.
-        """
+        """Ask over `probes`."""
         self._probes = probes
         self._url = arbiter.router_url
         self._model = arbiter.model
@@ -136,12 +128,7 @@ class DynamoFrontend:
 
 
 def deregister(folder: Path, worker_id: int) -> None:
-    """Delete a worker's entries in Dynamo's discovery; nothing happens when they are gone.
-
-    Args:
-        folder: Of the discovery.
-        worker_id: Dynamo's number.
-    """
+    """Delete a worker's entries in Dynamo's discovery; nothing happens when they are gone."""
     for bucket in _BUCKETS:
         for path in (folder / "v1" / bucket).glob(f"*%2F{worker_id:x}"):
             path.unlink(missing_ok=True)

@@ -30,7 +30,6 @@ def become(log: str, argv: list[str]) -> int:
 
 
 def _open(log: str) -> int:
-    """Open the log for appending; a full disk costs the log, not the process."""
     try:
         return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     except OSError:

@@ -27,11 +27,7 @@ class Frontend(Protocol):
     settle_s: float
 
     async def readiness(self, entries: Mapping[str, ProcessEntry]) -> tuple[bool, str]:
-        """Return whether a request would be served now, and why not.
-
-        Args:
-            entries: All of the graph.
-        """
+        """Return whether a request would be served now, and why not."""
         ...
 
     async def drain(self, name: str, entry: ProcessEntry) -> bool | NoAnswer:

@@ -57,7 +57,6 @@ def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) ->
 
 
 def _runs(ids: list[int]) -> list[list[int]]:
-    """Return the maximal runs of consecutive ids of an ascending list."""
     runs: list[list[int]] = []
     for gpu in ids:
         if runs and runs[-1][-1] == gpu - 1:

@@ -23,14 +23,7 @@ _COMMAND_CHARACTERS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A process of a graph that no arbiter supervises.
-
-    Attributes:
-        namespace: Of its graph.
-        pid: Process id.
-        command: Begin of its command line.
-        reason: Why it counts as leaked.
-    """
+    """A process of a graph that no arbiter supervises."""
 
     namespace: str
     pid: int

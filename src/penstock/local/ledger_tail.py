@@ -27,13 +27,7 @@ class DecisionStatus:
     """One role's part of a recorded decision.
 
     Attributes:
-        id: The ledger's.
         at_s: Simulated seconds since the planner's first start.
-        role: prefill, decode or aggregated.
-        current: Replicas before.
-        desired: Replicas after.
-        reason: The rule that settled it.
-        sentence: For people.
     """
 
     id: str
@@ -50,9 +44,7 @@ class HeldDecisions:
     """Decisions since the newest change that changed nothing.
 
     Attributes:
-        count: How many.
         at_s: When the newest was made, simulated seconds since the planner's first start.
-        sentences: Why it holds, for people.
     """
 
     count: int

@@ -10,10 +10,6 @@ from penstock.local.liveness import ProcessId, group_of
 def holds_port(leader: ProcessId, port: int) -> bool | None:
     """Return whether a process, or one of its group or descendants, listens on a TCP port.
 
-    Args:
-        leader: Recorded process.
-        port: On any address.
-
     Returns:
         None when the system does not let this user see all of their sockets, and none observed is this port.
     """

@@ -48,7 +48,6 @@ class ProcessId:
     """One process for good.
 
     Attributes:
-        pid: Process id.
         started: When it started, as text to compare: this boot of the machine and the clock ticks since then.
             No clock that can be set is part of it.
     """
@@ -220,7 +219,6 @@ def is_tracker(process: ProcessId) -> bool:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return the start of a running process; None for one that is gone or only waits to be reaped."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -243,7 +241,6 @@ def _start_without_proc(pid: int) -> str | None:
 
 @functools.cache
 def _boot_id() -> str:
-    """Return the name of this boot of the machine; empty where the system has none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

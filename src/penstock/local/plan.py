@@ -84,7 +84,6 @@ class ProcessExit:
     """How a process ended.
 
     Attributes:
-        at_s: When it was observed.
         reason: Exit code or signal, with the last lines of its log.
     """
 
@@ -114,7 +113,6 @@ class Fault:
     """Why a process that may well answer its health check does not serve.
 
     Attributes:
-        reason: For people.
         allowed_s: How long after it last served it may have the fault before it is killed.
     """
 
@@ -127,16 +125,11 @@ class ObservedProcess:
     """What the supervisor remembers about one name.
 
     Attributes:
-        pid: Its running process, or None.
-        started_s: When its newest process was started, or None before the first.
         exited: How that process ended, not dealt with yet.
         failures: Unwanted exits in a row.
-        restart_at_s: When the next start is due, or None.
         healthy_s: When its newest process last answered its health check and had no fault, or None.
         fault: What the newest look found besides the health check, or None.
         port_taken: Another process answered on the port of its newest process, which does not listen there.
-        drain: Progress of its drain, or None.
-        terminated_s: When SIGTERM was sent to its newest process, or None.
         verdict: Why the supervisor itself killed it, or None.
     """
 
@@ -190,8 +183,6 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What is the same for every entry of one plan."""
-
     now_s: float
     speed: float
     figures: Supervision
@@ -215,7 +206,6 @@ def _next(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -
 
 
 def _bring_back(name: str, known: ObservedProcess, view: _View) -> Action | None:
-    """Return what follows for an entry that should run and does not."""
     if known.exited is not None:
         return _after_exit(name, known, known.exited, view.figures.restarts)
     if known.restart_at_s is not None and view.now_s < known.restart_at_s:
@@ -224,7 +214,6 @@ def _bring_back(name: str, known: ObservedProcess, view: _View) -> Action | None
 
 
 def _watch(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
-    """Return what follows for a process that runs and should."""
     if known.verdict is not None:
         return None
     limits = view.figures.limits

@@ -54,10 +54,8 @@ class WorkerView:
 
     Attributes:
         state: ready, unhealthy, circuit_open, draining or unregistered.
-        inflight_requests: Requests that the router has sent there and not finished.
         inflight_tokens: Their tokens; None: only their number is known.
         kv_usage_fraction: 0 to 1, or None when unknown.
-        reason: Why it is not ready, or None.
     """
 
     state: str
@@ -85,7 +83,6 @@ class Traffic:
         arrivals: Requests that came, rejected ones included.
         rejected: Requests that were refused or timed out in the queue, which may have come before.
         ttft_p50_s, ttft_p99_s: Of the streams that began; None without any.
-        ttft_slo_s: TTFT that the graph aims for.
     """
 
     period_s: float
@@ -109,7 +106,6 @@ class RouterView:
     """What the router says of itself and its workers.
 
     Attributes:
-        workers: By name.
         queue: Waiting prefills; None: not known.
         lag_p99_s: How late the router runs, simulated seconds, or None.
         traffic: What came lately; None: not known.

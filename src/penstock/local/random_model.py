@@ -126,8 +126,6 @@ def safetensors(tensors: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
 
     Source: huggingface.co/docs/safetensors: length of the header (8 bytes, little-endian), header, data.
 
-    Args:
-        tensors: Finite values by name.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parts: list[bytes] = []

@@ -35,12 +35,7 @@ class Record:
     __slots__ = ("_base", "state", "store")
 
     def __init__(self, store: StateStore, state: StateFile) -> None:
-        """Begin from what was just written.
-
-        Args:
-            store: The file.
-            state: Its content.
-        """
+        """Begin from what was just written."""
         self.store = store
         self.state = state
         self._base: StateFile | None = None
@@ -168,7 +163,6 @@ class Record:
         return answer
 
     def _rewrite(self) -> bool:
-        """Write the whole file from memory; where that is impossible, note that the file lacks what is there."""
         try:
             self.store.write(self.state)
         except ConfigError as exc:

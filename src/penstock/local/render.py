@@ -70,7 +70,6 @@ def _processes(status: LocalGraphStatus) -> Table:
 
 
 def _reasons(status: LocalGraphStatus) -> list[Text]:
-    """Return why each process that does not serve does not: a line each, because a column has no room for it."""
     lines = [
         Text.assemble((f"{process.name}: ", "bold"), process.reason)
         for process in status.processes

@@ -19,8 +19,6 @@ class ScaleOutcome:
     """What one scaling step made of the file.
 
     Attributes:
-        state: The file to write.
-        added: Names of requested replicas.
         withdrawn: Names of replicas on their way out.
         refusal: Why not all replicas could be added, or None.
     """
@@ -47,10 +45,6 @@ def replicas_of(state: StateFile, role: str) -> dict[str, ProcessEntry]:
 
 def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, str] | GpuRefusal:
     """Add one ``requested`` entry with its own GPUs.
-
-    Args:
-        state: The file, read under its lock.
-        base: Where command, environment and sizes come from.
 
     Returns:
         The new file and the entry's name, or the allocator's refusal.

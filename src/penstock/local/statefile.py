@@ -29,7 +29,6 @@ class ArbiterInfo:
     """The background process that owns the file.
 
     Attributes:
-        namespace: Name of this graph on this machine.
         gpus: GPUs of the host that the allocator may hand out (ids 0 to gpus - 1).
         budget: Most GPUs that workers may hold at once, <= gpus.
         pid: Process id; 0 until the arbiter has written itself.
@@ -39,13 +38,10 @@ class ArbiterInfo:
         graph: Path of the manifest.
         model: Name under which the model is served.
         speed: Time scale: simulated seconds per real second.
-        log_dir: Folder of the processes' logs.
-        router_url: Where clients send requests.
         planner_log_dir: The planner's TensorBoard folder and ledger; None without a planner.
         stopping: True from the moment the graph is being stopped; nothing may be added any more.
         run_id: Which `penstock up` made the file; stays when the arbiter is started again.
         restarts: How often the arbiter was started again after it was killed.
-        runtime: The graph's.
         discovery_folder: Where the runtime's processes find each other; None where they do not by files.
     """
 
@@ -78,12 +74,10 @@ class ProcessEntry:
         role: router, prefill, decode, aggregated or planner.
         cmd: Arguments with placeholders such as ``{port}``.
         env: Variables on top of the arbiter's own, with placeholders.
-        state: See `EntryState`.
         url: Address, or None for a process that does not listen.
         placeholders: Names of the ports that ``cmd`` and ``env`` want filled in.
         ports: Chosen TCP ports by placeholder; empty until the first start.
         health_path: Answers 200 once it serves, or None for a process that does not listen.
-        pid: Running process, or None.
         started: When that process started (`liveness.ProcessId`).
         gpus: Exclusive GPU ids.
         gpus_per_replica: How many GPU ids a replica of this service needs.
@@ -92,8 +86,6 @@ class ProcessEntry:
         liveness_s: A serving process that gives no healthy answer for this long, real seconds, is killed.
         stall_s: A worker with requests that makes no token for this long, real seconds, is killed.
         served: It has been ready once since it was requested.
-        restarts: How often it was restarted after a crash.
-        reason: Why it is not serving, or None.
         order: Rises with every requested replica; the newest has the largest.
     """
 

@@ -34,10 +34,6 @@ def to_json(state: StateFile) -> dict[str, Any]:
 def from_json(data: object, *, source: str) -> StateFile:
     """Read the file; unknown keys are ignored and missing ones get their defaults.
 
-    Args:
-        data: Parsed JSON.
-        source: File name, for messages.
-
     Raises:
         ConfigError: the file is not a statefile; the message says what is wrong and how to go on.
     """

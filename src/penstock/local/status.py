@@ -25,17 +25,10 @@ class ProcessStatus:
     """One process.
 
     Attributes:
-        name: ProcessEntry's name.
-        role: router, prefill, decode, aggregated or planner.
         state: As the supervisor has it, or as the router sees it when that is worse.
-        gpus: Exclusive GPU ids.
-        pid: Running process, or None.
-        url: Address, or None.
-        restarts: After crashes.
         inflight_requests: As the router counts; None when unknown.
         inflight_tokens: As the router counts; None when unknown.
         kv_usage_fraction: 0 to 1; None when unknown.
-        reason: Why it does not serve, or None.
     """
 
     name: str
@@ -82,20 +75,12 @@ class LocalGraphStatus:
     """One graph at one moment.
 
     Attributes:
-        namespace: Which.
-        model: Name under which it is served.
-        speed: Time scale: simulated seconds per real second.
-        running: Its arbiter runs.
-        stopping: It is being stopped.
-        router_url: Where clients send requests.
-        log_dir: Folder of the logs.
         planner_log_dir: For ``tensorboard --logdir``; None without a planner.
         processes: In the file's order, entries without a process left out unless they failed.
         pools: Worker roles that the graph has.
         queue: Waiting prefills; None when the router does not answer.
         traffic: What came to the router in the last minute; None when that is unknown.
         gpus_used: Held by existing workers, draining ones included.
-        gpu_budget: Most that they may hold.
         planner: None while there is none, or it has not written of itself.
         lag_p99_s: How late each process that says so runs, simulated seconds, by name.
         decisions: Those that changed replicas, or all that were asked for; the newest last.
@@ -149,10 +134,6 @@ class StatusReader:
 
     def __init__(self, namespace: str, *, with_unchanged: bool = False) -> None:
         """Read ``namespace`` of the configured state folder.
-
-        Args:
-            namespace: Of the graph.
-            with_unchanged: Show decisions that changed nothing, too.
 
         Raises:
             ConfigError: the namespace cannot be a file name.

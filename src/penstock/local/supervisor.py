@@ -134,7 +134,6 @@ class Supervisor:
             await self._act(action, now_s)
 
     async def _survive(self, step: Coroutine[Any, Any, None]) -> None:
-        """Run one step; a full disk, a held lock or a busy circus is met again at the next tick."""
         try:
             await step
         except (ClusterError, ConfigError) as exc:

@@ -11,18 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.api import Environment, GraphDeployment, PlannerMode, Role
 from penstock.api.manifests import load_graph
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PortInUseError, unwritable
-from penstock.core.flags import check_bounds, flag, time_scale
+from penstock.core.flags import check_bounds
 from penstock.core.local_state import EMPTY_STATES, EntryState
 from penstock.engine.profiles.performance import planning_profile
 from penstock.local import liveness, private, process_log, recovery
-from penstock.local.build import LocalOptions, initial_state
+from penstock.local.build import UpOptions, initial_state
 from penstock.local.frontend import frontend_of
 from penstock.local.model_folder import check_model
 from penstock.local.plan import Limits
@@ -45,37 +45,10 @@ _WITHDRAW_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class UpOptions:
-    """The options of the command line, whose help is that of the fields.
-
-    Attributes:
-        planner: Options of `penstock planner run` by their names; they win over the graph's.
-    """
-
-    namespace: str | None = flag("Name of the graph on this machine.", unset="metadata.name")
-    speed: float = time_scale(more=", for simulated workers")
-    port: int = flag("The router's TCP port on 127.0.0.1.", default=8000, ge=1, le=65535)
-    gpus: int | None = flag("GPUs of this machine.", ge=0, unset="planner.maxGpuBudget, else 8")
-    log_dir: Path | None = flag(
-        "Folder of logs, ledger and dashboard.", path="folder", unset="~/.penstock/log/NAMESPACE"
-    )
-    timeout_s: float | None = flag(
-        "How long the graph may take until it serves, real seconds.",
-        name="--timeout",
-        gt=0,
-        unset="the longest startupTimeoutSeconds, at least 300",
-    )
-    with_planner: bool = flag("Do not start the graph's planner.", name="--no-planner", default=True)
-    planner: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class StartedGraph:
     """A graph that serves.
 
     Attributes:
-        state: Its statefile.
-        statefile: Where that lies.
         ready_s: How long it took, real seconds.
         recovered: What a killed arbiter had left and was cleared up, for people.
         arbiter: The background process, a child of this one.
@@ -95,10 +68,6 @@ Progress = Callable[[StateFile, str], None]
 def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     """Check everything that can be checked before a process is started.
 
-    Args:
-        file: The manifest.
-        options: The options of the command line.
-
     Returns:
         The namespace's store and the first content of its statefile.
 
@@ -113,10 +82,13 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     _check_extras(graph, with_planner=options.with_planner)
     if options.with_planner:
         _check_profile(graph, options.planner)
-    local = _local_options(graph, file, store, namespace, options)
-    runtime_of(graph.spec.runtime).check_installed(graph.spec, local.context)
+    check_bounds(options)
+    SimulatedClock(options.speed)  # refuses a speed that is none
+    log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
+    context = _context(graph, file, store, options, log_dir)
+    runtime_of(graph.spec.runtime).check_installed(graph.spec, context)
     check_model(graph.spec)
-    state = initial_state(graph, local, os.environ)
+    state = initial_state(graph, options, context, log_dir=log_dir, environment=os.environ)
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 
 
@@ -174,31 +146,19 @@ def _check_port(port: int) -> None:
         )
 
 
-def _local_options(
-    graph: GraphDeployment, file: Path, store: StateStore, namespace: str, options: UpOptions
-) -> LocalOptions:
-    check_bounds(options)
-    SimulatedClock(options.speed)  # refuses a speed that is none
-    log_dir = (options.log_dir or log_root() / namespace).expanduser().absolute()
+def _context(
+    graph: GraphDeployment, file: Path, store: StateStore, options: UpOptions, log_dir: Path
+) -> RuntimeContext:
     planner_dir = graph.spec.planner.log_dir
-    planner_args = tuple(
-        f"--{name}={value}" for name, value in options.planner.items() if name not in _APPLIED
-    )
-    return LocalOptions(
-        namespace=namespace,
+    return RuntimeContext(
+        python=sys.executable,
+        graph_file=str(file.absolute()),
+        discovery=str(store.path.absolute()),
+        namespace=store.path.stem,
         speed=options.speed,
-        port=options.port,
-        gpus=options.gpus,
-        log_dir=str(log_dir),
-        with_planner=options.with_planner,
-        context=RuntimeContext(
-            python=sys.executable,
-            graph_file=str(file.absolute()),
-            discovery=str(store.path.absolute()),
-            namespace=namespace,
-            speed=options.speed,
-            log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
-            planner_args=planner_args,
+        log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
+        planner_args=tuple(
+            f"--{name}={value}" for name, value in options.planner.items() if name not in _APPLIED
         ),
     )
 
@@ -239,7 +199,6 @@ def ready_timeout_s(state: StateFile) -> float:
 
 
 def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[bytes]:
-    """Start the background process in a session of its own, its log beside the others."""
     log_dir = Path(state.arbiter.log_dir)
     try:
         private.make_folder(log_dir)
@@ -336,7 +295,6 @@ def _serves(state: StateFile) -> bool:
 
 
 def _failures(state: StateFile) -> str:
-    """Return why processes that are being started again have ended, each after a semicolon."""
     return "".join(f"; {name}: {entry.reason}" for name, entry in state.entries.items() if entry.reason)
 
 

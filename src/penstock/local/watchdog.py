@@ -28,12 +28,7 @@ class Watchdog:
     """The process, from the arbiter's side."""
 
     def __init__(self, successor: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Name what follows the arbiter; nothing is started yet.
-
-        Args:
-            successor: Command that takes over from a killed arbiter.
-            environment: Its variables.
-        """
+        """Name what follows the arbiter; nothing is started yet."""
         self._successor = list(successor)
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None

@@ -106,7 +106,6 @@ class EngineFigures:
     """What one engine size does with the target's requests, looked up once.
 
     Attributes:
-        gpus: Its GPUs.
         ttft_s: Of one prompt that does not wait; None: prefill was not measured.
         choices: Its batches by requests in flight; empty: decode was not measured.
         table: ITL over requests in flight.

@@ -22,7 +22,6 @@ class Change:
     Attributes:
         text: The option to give, with its value.
         factor: By which it changes, above 1; smaller is cheaper.
-        plan: What then runs.
     """
 
     text: str
@@ -35,9 +34,6 @@ class CapacityQuery:
     """A load, its targets, and the GPUs there are.
 
     Attributes:
-        engines: Figures of every size.
-        targets: To hold.
-        load: What arrives.
         is_aggregated: One pool does both.
         max_gpus: GPUs of all replicas; None: any number.
     """

@@ -86,10 +86,6 @@ def decode_gpus(arrays: Mapping[str, Any]) -> int | None:
 def decode_points(arrays: Mapping[str, Any], gpus: int) -> tuple[DecodePoint, ...]:
     """Return the points of a decode profile, by context and requests in flight.
 
-    Args:
-        arrays: As Dynamo keeps them.
-        gpus: Of the engine, which the file does not say.
-
     Raises:
         ValueError: an array is missing, or they differ in length; the message names it.
     """

@@ -14,8 +14,6 @@ class PerformanceProfile:
     """An engine that prefills and one that decodes; the same engine twice where the graph is aggregated.
 
     Attributes:
-        prefill: Of one prefill engine.
-        decode: Of one decode engine.
         prefill_gpus: GPUs of the prefill engine that was measured, >= 1.
         decode_gpus: GPUs of the decode engine that was measured, >= 1.
         model: Model that was measured; empty where it is not known.

@@ -40,7 +40,6 @@ class Finding:
     """One thing wrong with a profile.
 
     Attributes:
-        severity: See `Severity`.
         key: Where, such as ``tp4.prefill``.
         message: Value, bound and remedy.
     """

@@ -22,10 +22,6 @@ _LEAST_PROMPTS = 2
 def read_profile(text: str, *, origin: str = "profile") -> PerformanceProfile:
     """Return the profile that a text describes: JSON as `plain_profile` has it.
 
-    Args:
-        text: Of the file, or of the ConfigMap's key.
-        origin: File or ConfigMap, for messages.
-
     Raises:
         ConfigError: not JSON, keys are missing, or points are not in order; the message says which.
     """

@@ -41,7 +41,6 @@ class PrefillChoice:
     """One engine size that prefills.
 
     Attributes:
-        gpus: Its size.
         ttft_s: TTFT at the target's prompt length, without queueing.
         tokens_per_s_per_gpu: Prompt tokens.
         meets: Whether the TTFT is within the target.
@@ -58,7 +57,6 @@ class DecodeChoice:
     """One engine size and batch that decodes.
 
     Attributes:
-        gpus: Its size.
         concurrency: Requests in flight.
         itl_s: Their ITL at the target's context.
         tokens_per_s_per_gpu: Output tokens.
@@ -79,8 +77,6 @@ class Recommendation:
     """What to run, and the bounds to plan it by.
 
     Attributes:
-        targets: As asked.
-        prefill: Chosen size.
         decode: Chosen size and batch.
         queue: Bounds of the prefill queue, requests.
         kv: Bounds of decode's KV usage.
@@ -111,10 +107,6 @@ class Recommendation:
 
 def recommend(sweep: Sweep, targets: Targets) -> Recommendation:
     """Return the best size per role; one size for both where the graph is aggregated.
-
-    Args:
-        sweep: Without errors by `quality.sweep_findings`.
-        targets: What to hold.
 
     Raises:
         ConfigError: the prompt length or the context lies beyond what was measured.

@@ -80,16 +80,6 @@ class DecodeTable:
         row = _between_rows(self.contexts, self.itl_s, context)
         return interpolated(self.kv_usage, row, concurrency * context / self.kv_tokens)
 
-    def best_tokens_per_s(self, itl_s: float, context: float) -> float:
-        """Return the throughput at the highest KV usage whose ITL is no higher than the target.
-
-        Where none is, that of the lowest usage: the loop does what it can.
-        """
-        itls = _between_rows(self.contexts, self.itl_s, context)
-        rates = _between_rows(self.contexts, self.tokens_per_s, context)
-        fitting = [rate for itl, rate in zip(itls, rates, strict=True) if itl <= itl_s]
-        return fitting[-1] if fitting else rates[0]
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:

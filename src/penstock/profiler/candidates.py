@@ -33,12 +33,7 @@ _LARGEST_TP = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """One worker process that is measured.
-
-    Attributes:
-        process: What is started.
-        speed: Its time scale.
-    """
+    """One worker process that is measured."""
 
     process: ProcessSpec
     speed: float
@@ -54,8 +49,6 @@ class Candidate:
     """One engine size.
 
     Attributes:
-        gpus: Its GPUs.
-        name: What it is, for people.
         prefill: Whose TTFT is measured.
         decode: Whose ITL is measured.
         profile: Latency profile of simulated workers, for the graph that is written back; None for others.
@@ -152,7 +145,6 @@ def _kind(profile: profiles.Profile) -> tuple[str, ...]:
 
 
 def _profiles_of(graph: GraphDeployment) -> dict[int, dict[Role, str]]:
-    """Return the latency profiles of both phases by the sizes that both have."""
     by_phase = {
         phase: family(service.profile or graph.spec.engine.profile)
         for phase, (_, service) in measured_services(graph).items()

@@ -20,7 +20,6 @@ class EngineEstimate:
     """What is measured of one engine, as far as known before it starts.
 
     Attributes:
-        engine: Which.
         prompts: Prompt lengths; empty: the engine must say first what its cache holds.
         batches: Requests in flight by context.
         expected_s: Real seconds; None: a real engine's times are what is to be found out.

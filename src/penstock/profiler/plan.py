@@ -27,8 +27,6 @@ class ProfileConfig:
     """Everything a user can choose about a profile; the help of its fields is the command line's.
 
     Attributes:
-        targets: What the engines are chosen for.
-        output_dir: Where everything goes.
         graph: Whose workers are started; exactly one of this and ``endpoint``.
     """
 
@@ -80,8 +78,6 @@ class PlannedEngine:
     """One engine size to measure.
 
     Attributes:
-        gpus: Its GPUs.
-        name: What it is, for people.
         conditions: What its points depend on.
         candidate: How it is started; None: it runs.
     """
@@ -106,8 +102,6 @@ class ProfilePlan:
     """What will be measured.
 
     Attributes:
-        config: As asked.
-        engines: By GPUs.
         model: Name of the model that the profile is of; None: the server says it.
         notes: What was chosen for the user, and why.
     """
@@ -124,11 +118,7 @@ class ProfilePlan:
         return graph is not None and not graph.spec.is_disaggregated
 
     def limits(self, kv_tokens: float) -> Limits:
-        """Return what is measured of an engine at most.
-
-        Args:
-            kv_tokens: Its cache.
-        """
+        """Return what is measured of an engine at most."""
         config, graph = self.config, self.config.graph
         targets = config.targets
         longest = config.max_context or max(DEFAULT_MAX_CONTEXT, 2 * (targets.isl + targets.osl))

@@ -78,8 +78,6 @@ async def run_profile(plan: ProfilePlan, on_step: Callable[[Step], None]) -> Mea
 
 
 class _Session:
-    """One run; holds what its engines share."""
-
     def __init__(self, plan: ProfilePlan, journal: Journal, on_step: Callable[[Step], None]) -> None:
         self._plan = plan
         self._journal = journal
@@ -122,7 +120,6 @@ class _Session:
             await pool.close()
 
     async def _phase(self, engine: PlannedEngine, phase: Phase, measurer: Measurer) -> float:
-        """Measure one phase; returns the shortest time of its points."""
         self._count(engine.gpus, phase)
         if phase is Phase.PREFILL:
             return await self._prefill(engine, measurer)
@@ -207,7 +204,6 @@ class _Session:
         return points.contexts(self._plan.config.targets, limits)
 
     def _count(self, gpus: int, phase: Phase) -> None:
-        """Count a phase's points; engines that come later are taken to have as many."""
         if phase is Phase.PREFILL:
             self._planned[gpus, phase] = len(self._prompts(gpus))
             return

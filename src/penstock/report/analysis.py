@@ -21,13 +21,11 @@ class GpuUse:
     """GPU-hours over a span; a draining replica still holds its GPUs.
 
     Attributes:
-        start_s: Begin of the span.
         end_s: End of the span; what the ledger does not reach is not counted.
         used_hours: Held by existing replicas.
         static_max_hours: The budget, held all the time: what provisioning for the peak costs. With no
             ceiling configured it is the largest number held.
         static_min_hours: The floor of each role, held all the time: the least that serves at all.
-        peak_gpus: Most held at once.
         budget_gpus: The ceiling; None when there is none.
     """
 
@@ -50,8 +48,6 @@ class Violations:
     """How many requests and gaps missed a target.
 
     Attributes:
-        ttft_target_s: None when not given.
-        itl_target_s: None when not given.
         requests: Finished requests.
         late_first_tokens: Requests without a first token within the target, failed and rejected included.
         gaps: Inter-token gaps of ok requests.

@@ -54,9 +54,6 @@ class Scene:
     Attributes:
         results: Of the load run, in order of arrival.
         planner: None without a ledger.
-        duration_s: Of the load run.
-        ttft_target_s: Drawn as a line; None draws none.
-        itl_target_s: Drawn as a line; None draws none.
         is_distorted: Adds a mark to every title.
         is_itl_distorted: Adds a mark to the title of the ITL picture.
         shortest_gap_s: Shorter gaps are drawn at it: the client's timers cannot tell them apart; 0: any can be told.
@@ -99,7 +96,6 @@ def _figure(scene: Scene, title: str, *, is_late_for_gaps: bool = False) -> Figu
 
 
 def _over_run(scene: Scene, run: PlannerRun, panels: Sequence[Axes]) -> None:
-    """Give panels the planner's time, its changes in yellow, a grid and legends beside them."""
     begin_s, end_s = series.shown_span(run, duration_s=scene.duration_s)
     label = "adjusting" if run.config.policy.waits_for_adjustments else "replicas change"
     spans = [span for span in run.adjusting if span[1] >= begin_s and span[0] <= end_s]
@@ -114,7 +110,6 @@ def _over_run(scene: Scene, run: PlannerRun, panels: Sequence[Axes]) -> None:
 
 
 def _over_load(scene: Scene, axes: Axes) -> None:
-    """Give axes the load run's time, a grid and a legend above them."""
     axes.set_xlim(0, max(scene.duration_s, 1.0))
     axes.grid(alpha=0.25)
     legend_above(axes)

@@ -34,7 +34,6 @@ class FleetOutcome:
 
     Attributes:
         name: Such as ``3P+1D`` or ``hpa``.
-        kind: See `FleetKind`.
         is_measured: What happened; else it was simulated.
         in_time: Share of all requests with TTFT below the SLO, 0-1; lost ones are late.
         lost: Failed and rejected requests.

@@ -133,7 +133,6 @@ class _Arrivals:
         self._seconds = np.concatenate(([0.0], np.cumsum([demand.period_s for _, demand in known])))
 
     def around(self, at_s: float) -> float | None:
-        """Return the tokens/s over `COMPARED_S` around a time; None where the pulls do not reach so far."""
         begin_s, finish_s = at_s - COMPARED_S / 2, at_s + COMPARED_S / 2
         if not self.times.size or begin_s < self.times[0] or finish_s > self.times[-1]:
             return None

@@ -97,7 +97,6 @@ class _SecondsLocator(LogLocator):
     """Chooses ticks by the range that is shown, which every curve of the axes widens."""
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
-        """Return the ticks between two values."""
         decades = np.log10(vmax / vmin) if 0 < vmin < vmax else 0.0
         self.set_params(subs=(1.0, 2.0, 5.0) if decades < 1.3 else (1.0, 3.0) if decades < 3 else (1.0,))
         return super().tick_values(vmin, vmax)

@@ -23,7 +23,6 @@ class RunReport:
     """Everything that the page, the pictures and the text are made from.
 
     Attributes:
-        load: The load run.
         planner: None without a ledger.
         use: None without a ledger, or where it saw nothing of the load run.
         violations: Against the targets given.

@@ -60,7 +60,6 @@ def _points(axes: Axes, fleets: list[FleetOutcome], label: str, marker: str, col
 
 
 def _name(axes: Axes, fleets: Sequence[FleetOutcome]) -> None:
-    """Write the names of fixed fleets beside their points, where no name stands yet."""
     taken: list[tuple[float, float]] = []
     for each in fleets:
         if each.kind is not FleetKind.FIXED or each.gpu_hours is None:

@@ -72,10 +72,7 @@ class RoleChange:
     Attributes:
         role: prefill, decode or aggregated.
         current: Ready + starting replicas.
-        desired: Wanted replicas.
         action: up, hold or down.
-        reason: The rule that settled it.
-        sentence: For people.
         mean: The interval's mean that was compared with the thresholds; None when it was unknown or not asked.
         forecast: Of what would arrive; None where the mode makes none.
         profile: What it took from the performance profile; None where the mode has none.
@@ -127,8 +124,6 @@ class PlannerRun:
 
     Attributes:
         config: The newest header's.
-        samples: In order of time.
-        decisions: In order of time.
         adjusting: Spans (begin, end) in which replicas started or drained as the planner had asked.
         end_s: Time of the newest record.
         notes: What a reader should know: torn lines, another clock.

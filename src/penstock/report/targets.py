@@ -43,9 +43,6 @@ class Factor:
     """One correction factor, seconds observed over seconds by the profile, over the decisions of a run.
 
     Attributes:
-        least: Lowest.
-        median: Middle one.
-        most: Highest.
         last: At the newest decision.
     """
 
@@ -60,7 +57,6 @@ class TargetsSummary:
     """Targets of a run; times are simulated seconds.
 
     Attributes:
-        ttft_target_s: TTFT to hold.
         itl_target_s: ITL to hold; None: any.
         goal: Share of the requests to hold them for.
         requests: Requests of the load run that ended, lost ones included.

@@ -32,12 +32,7 @@ def seconds(value: float | None) -> str:
 
 
 def latency_cells(summary: Mapping[str, Any], key: str) -> list[str]:
-    """Return one latency's figures in the order of `RANKS`; a gap's rank below what timers tell apart is shown as that.
-
-    Args:
-        summary: Of a load run.
-        key: Of `LATENCIES`.
-    """
+    """Return one latency's figures in the order of `RANKS`; a gap's rank below what timers tell apart is shown as that."""
     row, lag = summary["latency"][key], summary["lag"]
     least_s = lag["resolution_s"] if key == "itl_s" and lag["is_itl_unresolved"] else 0.0
 

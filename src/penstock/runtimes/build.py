@@ -26,10 +26,6 @@ PLANNER_GRACE_S = 30.0
 def process_specs(graph: GraphDeployment, context: RuntimeContext) -> list[ProcessSpec]:
     """Return every kind of process that ``graph`` runs.
 
-    Args:
-        graph: A valid graph.
-        context: Where and how fast its processes run.
-
     Raises:
         ConfigError: The speed is not 1, though the runtime's workers run in real time.
     """
@@ -92,7 +88,6 @@ def _service_process(
     context: RuntimeContext,
     command: WorkerCommand,
 ) -> ProcessSpec:
-    """Add to a command what the user wrote: arguments last, variables over the runtime's own."""
     shared = spec if service.role.is_worker else None
     variables = {each.name: each for each in (*(shared.env if shared else ()), *service.env)}
     literals = {each.name: each.value or "" for each in variables.values() if each.value_from is None}
@@ -119,7 +114,6 @@ def _service_process(
 
 
 def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float:
-    """Return the service's setting, or the default of Penstock's own processes or of real engines."""
     if service.liveness_timeout_seconds is not None:
         return service.liveness_timeout_seconds
     return LIVENESS_S if spec.runs_penstock(service) else ENGINE_LIVENESS_S

@@ -83,7 +83,6 @@ class ProcessSpec:
     Attributes:
         name: ``NAMESPACE_SERVICE``, unique on the backend.
         service: Service's name in the graph; ``planner`` for the planner.
-        role: router, prefill, decode, aggregated or planner.
         argv: Command with placeholders.
         env: Variables on top of the starter's own, with placeholders.
         env_sources: Variables whose values Kubernetes supplies.
@@ -94,7 +93,6 @@ class ProcessSpec:
         replicas: Replicas to start with.
         bounds: Fewest and most replicas.
         health_path: Answers 200 once the process serves; None for a process that does not listen.
-        image: Container image.
         startup_s: Longest time to the first healthy answer, seconds (simulated).
         grace_s: Longest time to finish requests on the way out, seconds (simulated).
         liveness_s: A process that served and gives no healthy answer for this long, real seconds, hangs.
@@ -128,7 +126,6 @@ class WorkerCommand:
     Attributes:
         argv: Command with placeholders.
         ports: Placeholders that need a free TCP port each.
-        env: Variables with placeholders.
         health_path: Answers 200 once the process serves.
     """
 

@@ -7,7 +7,7 @@ from typing import Final
 from penstock.api import GraphDeployment, LeaseConfig, PlannerMode, RouterConfig
 from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.profiles.performance import BATCH_TOKENS, BLOCK_TOKENS, RUNNING_REQUESTS
-from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.engine.serve.preemption_config import PreemptionFlag
 from penstock.runtimes.engine_flags import preemption_config
 from penstock.simulator.scenario import PoolSpec, ProfiledModel
 
@@ -59,7 +59,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 lease=_lease_terms(graph.spec.lease_of(service)),
                 request_limit=engine.request_limit,
                 request_queue=engine.request_queue,
-                preemption=None if preemption is None else PreemptionConfig.model_validate(preemption),
+                preemption=None if preemption is None else PreemptionFlag.model_validate(preemption),
             ),
             service.gpus,
         )

@@ -15,7 +15,7 @@ from penstock.api import Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.transfer import LinkTerms
-from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.engine.serve.preemption_config import PreemptionFlag
 from penstock.planner.decide.config import DecideConfig
 from penstock.router.core.worker_spec import WorkerSize
 from penstock.simulator.faults import Faults
@@ -97,7 +97,7 @@ class ProfiledModel:
     max_num_seqs: int = 256
     link: LinkTerms = field(default_factory=LinkTerms)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
-    preemption: PreemptionConfig | None = None
+    preemption: PreemptionFlag | None = None
     request_limit: int | None = None
     request_queue: int = 16
 

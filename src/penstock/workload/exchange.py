@@ -56,8 +56,6 @@ class SendSettings:
 
     Attributes:
         url: Server's address without a path.
-        model: Name to ask for.
-        endpoint: See `TargetEndpoint`.
         timeout_s: Longest request, simulated seconds from sending to its last byte, > 0.
         api_key: Sent as a bearer token; None sends none.
         admin_key: Sent with the request for a router's workers; None sends none.
@@ -75,8 +73,6 @@ class SendSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How an exchange ended; ``error_class`` is None when it ended well."""
-
     http_status: int | None
     error_class: str | None = None
     error: str | None = None
@@ -258,7 +254,6 @@ def _error_class(exc: UpstreamError | SaturatedError) -> str:
 
 
 def _message(body: bytes) -> str:
-    """Return the message of an OpenAI error body, or the beginning of whatever it is."""
     try:
         parsed: Any = orjson.loads(body)
     except orjson.JSONDecodeError:

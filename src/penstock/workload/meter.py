@@ -59,10 +59,6 @@ class ClientStreamMeter:
     def feed(self, now_s: float, data: bytes) -> int:
         """Take one read and return how many token events it completed.
 
-        Args:
-            now_s: When it was read.
-            data: Bytes of the body, cut anywhere.
-
         Raises:
             StreamError: the stream carries an error object; the message is the server's.
             StreamBroken: an event is not a JSON object, or has no end.

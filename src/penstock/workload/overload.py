@@ -34,7 +34,6 @@ class Capacity:
     Attributes:
         rps: Requests answered in full per simulated second.
         concurrency: In flight while it was measured.
-        requests: Sent for it.
     """
 
     rps: float

@@ -45,20 +45,15 @@ class RequestResult:
         arrival_s: When it was to be sent.
         sent_s: When it was sent; the difference is the client's lag, or its wait for the concurrency cap.
         ended_s: When its last byte, or its failure, was seen.
-        status: See `RequestStatus`.
         http_status: None when no answer came.
         error: Class and message, or None.
         error_class: ``connect``, ``timeout_<phase>``, ``broken``, ``stream_error``, ``truncated``,
             ``http_<code>``; None when ok. Bounded, for counting.
-        trace_input_tokens: Prompt length in the trace.
-        trace_output_tokens: Output length in the trace.
         block_ids: The trace's, one per begun 512 prompt tokens, so that the traffic can be replayed with the
             prefixes that it shared; None when it has none.
         is_prompt_exact: Whether ``prompt_tokens`` must equal the trace's: on /v1/completions, not on chat,
             where the server's template adds its own.
-        prompt_tokens: As the server's usage says; None when it does not.
-        output_tokens: As the server's usage says; None when it does not.
-        cached_tokens: As the server's usage says; None when it does not.
+        prompt_tokens, output_tokens, cached_tokens: As the server's usage says; None when it does not.
         ttft_s: From sending to the first token, queueing included.
         e2e_s: From sending to the last token.
         tpot_s: (e2e - TTFT) / (output tokens - 1); None below two tokens.

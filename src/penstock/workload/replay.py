@@ -48,7 +48,6 @@ class TierProgress:
     """What became of one tier's requests so far.
 
     Attributes:
-        sent: Requests sent.
         ends: Requests ended, by how.
         ttfts_s: Of the newest that ended well, simulated seconds.
     """
@@ -63,12 +62,6 @@ class Snapshot:
     """How far a replay is; times are simulated seconds.
 
     Attributes:
-        planned: Requests to send.
-        sent: Requests sent.
-        in_flight: Sent and not ended.
-        ok: Ended well.
-        failed: Ended badly.
-        rejected: Turned away by a busy server.
         elapsed_s: Since the replay's zero, >= 0.
         ttft_p50_s: Median so far, in flight included; None before the first token.
         send_lag_p99_s: Lateness so far; None before the first request.

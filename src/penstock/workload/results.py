@@ -48,10 +48,6 @@ class ResultWriter:
     def __init__(self, directory: Path, *, with_gaps: bool = True) -> None:
         """Create the directory and an empty results file.
 
-        Args:
-            directory: Made if missing; results of an earlier run in it are replaced.
-            with_gaps: Whether to write each request's inter-token gaps.
-
         Raises:
             ConfigError: the directory cannot be written to.
         """

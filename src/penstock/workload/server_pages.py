@@ -20,8 +20,6 @@ class ListedWorker:
     """One worker of a router's list.
 
     Attributes:
-        name: Its name.
-        role: Its role.
         url: Its address without a path.
     """
 

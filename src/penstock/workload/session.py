@@ -125,8 +125,6 @@ class LoadPlan:
     """What will be sent.
 
     Attributes:
-        config: As given.
-        trace: As read.
         selected: The requests, with arrivals as they will be sent.
         spread: The spreading applied.
         rate_factor: By which the recorded rate was multiplied.

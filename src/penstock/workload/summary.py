@@ -140,10 +140,6 @@ class _Summary(_Part):
 def check_summary(summary: dict[str, Any], place: str) -> None:
     """Refuse a summary whose parts are not of the types that `penstock load` writes.
 
-    Args:
-        summary: As parsed.
-        place: The file, for messages.
-
     Raises:
         ConfigError: the message names the key.
     """

@@ -53,7 +53,6 @@ class SyntheticSpec:
     """One made-up workload.
 
     Attributes:
-        process: See `Process`.
         rate: Mean arrivals, requests/s, > 0; of STEP, RAMP and DAY the rate at the beginning, of
             REGIMES the lowest.
         count: Requests at most, >= 1.
@@ -230,7 +229,6 @@ def _arrivals(spec: SyntheticSpec, rng: np.random.Generator) -> Iterator[float]:
 
 
 def _rate(spec: SyntheticSpec, rng: np.random.Generator) -> rates.Rate:
-    """Return the rate over time of a process whose rate changes."""
     rate, peak, length_s = spec.rate, spec.peak, spec.step_length_s
     if spec.process is Process.SINE:
         return rates.sine(rate, amplitude=spec.amplitude, period_s=spec.period_s)

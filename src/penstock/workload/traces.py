@@ -79,7 +79,6 @@ class Trace:
 
     Attributes:
         name: As the user gave it: a built-in name or a path.
-        format: Layout found.
         sha256: Of the file's bytes.
         requests: At least one; arrivals never decrease.
         skipped: Rows that could not be read, by line.

@@ -1,11 +1,13 @@
 """A graph becomes the first statefile."""
 
+from pathlib import Path
+
 import pytest
 
 from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import EntryState
-from penstock.local.build import LocalOptions, initial_state
+from penstock.local.build import UpOptions, initial_state
 from penstock.runtimes import RuntimeContext
 
 GRAPH = """
@@ -36,8 +38,10 @@ def build():
             speed=20.0,
             log_dir="/l/planner",
         )
-        options = LocalOptions("n", 20.0, 8123, gpus, "/l", with_planner, context)
-        return initial_state(load_graph(text), options, environment or {})
+        options = UpOptions(port=8123, gpus=gpus, speed=20.0, with_planner=with_planner)
+        return initial_state(
+            load_graph(text), options, context, log_dir=Path("/l"), environment=environment or {}
+        )
 
     return make
 

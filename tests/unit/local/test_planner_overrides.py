@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 from penstock.cli import local as commands
 from penstock.core.errors import ConfigError, InvalidSpecError
-from penstock.local.up import UpOptions, prepare
+from penstock.local.build import UpOptions
+from penstock.local.up import prepare
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1

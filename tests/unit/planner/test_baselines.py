@@ -278,9 +278,9 @@ def test_dynamo_looks_engines_up_between_its_points_and_at_its_ends():
     assert decode.itl_of(25, 1000) == pytest.approx(0.005)
     assert decode.itl_of(37.5, 1000) == pytest.approx(0.0075)
     assert decode.itl_of(12.5, 2000) == pytest.approx(0.00425)
-    assert decode.best_tokens_per_s(0.012, 1000) == 1500.0
-    assert decode.best_tokens_per_s(0.012, 2000) == pytest.approx(937.5)
-    assert decode.best_tokens_per_s(0.001, 3000) == 500.0
+    assert dynamo_throughput.best_tokens_per_s(decode, 0.012, 1000) == 1500.0
+    assert dynamo_throughput.best_tokens_per_s(decode, 0.012, 2000) == pytest.approx(937.5)
+    assert dynamo_throughput.best_tokens_per_s(decode, 0.001, 3000) == 500.0
 
 
 def throughput_decision(demand, **options):

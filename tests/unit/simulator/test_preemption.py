@@ -1,7 +1,7 @@
 """A request that a worker gives up for a higher tier ends in the simulation as it does live: failed, and once."""
 
 from penstock.api import Role
-from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.engine.serve.preemption_config import PreemptionFlag
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
@@ -10,7 +10,7 @@ from penstock.workload.traces import TraceRequest
 def world(preemption, tokens=4096):
     """Make a small worker, a long background request and a premium one that needs its blocks."""
     model = ProfiledModel(
-        "h200-llama-3.1-8b-tp1", kv_tokens=tokens, block_size=16, preemption=PreemptionConfig(**preemption)
+        "h200-llama-3.1-8b-tp1", kv_tokens=tokens, block_size=16, preemption=PreemptionFlag(**preemption)
     )
     requests = [TraceRequest(0.0, 3000, 500, None, 1), TraceRequest(1.0, 2000, 4, None, 2)]
     made = Simulation(Scenario([PoolSpec(Role.AGGREGATED, 1, model)]), requests)

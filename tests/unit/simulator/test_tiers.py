@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.api import Role, Tier
-from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.engine.serve.preemption_config import PreemptionFlag
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
@@ -14,7 +14,7 @@ from penstock.simulator.tier_scores import tier_scores
 from penstock.simulator.workload import Workload
 from penstock.workload.arrivals import Spread
 
-PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1", preemption=PreemptionConfig())
+PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1", preemption=PreemptionFlag())
 PROMPT_TOKENS, OUTPUT_TOKENS, GAP_S, LAST_S = 2000, 20, 0.033, 60.0
 """A prompt takes about 0.13 s of prefill, so that two workers serve about half of the requests."""
 ORDER = (Tier.STANDARD, Tier.BACKGROUND, Tier.STANDARD, Tier.BACKGROUND, Tier.PREMIUM)

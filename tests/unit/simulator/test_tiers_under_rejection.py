@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.api import Role, RouterConfig, Tier
-from penstock.engine.serve.preemption_config import PreemptionConfig
+from penstock.engine.serve.preemption_config import PreemptionFlag
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
@@ -104,7 +104,7 @@ def test_a_background_request_waits_in_the_router_and_not_at_a_full_decode_worke
 
     Premium is as fast as without load. Where all went on to the decode workers, background waited up to 228 s.
     """
-    preemption = PreemptionConfig(maxPerRequest=3, premiumReservedFraction=0.3, swapGigabytes=16)
+    preemption = PreemptionFlag(maxPerRequest=3, premiumReservedFraction=0.3, swapGigabytes=16)
     model = ProfiledModel("a100-llama-8b-bf16-tp1", max_num_seqs=16, preemption=preemption)
     requests = traffic(3, prompt_tokens=500, output_tokens=300, rate=6.5, seconds=120.0)
     jobs = run("prefix-cost", NO_THRESHOLDS, model, True, requests)

@@ -149,12 +149,22 @@ def _wanted(
     if role is Role.PREFILL:
         inputs |= {"ttft_factor": ttft_factor, "engine_tokens_per_s": prompt_rate}
         return prefill_replicas(load, ttft_factor, prompt_rate), inputs
-    answer_rate = decode.best_tokens_per_s(itl_s / itl_factor, load.context)
+    answer_rate = best_tokens_per_s(decode, itl_s / itl_factor, load.context)
     inputs |= {"itl_factor": itl_factor, "engine_tokens_per_s": answer_rate}
     if role is Role.DECODE:
         return decode_replicas(load, answer_rate), inputs
     request_s = load.prompt_tokens / prompt_rate + load.output_tokens / answer_rate
     return math.ceil(load.requests_per_s * request_s - 1e-9), inputs
+
+
+def best_tokens_per_s(decode: DecodeTable, itl_s: float, context: float) -> float:
+    """Return the throughput at the highest KV usage whose ITL is no higher than the target.
+
+    Where none is, that of the lowest usage: the loop does what it can.
+    """
+    row = decode.at_context(context)
+    fitting = [rate for itl, rate in zip(row.itl_s, row.tokens_per_s, strict=True) if itl <= itl_s]
+    return fitting[-1] if fitting else row.tokens_per_s[0]
 
 
 def _itl_factor(load: IntervalLoad, pull: Pull, role: Role, decode: DecodeTable) -> float:

@@ -25,12 +25,10 @@ class _Dumper(yaml.SafeDumper):
     """Repeats shared parts in place of YAML anchors, and indents list items."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Never write an anchor."""
         del data
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Indent list items below their key."""
         del indentless
         super().increase_indent(flow, False)
 

@@ -71,7 +71,6 @@ class _Converter:
         self._rules = rules
 
     def section(self, name: str, source: Schema, *, with_defaults: bool) -> Schema:
-        """Return a model's schema; ``name`` is the model's."""
         with_defaults = with_defaults and name not in _NO_DEFAULTS
         properties = {
             key: self._property(f"{name}.{key}", value, with_defaults=with_defaults)
@@ -95,7 +94,6 @@ class _Converter:
         return self._with_rules(result, name, key)
 
     def _with_rules(self, schema: Schema, name: str, key: str = "") -> Schema:
-        """Add the CEL of a model's rules, or of those that stand at one of its keys."""
         rules = [each for each in self._rules.get(name, ()) if each.key == key and each.cel is not None]
         return (
             {**schema, "x-kubernetes-validations": [each.to_schema() for each in rules]} if rules else schema

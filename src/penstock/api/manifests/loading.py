@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.api.base import SpecModel, dotted
+from penstock.api.base import SpecModel
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
 from penstock.api.manifests.files import read_text
 from penstock.api.manifests.messages import shown
@@ -17,6 +17,7 @@ from penstock.api.manifests.nodes import Document, ParseFinding, read_documents
 from penstock.api.manifests.profile_requests import template_of
 from penstock.api.manifests.validation import validate
 from penstock.api.profile_request import ProfileRequest
+from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
 
 _Kind = GraphDeployment | ProfileRequest | ScalingAdapter
@@ -73,12 +74,7 @@ def load_manifests(source: Path | str) -> Manifests:
 
 
 def parse_manifests(text: str, file: str | None = None) -> tuple[Manifests, list[Problem]]:
-    """Return the valid objects of ``text`` and every problem, sorted by line.
-
-    Args:
-        text: One or more YAML documents.
-        file: Name to put into the problems.
-    """
+    """Return the valid objects of ``text`` and every problem, sorted by line."""
     documents, findings = read_documents(text)
     problems = [_from_finding(each, file) for each in findings]
     if not documents and not findings:
@@ -116,7 +112,6 @@ def _load(source: Path | str) -> tuple[str | None, Manifests]:
 
 
 def _validate(document: Document, file: str | None) -> tuple[list[Problem], SpecModel | None]:
-    """Return the problems of one document, and its model if there are none."""
     problems = [_from_finding(each, file) for each in document.findings]
     value = document.value
     if not isinstance(value, dict):

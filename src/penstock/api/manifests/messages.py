@@ -15,10 +15,10 @@ from penstock.api.base import (
     ENV_NAME_PATTERN,
     PROFILE_NAME_PATTERN,
     SERVED_NAME_PATTERN,
-    KeyPath,
     SpecModel,
 )
 from penstock.api.fields import keys_of, model_at, walk
+from penstock.api.rule import KeyPath
 
 MAX_VALUE_CHARS = 60
 """A longer value is cut in a message."""
@@ -45,12 +45,7 @@ def shown(value: object) -> str:
 
 
 def message_of(error: Mapping[str, Any], root: type[SpecModel]) -> str:
-    """Return the sentence for one of pydantic's errors.
-
-    Args:
-        error: One entry of ``ValidationError.errors()``.
-        root: Model that was validated, to look up keys and descriptions.
-    """
+    """Return the sentence for one of pydantic's errors."""
     kind: str = error["type"]
     path: KeyPath = error["loc"]
     if kind == "missing":

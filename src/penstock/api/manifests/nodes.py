@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from penstock.api.base import KeyPath
+from penstock.api.rule import KeyPath
 
 MAX_NODES = 100_000
 """Scalars, lists and maps of one file after expansion of aliases; a large real graph has about 500."""
@@ -33,8 +33,6 @@ class ParseFinding:
 
     Attributes:
         line: 1-based.
-        path: Where in the document, as far as known.
-        message: What is wrong, and the remedy.
     """
 
     line: int
@@ -49,7 +47,6 @@ class Document:
     Attributes:
         value: Plain data: dict, list, str, int, float, bool or None.
         lines: 1-based line of each key and list item, by path; the root's at ().
-        findings: What was wrong within it.
     """
 
     value: Any
@@ -97,7 +94,6 @@ def read_documents(text: str) -> tuple[list[Document], list[ParseFinding]]:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse nesting that would exhaust the composer's stack; syntax errors are left to the composer."""
     depth = 0
     try:
         for event in yaml.parse(text, Loader=_LOADER):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.api.base import KeyPath
 from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.manifests.validation import validate
 from penstock.api.profile_request import ProfileRequest
+from penstock.api.rule import KeyPath
 
 _TEMPLATE: KeyPath = ("spec", "template")
 

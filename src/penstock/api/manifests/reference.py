@@ -83,7 +83,6 @@ def markdown() -> str:
 
 
 def _rule_table() -> str:
-    """One row per rule, with every key that it may blame."""
     places: dict[Rule[Any], list[str]] = {}
     for _, kind in _SECTIONS:
         for below, section in sections(kind):

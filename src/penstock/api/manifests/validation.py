@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.api.base import RULE_ERROR, KeyPath, SpecModel
+from penstock.api.base import RULE_ERROR, SpecModel
 from penstock.api.fields import keys_of, model_at
 from penstock.api.manifests.messages import message_of
+from penstock.api.rule import KeyPath
 
 MAX_REPAIRS = 8
 """Rounds in which invalid values are set aside to reach rules behind them; two are usual."""
@@ -59,7 +60,6 @@ def validate(
 
 
 def _unknown_keys(value: Any, root: type[SpecModel], path: KeyPath) -> Iterator[KeyPath]:
-    """Yield the paths of keys that no model declares, snake_case spellings of known keys included."""
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield from _unknown_keys(item, root, (*path, index))
@@ -84,7 +84,6 @@ def _entries(error: Any, model_type: type[SpecModel]) -> list[tuple[KeyPath, str
 
 
 def _touches(path: KeyPath, aside: set[KeyPath]) -> bool:
-    """Whether ``path`` is one of ``aside``, or lies above or below one."""
     return any(path[: len(each)] == each or each[: len(path)] == path for each in aside)
 
 

@@ -59,12 +59,7 @@ class ExhaustionLog:
         self._refused_said_s = self._files_said_s = float("-inf")
 
     def look(self, now_s: float, *, bound: int) -> None:
-        """Report what has run out.
-
-        Args:
-            now_s: Of the event loop's clock.
-            bound: Connections served at a time.
-        """
+        """Report what has run out."""
         if self.refused and now_s - self._refused_said_s >= _REPORT_S:
             log.warning("connections refused: all are in use", refused=self.refused, max_connections=bound)
             self.refused, self._refused_said_s = 0, now_s

@@ -50,8 +50,6 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
 
 
 class _Relay:
-    """The callbacks of one relay."""
-
     __slots__ = ("_observe", "_responder", "_upstream", "done")
 
     def __init__(self, upstream: StreamingResponse, responder: Responder, observe: Observe) -> None:

@@ -159,7 +159,6 @@ class HttpServer:
 
 
 def _bind_error(exc: OSError, host: str, port: int) -> ConfigError:
-    """Map what bind and name resolution raise."""
     if exc.errno == errno.EADDRINUSE:
         return PortInUseError(
             f"port {port} on {host} is in use: stop the process that listens there or choose another --port"

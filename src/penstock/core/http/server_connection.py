@@ -247,7 +247,6 @@ class ServerConnection(asyncio.Protocol):
     # ------------------------------------------------------------------ called by the reader
 
     def _hold(self, count: int) -> bool:
-        """Count bytes of a body; return whether all connections together may hold them."""
         self._held_bytes += count
         self._shared.buffered_bytes += count
         return self._shared.buffered_bytes <= self._shared.limits.max_buffered_bytes
@@ -474,7 +473,6 @@ async def _answer(handler: Handler, request: Request, responder: Responder) -> N
 
 
 def _fail(responder: Responder, error: Exception | None) -> None:
-    """Answer 500, unless the response was started; None: the handler forgot to answer."""
     if responder.closed or responder.started:
         return
     try:

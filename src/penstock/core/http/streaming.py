@@ -42,7 +42,6 @@ class StreamingResponse:
     holds its connection.
 
     Attributes:
-        status: HTTP status.
         headers: Lower-case names; repeated headers are joined by ``", "``.
         ended: The whole body has arrived.
         on_chunk: What takes reads that are exactly one chunk; see ``set_sink``.
@@ -154,7 +153,6 @@ class StreamingResponse:
         raise StopAsyncIteration
 
     async def _has_more(self) -> bool:
-        """Wait for body bytes; False where the body has ended before any came."""
         while not self._buffer:
             if self._error is not None:
                 raise self._error

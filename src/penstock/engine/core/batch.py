@@ -29,16 +29,13 @@ class Batch:
     """One step's work.
 
     Attributes:
-        spans: Prompt chunks.
         joined: Requests whose KV came from another worker and that run from here on.
         loads: Requests whose blocks were allocated for a transfer that starts now.
         declined: Requests whose KV is computed although it lies on another worker.
         admitted: Requests scheduled for the first time.
-        preempted: Requests thrown out, in order.
         swapped_out: Those of them whose KV is copied to host memory from now on.
         dropped: Those of them that end here.
         swapped_in: Requests whose KV is copied back from now on, and the tokens to copy.
-        decode_batch: Requests that decode one token.
         decode_kv_tokens: Tokens that those attend to.
     """
 

@@ -217,7 +217,6 @@ class Batcher:
     # -- blocks ---------------------------------------------------------------------------------------
 
     def _grow_decodes(self, batch: Batch) -> None:
-        """Give a block to every decoding request whose last one is full."""
         for state, epoch in self._block_due.pop(self.tick, ()):
             if state.epoch != epoch:
                 continue
@@ -241,7 +240,6 @@ class Batcher:
         return True
 
     def _register_full(self, state: RequestState, full_blocks: int) -> None:
-        """Key the blocks that are full; generated ones get keys that no other request can hit."""
         prompt_keys = state.request.block_keys
         if not prompt_keys and state.request.prompt_tokens >= self._limits.block_size:
             return
@@ -264,7 +262,6 @@ class Batcher:
         state.registered = full_blocks
 
     def _keys(self, state: RequestState) -> Sequence[int]:
-        """Return the keys of its full blocks, prompt and outputs."""
         prompt_keys = state.request.block_keys
         return [*prompt_keys, *state.generated_keys] if state.generated_keys else prompt_keys
 
@@ -289,7 +286,6 @@ class Batcher:
         return budget
 
     def _continue_prefill(self, state: RequestState, batch: Batch, budget: int) -> int:
-        """Give ``state`` its next chunk; return the tokens that it took of ``budget``."""
         chunk = min(state.prefill_target - state.computed, budget)
         if chunk <= 0 or state.status is not Status.PREFILLING:
             return 0
@@ -312,7 +308,6 @@ class Batcher:
         batch.preempted.append(victim)
 
     def _requeue(self, victim: RequestState) -> None:
-        """Let ``victim``, thrown out, wait to be computed again."""
         self.release(victim)
         victim.registered = 0
         victim.computed = 0
@@ -430,7 +425,6 @@ class Batcher:
         return None
 
     def _drop_dead(self) -> None:
-        """Forget ended requests still lying in the queues once they are the larger part."""
         if self._dead > 16 + (len(self._waiting) + len(self._loaded)) // 2:
             self._waiting = [entry for entry in self._waiting if entry[2].status is Status.WAITING]
             self._loaded = [entry for entry in self._loaded if entry[2].status is Status.LOADED]

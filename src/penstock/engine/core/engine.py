@@ -33,7 +33,6 @@ class EngineSettings:
         role: Whether it pins prompts for others or fetches them.
         num_blocks: KV blocks, >= 1.
         kv_bytes_per_token: Size of a token's KV, for transfers.
-        limits: Batch limits, block size included.
         lease: Terms granted to readers of what it keeps.
         link: This worker's incoming KV link.
         keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
@@ -80,12 +79,10 @@ class StepOutcome:
     """What a step brought.
 
     Attributes:
-        end_s: When, simulated seconds.
         gap_s: Time since the last output of every request counted in ``steady_tokens``.
         steady_tokens: Outputs that followed the previous step's, one request each.
         late_gaps_s: Time since the last output of requests that resumed after a preemption.
         started: Requests whose first output this is.
-        finished: Requests that ended.
         computed_tokens: Tokens computed, prompts' included.
     """
 
@@ -119,8 +116,6 @@ class Engine:
     """One worker's scheduler, cache, leases and link.
 
     Attributes:
-        settings: As given.
-        counters: What has happened.
         pinned: Prompts kept for other workers; to be changed through the engine alone.
     """
 
@@ -311,7 +306,6 @@ class Engine:
         return StepOutcome(now_s, gap_s, decoded - from_decode, late_gaps, started, ended, step.batch.tokens)
 
     def _plan(self, now_s: float) -> Batch | None:
-        """Return the next step's work, or None when nothing can run."""
         while True:
             batch = self._batcher.plan()
             self._note_plan(batch, now_s)
@@ -391,7 +385,6 @@ class Engine:
             self._note_tiers(self._tiered, batch, now_s)
 
     def _note_tiers(self, tiered: TieredBatcher, batch: Batch, now_s: float) -> None:
-        """Start the copies that were planned, and end who was dropped."""
         tiered.start_copies(batch, self.settings.kv_bytes_per_token, now_s)
         for state in batch.dropped:
             del self._requests[state.request.request_id]

@@ -19,12 +19,7 @@ class BlockPool:
     __slots__ = ("_blank", "_by_key", "_idle", "_journal", "_key_of", "_references", "capacity", "version")
 
     def __init__(self, capacity: int, journal: KvJournal | None = None) -> None:
-        """Start with every block blank.
-
-        Args:
-            capacity: Blocks, >= 1.
-            journal: Is told of evictions; None: nobody is.
-        """
+        """Start with every block blank."""
         self.capacity = capacity
         self._journal = journal
         self.version = 0

@@ -52,11 +52,7 @@ class KvJournal:
     __slots__ = ("_block_size", "_facts", "_removed")
 
     def __init__(self, block_size: int) -> None:
-        """Start empty.
-
-        Args:
-            block_size: Tokens per block, >= 1.
-        """
+        """Start empty."""
         self._block_size = block_size
         self._facts: list[KvFact] = []
         self._removed: list[int] = []

@@ -81,7 +81,6 @@ class SpedUpPrefill:
     """Another model's TTFT, a number of times as short.
 
     Attributes:
-        inner: The other model.
         speedup: >= 1.
     """
 
@@ -189,7 +188,6 @@ class LatencyModel:
 
 
 def _interpolate(xs: tuple[float, ...], ys: tuple[float, ...], x: float) -> float:
-    """Return y at ``x`` on the polyline, its first and last segments extended; one point is constant."""
     if len(xs) == 1:
         return ys[0]
     right = min(max(bisect_left(xs, x), 1), len(xs) - 1)

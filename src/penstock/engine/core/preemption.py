@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -88,18 +87,3 @@ class PreemptionCosts:
         if drop_above_s is not None and cost_s > drop_above_s:
             kind = PreemptionKind.DROP
         return kind, cost_s
-
-    def crossover_tokens(self, longest: int) -> int | None:
-        """Return the shortest length from which on swapping costs less than recomputing; None up to ``longest``.
-
-        The prefill bends upwards if at all and a swap is a straight line, so the last change of sign is found
-        by bisection once swapping wins at ``longest``.
-        """
-        wins: Callable[[int], bool] = lambda tokens: self.swap_s(tokens) < self.recompute_s(tokens)  # noqa: E731
-        if longest < 1 or not wins(longest):
-            return None
-        low, high = 0, longest
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if wins(middle) else (middle, high)
-        return high

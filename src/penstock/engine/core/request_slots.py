@@ -21,11 +21,7 @@ class SlotState(Enum):
 
 
 class RequestSlots(Generic[T]):
-    """The requests of one worker; at most ``limit`` run and at most ``queue`` wait, at every moment.
-
-    Attributes:
-        rejected: Requests turned away so far.
-    """
+    """The requests of one worker; at most ``limit`` run and at most ``queue`` wait, at every moment."""
 
     def __init__(self, limit: int | None, queue: int) -> None:
         """Begin empty.

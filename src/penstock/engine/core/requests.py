@@ -51,7 +51,6 @@ class EngineRequest:
         request_id: Unique among requests in flight.
         prompt_tokens: >= 1.
         output_tokens: Tokens that it generates, >= 1; ``ends_by`` says what stops it there.
-        arrival_s: Simulated seconds.
         block_keys: Prefix keys of the prompt's full blocks; empty disables reuse.
         prompt: Its token ids, packed into 4 bytes each; only a journal of the cache reads it.
         priority: Lower runs first; read under the priority policy only.

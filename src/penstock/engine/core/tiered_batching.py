@@ -202,7 +202,6 @@ class TieredBatcher(Batcher):
     # -- waiting requests -----------------------------------------------------------------------------
 
     def _budget_left(self, batch: Batch) -> int:
-        """Return the tokens that the step may still compute; who was thrown out takes none."""
         planned = sum(span.end - span.start for span in batch.spans if span.state.epoch == span.epoch)
         return self._limits.max_num_batched_tokens - len(self.decoding) - planned
 
@@ -293,7 +292,6 @@ class TieredBatcher(Batcher):
             yield Candidate(each, self._pool.sole(each.blocks), left, cost_s)
 
     def _evict(self, victim: RequestState, batch: Batch) -> None:
-        """Throw ``victim`` out in the way that costs least."""
         tokens = victim.request.prompt_tokens + self.outputs_of(victim)
         kind, _ = self._costs.cheapest(
             tokens, can_swap=self._can_swap(victim), drop_above_s=self._terms.drop_above_s
@@ -315,7 +313,6 @@ class TieredBatcher(Batcher):
         batch.swapped_out.append(victim)
 
     def _can_swap(self, state: RequestState) -> bool:
-        """Whether its KV may go to host memory: of prompts under way only what is keyed is kept, on the GPU."""
         return state.status is Status.DECODING and self.swap.fits(len(state.blocks))
 
     def _is_at_limit(self, state: RequestState) -> bool:

@@ -33,8 +33,6 @@ class Transfer:
     Attributes:
         state: The request whose KV it carried.
         epoch: The request's epoch when it began; another one now means that the request ended meanwhile.
-        bytes: Size.
-        started_s, done_s: Simulated seconds.
     """
 
     state: RequestState

@@ -19,7 +19,6 @@ class Candidate:
     """A running request that may be thrown out.
 
     Attributes:
-        state: The request.
         freed_blocks: Blocks that nobody else references, >= 0.
         remaining_tokens: Outputs it still has to generate, >= 1.
         restore_s: Cost of its way out and back, seconds, > 0.

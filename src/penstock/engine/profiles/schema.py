@@ -91,20 +91,11 @@ class FittedPrefill(QuadraticFit, _Sourced):
         return self.build(self.added_overhead_ms)
 
 
-class ExcludedPoint(_Model):
-    """A measurement that is not used, and why."""
-
-    context: PositiveFloat | None = None
-    point: Point
-    reason: str
-
-
 class MeasuredPrefill(_Sourced):
     """Measured TTFTs; ``beyond`` extends them."""
 
     kind: Literal["table"]
     points: Annotated[tuple[Point, ...], Field(min_length=2)]
-    excluded: tuple[ExcludedPoint, ...] = ()
     beyond: QuadraticFit
 
     def model(self) -> latency.PrefillModel:
@@ -136,7 +127,6 @@ class MeasuredDecode(_Sourced):
 
     kind: Literal["table"]
     curves: Annotated[tuple[Curve, ...], Field(min_length=1)]
-    excluded: tuple[ExcludedPoint, ...] = ()
     beyond: LinearFit
 
     def model(self) -> latency.DecodeModel:

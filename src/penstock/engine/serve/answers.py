@@ -27,9 +27,6 @@ class Finished:
     """A choice that has ended.
 
     Attributes:
-        choice: What was asked.
-        output_tokens: Tokens generated.
-        reason: Why it ended.
         cached_tokens: Prompt tokens that were not computed.
         kv_transfer_params: Where its KV is kept, or None.
     """

@@ -17,7 +17,6 @@ class RequestError(PenstockError):
     """A request that is refused.
 
     Attributes:
-        status: HTTP status.
         kind: vLLM's error type, ``BadRequestError`` and so on.
         param: Field at fault, or None.
     """

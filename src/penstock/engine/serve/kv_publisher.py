@@ -72,10 +72,6 @@ class KvPublisher:
     def __init__(self, config: KvEventsConfig, block_size: int) -> None:
         """Prepare; nothing is bound before `start`.
 
-        Args:
-            config: Switched on.
-            block_size: Tokens per block.
-
         Raises:
             ConfigError: a library is not installed.
         """

@@ -44,12 +44,7 @@ class KvReplay:
         return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def start(self, context: Any, endpoint: str) -> None:
-        """Bind; `zmq.ZMQError` where that cannot be done.
-
-        Args:
-            context: Ends the socket.
-            endpoint: Where to answer.
-        """
+        """Bind; `zmq.ZMQError` where that cannot be done."""
         self._socket = context.socket(self._zmq.ROUTER)
         # A whole buffer and its end fit into the queue of one who asks.
         self._socket.set_hwm(0)
@@ -76,7 +71,6 @@ class KvReplay:
         self._bytes -= len(self._held.popleft()[1])
 
     def _answer_all(self) -> None:
-        """Answer every question that waits: the descriptor tells of the first alone, and of none that a send has seen."""
         while self._socket.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
             question = self._socket.recv_multipart(self._zmq.NOBLOCK)
             if len(question) == _QUESTION_FRAMES and len(question[2]) == NUMBER_BYTES:

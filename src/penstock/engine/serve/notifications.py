@@ -29,7 +29,6 @@ class Notification:
 
     Attributes:
         engine_id: The process that it is meant for; another one at the same address must not take it.
-        reads: Completed.
         heartbeats: Prompts whose leases it renews.
     """
 

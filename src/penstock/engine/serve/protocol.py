@@ -53,7 +53,6 @@ class RemoteKv:
     Attributes:
         engine_id: The process that keeps it.
         request_id: The prompt's, there.
-        host, port: Where that process listens.
         ranks: Its tensor parallelism.
         tokens: How many of the prompt's tokens lie there; None: all.
         cached_tokens: Prompt tokens that the prefill worker found in its own cache; None: it did not say.
@@ -81,7 +80,6 @@ class Choice:
     Attributes:
         index: Its place among them: prompt by prompt, ``n`` to each.
         prompt: Bytes whose 4-byte pieces are the tokens.
-        prompt_tokens: Their number.
         output_tokens: Tokens that will be generated.
         ends_by_stop: Whether the simulated model ends by itself there, or runs into its limit.
         salt: Chooses the words; the same for the same prompt and seed.
@@ -112,9 +110,7 @@ class EngineCall:
     """One parsed request.
 
     Attributes:
-        api: Which API it came by.
         model: Name to answer with.
-        choices: What is generated, at least one.
         n: Answers to each prompt.
         prompt_tokens: Of all prompts, each counted once.
         usage: Which events of a stream carry the counts.
@@ -229,7 +225,6 @@ def _choice(
 
 
 def _salt(prompt: bytes, worker_seed: int, seed: int, number: int) -> int:
-    """Return what chooses the words; another seed, or another answer to the same prompt, has others."""
     salt = xxhash.xxh3_64_intdigest(prompt, worker_seed)
     if not seed and not number:
         return salt

@@ -22,11 +22,7 @@ class AtCapacity(Exception):  # noqa: N818 - named like the fact it reports
 
 
 class RequestGate:
-    """The way into one worker's engine.
-
-    Attributes:
-        slots: Counts.
-    """
+    """The way into one worker's engine."""
 
     def __init__(self, limit: int | None, queue: int) -> None:
         """See `RequestSlots`."""

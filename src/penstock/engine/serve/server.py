@@ -197,7 +197,6 @@ class EngineServer:
 
 
 def _refuse(responder: Responder, message: str, headers: Headers) -> None:
-    """Answer that there is no room now."""
     body = error_body(message, kind="ServiceUnavailableError", code=503)
     responder.send(503, body, headers=(*headers, (b"retry-after", _RETRY_AFTER_S)))
 

@@ -152,12 +152,7 @@ class ServeSettings:
     """Checked settings.
 
     Attributes:
-        flags: As given.
-        profile: Loaded.
-        engine: For the core.
-        max_model_len: Tokens.
         served_names: At least one.
-        load_failure: Policy for KV that could not be fetched.
         kv_events: Whether and where changes of the KV cache are published.
         is_bidirectional: Decode workers keep conversations for their next turn, prefill workers fetch them.
     """
@@ -203,8 +198,6 @@ class _ExtraConfig(BaseModel):
 
 
 class _KvTransferConfig(BaseModel):
-    """vLLM's configuration, which refuses unknown keys; those of its connectors it ignores."""
-
     model_config = ConfigDict(extra="forbid")
 
     kv_connector: Literal["NixlConnector", "NixlPullConnector"] = "NixlConnector"

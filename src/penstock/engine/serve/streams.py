@@ -61,10 +61,8 @@ class Stream:
 
     Attributes:
         request_id: The engine's id, unique; the client's own id is part of it.
-        choice: What is generated.
         is_held: Nothing may be sent yet, because its KV is not known to have been read in time.
         is_read_sent: The prefill worker has been told that its blocks were read.
-        state: The engine's state, once it has been seen.
         done: Set when the choice is complete or no client is left to read it.
     """
 
@@ -184,7 +182,6 @@ class Reply:
     """One request's answer, made of its choices.
 
     Attributes:
-        call: What was asked.
         streams: One for each choice.
         interval: Tokens per event, after the first.
         is_paused: The client reads too slowly; nothing is sent until it has caught up.

@@ -165,7 +165,6 @@ class ServedWorker:
             self._publisher.publish(facts)
 
     def _arm(self) -> None:
-        """Set the timer to whatever is due next, after whatever changed the engine, and tell of its cache."""
         self._publish()
         due = [at for at in (self.timeline.next_due_s(), self._reading.next_s()) if at is not None]
         due_s = min(due, default=math.inf)
@@ -195,7 +194,6 @@ class ServedWorker:
         self._arm()
 
     def _catch_up(self, now_s: float) -> None:
-        """Process every step that is due and send what it brought."""
         outcomes = self.timeline.run_until(now_s, max_steps=STEPS_PER_WAKE)
         self._take_events()
         for outcome in outcomes:

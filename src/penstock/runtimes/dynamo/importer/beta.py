@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.api.base import KeyPath
+from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.source import Places
 
 MAIN = "main"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.api.base import KeyPath
 from penstock.api.enums import KvBufferDevice
+from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.command import Command
 from penstock.runtimes.dynamo.importer.shell import CONNECTOR_FLAG
 from penstock.runtimes.dynamo.importer.source import ManifestSource

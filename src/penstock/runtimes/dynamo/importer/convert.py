@@ -12,12 +12,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.api.base import KeyPath, dotted
 from penstock.api.enums import Role
 from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.graph_rules import MAX_CHILD_NAME
 from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import validate
+from penstock.api.rule import KeyPath, dotted
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.dynamo.importer.beta import as_alpha
 from penstock.runtimes.dynamo.importer.flags import read_router_flags, read_worker_flags

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.api.base import KeyPath
 from penstock.api.enums import Role
+from penstock.api.rule import KeyPath
 from penstock.api.runtimes import DYNAMO_FRONTEND
 from penstock.runtimes.dynamo.importer.command import Command
 from penstock.runtimes.dynamo.importer.connector import read_connector

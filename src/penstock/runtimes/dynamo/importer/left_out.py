@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from penstock.api.base import KeyPath, dotted
 from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document
+from penstock.api.rule import KeyPath, dotted
 from penstock.runtimes.dynamo.importer.command import Command
 from penstock.runtimes.dynamo.importer.source import ManifestSource, Unconverted, leaves
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.api.base import KeyPath
+from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.command import Command, parse_command
 from penstock.runtimes.dynamo.importer.source import ManifestSource
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.api.base import KeyPath
+from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_SELECTION,
     drop_foreign_marks,

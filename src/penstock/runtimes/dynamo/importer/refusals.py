@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from penstock.api.base import KeyPath
 from penstock.api.manifests.messages import shown
+from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.command import SHELLS, Command
 from penstock.runtimes.dynamo.importer.services import (
     FRONTEND_MODULE,

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.api.base import KeyPath
 from penstock.api.enums import Role
+from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.command import SCRIPT_AT, Command, parse_command
 from penstock.runtimes.dynamo.importer.source import ManifestSource
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from penstock.api.base import KeyPath, dotted
 from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document
+from penstock.api.rule import KeyPath, dotted
 from penstock.core.errors import Problem
 
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any])
