@@ -250,7 +250,8 @@ class PlannerLoop:
         decision = asked.deciding.decision
         says = [(role.role, role.desired, role.reason) for role in decision.roles]
         written = self._written
-        if decision.is_hold and self._held < HELD_MOST and written == (says, self._ledger.errors):
+        is_made_again = decision.is_hold and asked.deciding.kind is records.DecisionKind.ADJUSTMENT
+        if is_made_again and self._held < HELD_MOST and written == (says, self._ledger.errors):
             self._held += 1
             return True
         record = records.decision_record(asked.deciding, asked.place, wall_s=self._time.wall_s())

@@ -98,14 +98,18 @@ class EventListener:
         """Take no note of a tick."""
 
     def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
-        """Emit one Event per role that changes."""
-        for role in decision.changes:
-            self._emit(_message(role, decision.id))
+        """Emit one Event per role that changes or has failed to."""
+        for role in decision.roles:
+            if not decision.no_operation and (
+                role.action is not Action.HOLD or role.reason is Reason.NEVER_READY
+            ):
+                self._emit(_message(role, decision.id))
 
 
 def _message(role: RoleDecision, decision_id: str) -> EventMessage:
     if role.reason is Reason.NEVER_READY:
-        return EventMessage("ScaleUpRolledBack", _with_id(role.sentence, decision_id), is_warning=True)
+        reason = "ScaleUpFailed" if role.action is Action.HOLD else "ScaleUpRolledBack"
+        return EventMessage(reason, _with_id(role.sentence, decision_id), is_warning=True)
     reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
     return EventMessage(reason, _with_id(role.sentence, decision_id))
 

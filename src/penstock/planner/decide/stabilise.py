@@ -25,11 +25,14 @@ def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConf
     is_new = is_kv and pool.ready > (before.seen or 0)
     is_kept = before.asked is not None and pool.ready >= before.asked
     is_gone = before.asked is not None and pool.replicas < before.asked
+    if before.failed is not None and pool.ready >= before.failed:
+        before = replace(before, withdrawals=0, failed=None, backoff=0)
     return RoleState(
         seen=pool.ready,
         grace=config.decode_grace_intervals if is_new else before.grace,
         asked=None if is_kept or is_gone else before.asked,
         withdrawals=0 if is_kept else before.withdrawals,
+        failed=None if is_kept else before.failed,
         backoff=before.backoff,
         owed=before.owed,
     )
@@ -48,7 +51,9 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     withdrawals = state.withdrawals + 1
     decisions = round(config.adjustment_interval_s / config.interval_s)
     backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS) * decisions
-    return replace(state, asked=None, withdrawals=withdrawals, backoff=backoff, owed=False)
+    return replace(
+        state, asked=None, withdrawals=withdrawals, failed=state.asked, backoff=backoff, owed=False
+    )
 
 
 def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: DecideConfig) -> RoleProposal:
@@ -57,8 +62,7 @@ def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: 
         proposal = _settle_down(proposal, state, config)
     if proposal.action is Action.DOWN and proposal.role is not Role.PREFILL:
         proposal = _carry_on(proposal, window, config)
-    if proposal.action is Action.UP:
-        proposal = back_off(proposal, state)
+    proposal = back_off(proposal, state)
     if (
         proposal.action is Action.UP
         and proposal.role is Role.PREFILL
@@ -118,8 +122,8 @@ def _sees_frontend(window: Window) -> bool:
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
-    """Return a scale-up held after a withdrawal; a role with no ready replica serves nothing and is not held."""
-    if not state.backoff or not proposal.pool.ready:
+    """Return a scale-up held after one that failed, whatever is ready: what refuses it refuses the next one too."""
+    if not state.backoff or proposal.action is not Action.UP:
         return proposal
     inputs = {"intervals_left": state.backoff, "withdrawals": state.withdrawals}
     detail = f"{_intervals(state.backoff)} of backoff left after a replica that never became ready"

@@ -23,6 +23,7 @@ class RoleState:
         grace: Intervals left in which decode (or aggregated) is not scaled down.
         asked: Replicas of the last scale-up that has not become ready yet; None when none is outstanding.
         withdrawals: Scale-ups in a row that never became ready.
+        failed: Replicas that the last of them asked for; None when so many were ready since.
         backoff: Intervals left in which the role is not scaled up after a withdrawal.
         owed: Another role gives up GPUs for this one, which grows once they are free.
     """
@@ -31,6 +32,7 @@ class RoleState:
     grace: int = 0
     asked: int | None = None
     withdrawals: int = 0
+    failed: int | None = None
     backoff: int = 0
     owed: bool = False
 
