@@ -225,7 +225,7 @@ async def test_only_the_named_graph_is_planned(world):
 
 RIGHTS = [
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
     {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "verbs": ["list", "watch"]},
     {
         "apiGroups": ["penstock.dev"],

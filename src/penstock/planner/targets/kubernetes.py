@@ -187,7 +187,10 @@ class KubernetesTarget:
         except ClusterError as exc:
             self._emit(
                 EventMessage(
-                    "ScalingFailed", f"{role.value} to {replicas} ({decision_id}): {exc}", is_warning=True
+                    "ScalingFailed",
+                    f"{role.value} to {replicas}: {exc}",
+                    is_warning=True,
+                    decision_id=decision_id,
                 )
             )
             raise
