@@ -47,19 +47,19 @@ class EventMessage:
         text: One sentence; cut to `MAX_NOTE` bytes.
         action: What was done, one word; empty: what its reporter always does.
         is_warning: Whether somebody should look.
-        decision_id: Put behind the text; does not tell repeats apart.
+        detail: Put behind the text in brackets; does not tell repeats apart.
     """
 
     reason: str
     text: str
     action: str = ""
     is_warning: bool = False
-    decision_id: str = ""
+    detail: str = ""
 
     @property
     def note(self) -> str:
-        """Return the text as it is written; the id survives a long one."""
-        suffix = f" ({self.decision_id})" if self.decision_id else ""
+        """Return the text as it is written; the detail survives a long one."""
+        suffix = f" ({self.detail})" if self.detail else ""
         kept = self.text.encode()[: MAX_NOTE - len(suffix)].decode(errors="ignore")
         return kept + suffix
 

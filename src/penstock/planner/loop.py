@@ -43,6 +43,7 @@ from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
+from penstock.planner.decide.ownership import owner
 from penstock.planner.ledger import Ledger
 from penstock.planner.observers import Observers, View
 from penstock.planner.sources.base import Query, Readings, ReadingSource
@@ -280,7 +281,7 @@ class PlannerLoop:
         pools.pop(Role.ROUTER, None)
         self._observed = replace(found, pools=pools)
         failures = {role: pool.failed[-1] for role, pool in pools.items() if pool.failed}
-        return Observed(self._counts(), found.adjusting, found.edited, failures)
+        return Observed(self._counts(), found.adjusting, found.edited, found.writers, failures)
 
     def _counts(self) -> dict[Role, PoolCounts]:
         """Return the pools as decisions see them."""
@@ -337,4 +338,12 @@ class PlannerLoop:
             ledger_errors=self._ledger.errors,
             overdue=current.is_overdue,
             startup_s=dict(current.startup_s),
+            left_to=self._left_to(),
         )
+
+    def _left_to(self) -> dict[Role, str]:
+        """Return the roles that are left to others, and who they are."""
+        writers = self._observed.writers if self._observed is not None else {}
+        config, decided = self._settings.config, self._state.decided
+        named = {role: owner(role, decided.of(role), config, writers) for role in self._counts()}
+        return {role: writer for role, writer in named.items() if writer}

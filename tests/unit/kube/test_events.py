@@ -131,7 +131,7 @@ async def test_the_same_decision_made_again_is_one_event_with_the_newest_id(worl
     """Refusals that come again and again are one line with a count."""
     api, clock, _, recorder = world
     for number in range(1, 5):
-        await recorder.emit(GRAPH, EventMessage("ScaledUp", "decode 0 -> 1", decision_id=f"d00000{number}"))
+        await recorder.emit(GRAPH, EventMessage("ScaledUp", "decode 0 -> 1", detail=f"d00000{number}"))
         clock.s += 200
     assert [event["message"] for _, event in api.created] == ["decode 0 -> 1 (d000001)"]
     assert [patch["count"] for *_, patch in api.patched] == [2, 3, 4]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.api import GraphDeployment, Role
+from penstock.api import GraphDeployment, ManagedBy, Role
 from penstock.core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
 from penstock.planner.cluster.events import EventListener
 from penstock.planner.decide.config import DecideConfig
@@ -259,9 +259,9 @@ async def test_an_edit_is_told_once_and_marks_its_role(target, cluster, notes):
     cluster.edit("decode", 3)
     first, second = await target.observe(), await target.observe()
     assert (first.edited, second.edited) == (frozenset({D}), frozenset())
-    assert [n.text for n in notes] == [
-        "decode 1 -> 3: set by kubectl; kept for one adjustment interval, then planned from"
-    ]
+    assert [(n.reason, n.detail) for n in notes] == [("ReplicasEdited", "1 -> 3")]
+    assert notes[0].text.startswith("decode is set by kubectl: kept for one adjustment interval, longer if")
+    assert first.writers == {D: "kubectl", P: "penstock-operator-init"}
     assert first.pools[D].starting == 2
 
 
@@ -270,6 +270,28 @@ async def test_a_number_of_somebody_elses_found_at_the_start_counts_as_an_edit(t
     cluster.edit("decode", 3)
     assert (await target.observe()).edited == frozenset({D})
     assert notes == []
+
+
+async def test_a_number_written_by_another_planner_is_a_second_installation(target, cluster, notes):
+    """Two planners of one class on one namespace write under one name; a person reads it in the Event."""
+    await target.observe()
+    cluster.edit("decode", 3, owner="penstock-planner")
+    assert (await target.observe()).edited == frozenset({D})
+    assert [(n.reason, n.is_warning) for n in notes] == [("SecondPlanner", True)]
+
+
+async def test_a_role_that_is_managed_by_others_is_never_edited(cluster, notes):
+    """Its owner writes as it likes: no Event, no interval begun anew, and no decision waits for its pods."""
+    spec = GRAPH.spec
+    scaling = spec.services["decode"].scaling.model_copy(update={"managed_by": ManagedBy.EXTERNAL})
+    service = spec.services["decode"].model_copy(update={"scaling": scaling})
+    spec = spec.model_copy(update={"services": {**spec.services, "decode": service}})
+    target = KubernetesTarget(cluster, GRAPH.model_copy(update={"spec": spec}), cluster, emit=notes.append)
+    await target.observe()
+    cluster.edit("decode", 3, owner="hpa")
+    state = await target.observe()
+    assert (state.edited, state.adjusting, notes) == (frozenset(), False, [])
+    assert (state.pools[D].starting, state.writers[D]) == (2, "hpa")
 
 
 async def test_wishes_are_kept_within_the_services_bounds(target, cluster):

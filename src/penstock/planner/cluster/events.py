@@ -96,4 +96,4 @@ def _message(role: RoleDecision, decision_id: str) -> EventMessage:
     reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
     if has_failed:
         reason = "ScaleUpFailed" if is_held else "ScaleUpRolledBack"
-    return EventMessage(reason, role.sentence, is_warning=has_failed, decision_id=decision_id)
+    return EventMessage(reason, role.sentence, is_warning=has_failed, detail=decision_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.api import Role
+from penstock.planner.decide import ownership
 from penstock.planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
 from penstock.planner.decide.observation import PoolCounts, Window, turned_away
@@ -27,19 +28,19 @@ def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConf
     is_gone = before.asked is not None and pool.replicas < before.asked
     if before.failed is not None and pool.ready >= before.failed:
         before = replace(before, withdrawals=0, failed=None, backoff=0)
-    return RoleState(
+    return replace(
+        before,
         seen=pool.ready,
         grace=config.decode_grace_intervals if is_new else before.grace,
         asked=None if is_kept or is_gone else before.asked,
         withdrawals=0 if is_kept else before.withdrawals,
         failed=None if is_kept else before.failed,
-        backoff=before.backoff,
-        owed=before.owed,
     )
 
 
-def age(state: RoleState) -> RoleState:
+def age(state: RoleState, config: DecideConfig) -> RoleState:
     """Return the state after one more interval has been decided."""
+    state = ownership.aged(state, config)
     return replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
 
 
@@ -49,8 +50,7 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     They are adjustment intervals; a mode that decides more often counts as many decisions more.
     """
     withdrawals = state.withdrawals + 1
-    decisions = round(config.adjustment_interval_s / config.interval_s)
-    backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS) * decisions
+    backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment
     return replace(
         state, asked=None, withdrawals=withdrawals, failed=state.asked, backoff=backoff, owed=False
     )

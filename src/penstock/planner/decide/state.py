@@ -25,6 +25,9 @@ class RoleState:
         withdrawals: Scale-ups in a row that never became ready.
         failed: Replicas that the last of them asked for; None when so many were ready since.
         backoff: Intervals left in which the role is not scaled up after a withdrawal.
+        writer: Who else set the role's replicas last; empty when nobody has lately.
+        foreign_writes: How often in a row.
+        since_write: Intervals since the last of these writes.
         owed: Another role gives up GPUs for this one, which grows once they are free.
     """
 
@@ -35,6 +38,9 @@ class RoleState:
     failed: int | None = None
     backoff: int = 0
     owed: bool = False
+    writer: str = ""
+    foreign_writes: int = 0
+    since_write: int = 0
 
 
 @dataclass(frozen=True, slots=True)
