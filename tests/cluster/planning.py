@@ -203,8 +203,8 @@ class World:
         """Return reason, type and object's name of every Event of the planner, by its sentence."""
         found = await self.client.list(EVENT, namespace=self.namespace)
         # A scheduler on the same server has its own to say.
-        own = [each for each in found.items if each.get("reportingController") == PLANNER]
-        return {e["note"]: (e["reason"], e["type"], e["regarding"]["name"]) for e in own}
+        own = [each for each in found.items if each.get("reportingComponent") == PLANNER]
+        return {e["message"]: (e["reason"], e["type"], e["involvedObject"]["name"]) for e in own}
 
     # ------------------------------------------------------------------ the planner
 

@@ -239,7 +239,7 @@ async def test_pods_that_a_quota_refuses_are_told_and_the_refusal_ends(
 
         async def emitted():
             events = (await client.list(EVENT, namespace=namespace)).items
-            of_graph = [each for each in events if each["regarding"]["name"] == "g"]
+            of_graph = [each for each in events if each["involvedObject"]["name"] == "g"]
             return [each["type"] for each in of_graph if each["reason"] == "FailedCreate"]
 
         # The graph's condition is written first.

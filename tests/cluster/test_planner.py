@@ -75,10 +75,17 @@ async def test_an_edit_by_hand_is_told_kept_for_an_interval_and_planned_from(wor
     async with world.planning():
         await until(lambda: is_now(world.reason(), "Observing"), "it observes")
         await world.edit("decode", 3)
-        text = "decode 1 -> 3: set by kubectl-scale; kept for one adjustment interval, then planned from"
-        await until(lambda: _has(world.events(), text), "the edit is told")
+
+        async def is_told():
+            told = [
+                note for note, (reason, *_) in (await world.events()).items() if reason == "ReplicasEdited"
+            ]
+            return [note for note in told if "set by kubectl-scale" in note and note.endswith("(1 -> 3)")]
+
+        await until(is_told, "the edit is told")
         await asyncio.sleep(2 * INTERVAL_S)
         assert await world.desired("decode") == 3
+        assert (await world.status())["planner"]["decisionId"]
         world.kv = 0.1
         await until(lambda: is_now(world.desired("decode"), 2), "planned from three")
 
@@ -225,7 +232,7 @@ async def test_only_the_named_graph_is_planned(world):
 
 RIGHTS = [
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-    {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
     {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "verbs": ["list", "watch"]},
     {
         "apiGroups": ["penstock.dev"],
@@ -346,10 +353,6 @@ async def _frozen(world):
     return said
 
 
-async def _has(asked, expected):
-    return expected in await asked
-
-
 async def test_a_replica_whose_pod_is_refused_is_withdrawn_with_the_servers_reason(world):
     """No pod ever exists: the operator's condition on the adapter is all there is to go by."""
     world.obeys, world.kv = False, 0.95
@@ -371,3 +374,51 @@ async def test_a_replica_whose_pod_is_refused_is_withdrawn_with_the_servers_reas
     told = [note for note, (reason, *_) in events.items() if reason == "ScaleUpRolledBack"]
     assert len(told) == 1
     assert why in told[0]
+
+
+async def _rival(world):
+    """Want four decode replicas for ever, as a HorizontalPodAutoscaler does."""
+    while True:
+        if await world.desired("decode") != 4:
+            await world.edit("decode", 4, manager="kube-controller-manager")
+        await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("managed_by", ["planner", "external"])
+async def test_another_autoscaler_is_not_fought(world, api_server, managed_by):
+    """Idle decode workers, which the planner would remove: it yields for longer each time, or for good."""
+    world.kv, scaling = 0.1, {"minReplicas": 1, "maxReplicas": 4, "managedBy": managed_by}
+    await world.make_graph()
+    await world.client.patch(
+        GRAPH_DEPLOYMENT,
+        "llama",
+        {"spec": {"services": {"decode": {"scaling": scaling}}}},
+        namespace=world.namespace,
+        field_manager="test",
+    )
+    writer = asyncio.create_task(_rival(world))
+    mark = api_server.audit_mark()
+    async with world.planning():
+
+        async def is_told():
+            [told] = [
+                c for c in (await world.status()).get("conditions", []) if c["type"] == "PlannerActive"
+            ] or [None]
+            expected = "ScaledBy" if managed_by == "planner" else "Observing"
+            return told and told["reason"] == expected and "decode is scaled by hpa (" in told["message"]
+
+        await until(is_told, "the condition names the writer")
+        await asyncio.sleep(12 * INTERVAL_S)
+        events = await world.events()
+    writer.cancel()
+    await asyncio.wait({writer})
+    scales = [
+        each
+        for each in api_server.audit_writes(after=mark)
+        if each["objectRef"].get("namespace") == world.namespace
+        and each["objectRef"].get("subresource") == "scale"
+        and "fieldManager=penstock-planner" in each["requestURI"]
+    ]
+    assert len(scales) <= (4 if managed_by == "planner" else 0)
+    told = [note for note, (reason, *_) in events.items() if reason == "ReplicasEdited"]
+    assert len(told) <= (1 if managed_by == "planner" else 0)

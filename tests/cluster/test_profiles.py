@@ -126,7 +126,9 @@ async def test_a_request_becomes_one_job_and_its_result_is_told(crds, client, na
 
         async def told():
             events = (await client.list(EVENT, namespace=namespace)).items
-            reasons = {each["reason"] for each in events if each["regarding"]["kind"] == "ProfileRequest"}
+            reasons = {
+                each["reason"] for each in events if each["involvedObject"]["kind"] == "ProfileRequest"
+            }
             return reasons >= {"ProfileProfiling", "ProfileSucceeded"}
 
         await until(told, "events")

@@ -93,7 +93,7 @@ async def test_a_hand_edited_child_is_repaired_and_an_event_names_the_path(crds,
 
         async def told():
             events = (await client.list(EVENT, namespace=namespace)).items
-            return [each["note"] for each in events if each["reason"] == "Repaired"]
+            return [each["message"] for each in events if each["reason"] == "Repaired"]
 
         notes = await until(told, "an event")
     [note] = [each for each in notes if "Deployment" in each]

@@ -54,6 +54,13 @@ class PlannerMode(StrEnum):
     SLA = "sla"
 
 
+class ManagedBy(StrEnum):
+    """Who sets a service's replicas."""
+
+    PLANNER = "planner"
+    EXTERNAL = "external"
+
+
 class Predictor(StrEnum):
     """How the planner's SLA mode forecasts demand."""
 

@@ -17,7 +17,7 @@ from penstock.api.base import (
     Text,
 )
 from penstock.api.engine import LeaseOverride
-from penstock.api.enums import Role
+from penstock.api.enums import ManagedBy, Role
 
 
 class EnvVar(SpecModel):
@@ -61,6 +61,10 @@ class ScalingConfig(SpecModel):
     )
     priority: Annotated[Integer, Field(ge=-1000, le=1000)] = Field(
         default=0, description="Who gets GPUs first when the budget is short; higher first."
+    )
+    managed_by: ManagedBy = Field(
+        default=ManagedBy.PLANNER,
+        description="Who sets the number: planner; or external, an HPA, KEDA or a person, whom the planner leaves it to.",
     )
 
 
@@ -123,6 +127,11 @@ class ServiceSpec(SpecModel):
     def gpus(self) -> int:
         """GPUs that one replica holds; 0 for a router."""
         return self.gpus_per_replica if self.role.is_worker else 0
+
+    @property
+    def is_external(self) -> bool:
+        """Whether somebody other than the planner sets the replicas."""
+        return self.scaling is not None and self.scaling.managed_by is ManagedBy.EXTERNAL
 
     @property
     def replica_bounds(self) -> tuple[int, int]:

@@ -16,6 +16,7 @@ _STAYS = (
     "self.services[k].role != 'router' && "
     "(!has(self.services[k].scaling) || self.services[k].scaling.minReplicas > 0)"
 )
+_EXTERNAL = "has(self.services[k].scaling) && self.services[k].scaling.managedBy == 'external'"
 _ONE_OF_EACH = (
     "self.services.filter(k, self.services[k].role != 'router').map(k, self.services[k].gpusPerReplica).sum()"
 )
@@ -29,6 +30,13 @@ def _services_that_stay(spec: GraphSpec) -> Iterator[Breach]:
     for name, service in () if _is_off(spec) else spec.workers.items():
         if service.scaling is None or service.scaling.min_replicas > 0:
             yield Breach((name,), related=(("services", name, "scaling", "minReplicas"),))
+            return
+
+
+def _external_services(spec: GraphSpec) -> Iterator[Breach]:
+    for name, service in () if _is_off(spec) else spec.workers.items():
+        if service.is_external:
+            yield Breach((name,), related=(("services", name, "scaling", "managedBy"),))
             return
 
 
@@ -53,6 +61,16 @@ ZERO_RULES: tuple[Rule[GraphSpec], ...] = (
         text="given, but services.%s keeps a replica",
         values=("k",),
         remedy="set its scaling.minReplicas to 0, or remove scaleToZeroAfterSeconds",
+    ),
+    Rule(
+        path=_PATH,
+        must="planner.scaleToZeroAfterSeconds needs scaling.managedBy planner of every worker service",
+        cel=f"{_ABSENT} || !self.services.exists(k, {_EXTERNAL})",
+        find=_external_services,
+        first=f"self.services.filter(k, {_EXTERNAL})",
+        text="given, but services.%s is scaled by others",
+        values=("k",),
+        remedy="set its scaling.managedBy to planner, or remove scaleToZeroAfterSeconds",
     ),
     Rule(
         path=_PATH,

@@ -1,19 +1,41 @@
-"""Event objects as operator and planner write them: what a user sees in `kubectl describe`."""
+"""Events as operator and planner write them: what a user sees in `kubectl describe` and `kubectl get events`.
+
+Equal Events (same object, reason and text) are one object with a count, as client-go's correlator makes them; a repeat
+is written no more often than every `REPEAT_S`. They are of core/v1, because events.k8s.io refuses the fields by which
+`kubectl get events --sort-by=.lastTimestamp` sorts. An Event that cannot be recorded is counted and dropped: it is a
+courtesy, never a condition of acting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from penstock.core.stamps import micro_stamp
-from penstock.kube.kinds import EVENT
+from penstock.core.errors import ClusterError, NotFoundError
+from penstock.core.logs import get_logger
+from penstock.core.stamps import micro_stamp, stamp
+from penstock.kube.kinds import EVENT, Kind
 
 MAX_NOTE: Final = 1024
-"""Bytes of a note that the API server takes."""
+"""Bytes of a message that the API server takes."""
 
 MAX_INSTANCE: Final = 128
 """Characters of a reporter's instance that the API server takes."""
+
+FORGET_S: Final = 3600.0
+"""A repeat this long after the last one is a new Event: the API server keeps one for an hour."""
+
+REPEAT_S: Final = 60.0
+"""Least time between two writes of one Event. Chosen: a repair every second costs one write a minute."""
+
+MAX_REMEMBERED: Final = 4096
+"""Events remembered to recognise repeats; the oldest are forgotten first. Chosen: about a megabyte."""
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +47,21 @@ class EventMessage:
         text: One sentence; cut to `MAX_NOTE` bytes.
         action: What was done, one word; empty: what its reporter always does.
         is_warning: Whether somebody should look.
+        detail: Put behind the text in brackets; does not tell repeats apart.
     """
 
     reason: str
     text: str
     action: str = ""
     is_warning: bool = False
+    detail: str = ""
+
+    @property
+    def note(self) -> str:
+        """Return the text as it is written; the detail survives a long one."""
+        suffix = f" ({self.detail})" if self.detail else ""
+        kept = self.text.encode()[: MAX_NOTE - len(suffix)].decode(errors="ignore")
+        return kept + suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +78,12 @@ class EventReporter:
     instance: str
     action: str
 
-    def event(
-        self, regarding: Mapping[str, Any], message: EventMessage, *, suffix: str, at_s: float
-    ) -> dict[str, Any]:
-        """Return an Event of events.k8s.io.
+    def event(self, regarding: Mapping[str, Any], message: EventMessage, *, at_s: float) -> dict[str, Any]:
+        """Return an Event.
 
         Args:
             regarding: Object with apiVersion, kind and metadata.
             message: What happened.
-            suffix: Distinguishes the Event's name from those of the object's others.
             at_s: When, seconds since the epoch.
         """
         metadata = regarding["metadata"]
@@ -69,20 +97,108 @@ class EventReporter:
             "apiVersion": EVENT.api_version,
             "kind": EVENT.kind,
             "metadata": {
-                "name": f"{metadata['name']}.{suffix}",
+                "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
                 "namespace": metadata.get("namespace", "default"),
             },
             "eventTime": micro_stamp(at_s),
-            "reportingController": self.controller,
+            "firstTimestamp": stamp(at_s),
+            "lastTimestamp": stamp(at_s),
+            "count": 1,
+            "source": {"component": self.controller},
+            "reportingComponent": self.controller,
             "reportingInstance": self.instance[:MAX_INSTANCE],
             "action": message.action or self.action,
             "reason": message.reason,
             "type": "Warning" if message.is_warning else "Normal",
-            "note": truncated(message.text),
-            "regarding": about,
+            "message": message.note,
+            "involvedObject": about,
         }
 
 
-def truncated(text: str, max_bytes: int = MAX_NOTE) -> str:
-    """Return as much of ``text`` as fits, no character torn."""
-    return text.encode()[:max_bytes].decode(errors="ignore")
+class EventWriter(Protocol):
+    """What a recorder needs of a client."""
+
+    async def create(self, obj: Mapping[str, Any], *, field_manager: str) -> dict[str, Any]:
+        """Create the object."""
+        ...
+
+    async def patch(
+        self, kind: Kind, name: str, patch: Any, *, namespace: str | None, field_manager: str
+    ) -> dict[str, Any]:
+        """Merge the patch."""
+        ...
+
+
+@dataclass(slots=True)
+class _Repeats:
+    name: str
+    last_s: float
+    written_s: float
+    count: int = 1
+
+
+class EventRecorder:
+    """Writes Events; remembers what it wrote to count repeats."""
+
+    def __init__(
+        self,
+        client: EventWriter,
+        reporter: EventReporter,
+        *,
+        on_dropped: Callable[[], None] = lambda: None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Start without memory.
+
+        Args:
+            client: Writes.
+            reporter: Who reports; its controller is the field manager.
+            on_dropped: Called for every Event that could not be recorded.
+            now_s: Seconds since the epoch.
+        """
+        self._client = client
+        self._reporter = reporter
+        self._on_dropped = on_dropped
+        self._now_s = now_s
+        self._known: OrderedDict[tuple[str, str, str], _Repeats] = OrderedDict()
+
+    async def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
+        """Record ``message`` about an object; never raises for a cluster's refusal.
+
+        Args:
+            regarding: Object with apiVersion, kind and metadata.
+            message: What happened.
+        """
+        now_s = self._now_s()
+        metadata = regarding["metadata"]
+        key = (str(metadata.get("uid", metadata["name"])), message.reason, message.text)
+        known = self._known.get(key)
+        try:
+            if known is not None and now_s - known.last_s <= FORGET_S:
+                known.count, known.last_s = known.count + 1, now_s
+                if now_s - known.written_s < REPEAT_S or await self._repeat(regarding, known, message):
+                    return
+            event = self._reporter.event(regarding, message, at_s=now_s)
+            self._remember(key, _Repeats(event["metadata"]["name"], now_s, now_s))
+            await self._client.create(event, field_manager=self._reporter.controller)
+        except ClusterError as exc:
+            self._on_dropped()
+            log.debug("event dropped", reason=message.reason, error=str(exc))
+
+    async def _repeat(self, regarding: Mapping[str, Any], known: _Repeats, message: EventMessage) -> bool:
+        """Write the count of an Event; return False if the Event is gone."""
+        patch = {"count": known.count, "lastTimestamp": stamp(known.last_s), "message": message.note}
+        known.written_s = known.last_s
+        namespace = regarding["metadata"].get("namespace", "default")
+        manager = self._reporter.controller
+        try:
+            await self._client.patch(EVENT, known.name, patch, namespace=namespace, field_manager=manager)
+        except NotFoundError:
+            return False
+        return True
+
+    def _remember(self, key: tuple[str, str, str], repeats: _Repeats) -> None:
+        self._known[key] = repeats
+        self._known.move_to_end(key)
+        while len(self._known) > MAX_REMEMBERED:
+            self._known.popitem(last=False)

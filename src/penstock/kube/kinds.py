@@ -75,7 +75,7 @@ CLUSTER_ROLE_BINDING: Final = Kind(
 POD_DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
-EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
+EVENT: Final = Kind("v1", "Event", "events")
 CRD: Final = Kind(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False
 )

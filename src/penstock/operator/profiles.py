@@ -20,12 +20,11 @@ from penstock.core.errors import InvalidSpecError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.client import KubeClient
-from penstock.kube.events import EventMessage
+from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.informer import Informer, key_of
 from penstock.kube.kinds import CONFIG_MAP, JOB, POD
 from penstock.kube.objects.names import PROFILE_LABEL, profile_name
 from penstock.operator.apply import Applied, Applier, Owner
-from penstock.operator.events import EventRecorder
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve

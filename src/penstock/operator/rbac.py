@@ -16,12 +16,12 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "services"): _CHILD,
     # The routers' secret, which is made once and never read.
     ("", "secrets"): frozenset({"create"}),
+    ("", "events"): frozenset({"create", "patch"}),
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
     # Held only because nobody may grant (to routers) what they do not hold.
     ("discovery.k8s.io", "endpointslices"): frozenset({"get", "list", "watch"}),
-    ("events.k8s.io", "events"): frozenset({"create", "patch"}),
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     # So too: Dynamo's workers register themselves there.

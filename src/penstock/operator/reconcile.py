@@ -17,14 +17,13 @@ from typing import Final
 from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock.core.logs import get_logger
-from penstock.kube.events import EventMessage
+from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer
 from penstock.operator.apply import Applied, Applier, Owner
 from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.deleting import Deletion
 from penstock.operator.draining import DrainingPool, Drains, scale_message
-from penstock.operator.events import EventRecorder
 from penstock.operator.facts import ReconcileState, graph_facts
 from penstock.operator.gates import Gates
 from penstock.operator.lru_cache import LruCache

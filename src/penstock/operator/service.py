@@ -18,6 +18,7 @@ from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
+from penstock.kube.events import EventRecorder, EventReporter
 from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.lease import Election, own_pod
@@ -25,7 +26,6 @@ from penstock.kube.objects.names import CLASS_LABEL, COMPONENT_LABEL, OPERATOR, 
 from penstock.operator.apply import Applier
 from penstock.operator.cluster import Cluster
 from penstock.operator.draining import Drains
-from penstock.operator.events import EventRecorder
 from penstock.operator.gates import Gates
 from penstock.operator.loads import LoadReader, MetricsReader
 from penstock.operator.metrics import GraphReplicas, OperatorMetrics, StatusServer
@@ -76,7 +76,9 @@ class Operator:
         self.queue = WorkQueue(pace or RateLimits(), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
         applier = Applier(client, metrics, on_written=self.cluster.note)
-        recorder = EventRecorder(client, instance=instance(), on_dropped=metrics.event_dropped)
+        recorder = EventRecorder(
+            client, EventReporter(OPERATOR, instance(), "Reconcile"), on_dropped=metrics.event_dropped
+        )
         context = BuildContext(
             owner_uid="",
             namespace="",

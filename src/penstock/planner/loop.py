@@ -43,6 +43,7 @@ from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
+from penstock.planner.decide.ownership import owner
 from penstock.planner.ledger import Ledger
 from penstock.planner.observers import Observers, View
 from penstock.planner.sources.base import Query, Readings, ReadingSource
@@ -250,7 +251,8 @@ class PlannerLoop:
         decision = asked.deciding.decision
         says = [(role.role, role.desired, role.reason) for role in decision.roles]
         written = self._written
-        if decision.is_hold and self._held < HELD_MOST and written == (says, self._ledger.errors):
+        is_made_again = decision.is_hold and asked.deciding.kind is records.DecisionKind.ADJUSTMENT
+        if is_made_again and self._held < HELD_MOST and written == (says, self._ledger.errors):
             self._held += 1
             return True
         record = records.decision_record(asked.deciding, asked.place, wall_s=self._time.wall_s())
@@ -279,7 +281,7 @@ class PlannerLoop:
         pools.pop(Role.ROUTER, None)
         self._observed = replace(found, pools=pools)
         failures = {role: pool.failed[-1] for role, pool in pools.items() if pool.failed}
-        return Observed(self._counts(), found.adjusting, found.edited, failures)
+        return Observed(self._counts(), found.adjusting, found.edited, found.writers, failures)
 
     def _counts(self) -> dict[Role, PoolCounts]:
         """Return the pools as decisions see them."""
@@ -336,4 +338,12 @@ class PlannerLoop:
             ledger_errors=self._ledger.errors,
             overdue=current.is_overdue,
             startup_s=dict(current.startup_s),
+            left_to=self._left_to(),
         )
+
+    def _left_to(self) -> dict[Role, str]:
+        """Return the roles that are left to others, and who they are."""
+        writers = self._observed.writers if self._observed is not None else {}
+        config, decided = self._settings.config, self._state.decided
+        named = {role: owner(role, decided.of(role), config, writers) for role in self._counts()}
+        return {role: writer for role, writer in named.items() if writer}

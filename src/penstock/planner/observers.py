@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.api import Role
@@ -37,6 +37,7 @@ class View:
         ledger_errors: Records that could not be written.
         overdue: An adjustment that never ended is being ignored.
         startup_s: How long the newest replica of each role took from its decision to ready, by role.
+        left_to: Roles whose replicas somebody else sets now, and who.
     """
 
     at_s: float
@@ -54,6 +55,7 @@ class View:
     ledger_errors: int
     overdue: bool
     startup_s: Mapping[Role, float]
+    left_to: Mapping[Role, str] = field(default_factory=dict)
 
 
 class Observer(Protocol):

@@ -197,6 +197,7 @@ class PlannerOptions(BaseModel):
             performance=performance if is_sla else None,
             min_replicas={role: low for role, (low, _) in bounds.items()},
             max_replicas={role: high for role, (_, high) in bounds.items()},
+            external=_external_roles(graph),
             decode_grace_intervals=rules.new_decode_worker_grace_intervals,
             queue_buffer_intervals=rules.new_prefill_worker_queue_buffer_intervals,
         )
@@ -339,6 +340,12 @@ def _replica_bounds(graph: GraphDeployment | None) -> dict[Role, tuple[int, int]
     if graph is None:
         return {}
     return {service.role: service.replica_bounds for service in graph.spec.workers.values()}
+
+
+def _external_roles(graph: GraphDeployment | None) -> tuple[Role, ...]:
+    if graph is None:
+        return ()
+    return tuple(service.role for service in graph.spec.workers.values() if service.is_external)
 
 
 def _contradictions(options: PlannerOptions, *, is_aggregated: bool) -> list[tuple[str, str]]:

@@ -219,10 +219,9 @@ def test_a_lowered_budget_is_kept_by_draining_and_says_so():
     assert all(r.action is Action.HOLD for r in drained.values())
 
 
-def test_below_its_floor_a_role_grows_without_metrics_and_without_backoff():
-    """No ready prefill worker and a backoff of 16 intervals: it is asked for at once."""
-    state = PlannerState(0, {Role.PREFILL: RoleState(seen=0, withdrawals=4, backoff=16)})
-    found, _ = _after(5, state, prefill=0, known=False)
+def test_below_its_floor_a_role_grows_without_metrics():
+    """No ready prefill worker, and none that starts: it is asked for at once."""
+    found, _ = _after(5, prefill=0, known=False)
     assert (found[Role.PREFILL].action, found[Role.PREFILL].reason) == (Action.UP, Reason.BELOW_FLOOR)
 
 

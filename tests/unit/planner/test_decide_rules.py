@@ -116,8 +116,9 @@ INTERVALS = {
         )
         for load in (0.92, 0.95, 0.99)
     },
-    "backoff holds no role without a ready replica": (
-        {"prefill": _pool(0, starting=1)}, {"min_replicas": {P: 2}}, {P: RETRIED}, {P: (UP, Reason.BELOW_FLOOR)}
+    "backoff holds a role below its floor too": (
+        {"prefill": _pool(0, starting=1)}, {"min_replicas": {P: 2}}, {P: RETRIED},
+        {P: (HOLD, Reason.WITHDRAWAL_BACKOFF)},
     ),
     **{
         f"{replicas} of {gpus} GPUs, floor {budget}": (
@@ -338,7 +339,7 @@ def test_a_withdrawn_scale_up_is_not_repeated_for_a_doubling_time(make, before, 
     assert [r.sentence for r in decision.roles] == [
         "decode 3 -> 2: withdrawn, never became ready: no CUDA device"
     ]
-    assert after.of(Role.DECODE) == RoleState(seen=2, withdrawals=before + 1, backoff=backoff)
+    assert after.of(Role.DECODE) == RoleState(seen=2, withdrawals=before + 1, failed=3, backoff=backoff)
     held, _ = _run(make.steady(kv=[0.95, 0.95]), state=after)
     assert _outcome(held, Role.DECODE)[1] is Reason.WITHDRAWAL_BACKOFF
 

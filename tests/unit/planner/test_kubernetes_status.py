@@ -266,15 +266,15 @@ async def _written(server, *notes, regarding=None):
 
 
 async def test_an_event_names_the_graph_the_planner_and_the_reason():
-    """As events.k8s.io/v1 wants it."""
+    """As a user reads it."""
     server = _Server()
     await _written(
         server, EventMessage("ScaledUp", "decode 2 -> 3"), EventMessage("ScalingFailed", "x", is_warning=True)
     )
     first, second = server.created
-    assert first["regarding"]["uid"] == "u1"
-    assert (first["reportingController"], first["reportingInstance"]) == ("penstock-planner", "planner-0")
-    assert (first["reason"], first["note"], first["type"]) == ("ScaledUp", "decode 2 -> 3", "Normal")
+    assert first["involvedObject"]["uid"] == "u1"
+    assert (first["reportingComponent"], first["reportingInstance"]) == ("penstock-planner", "planner-0")
+    assert (first["reason"], first["message"], first["type"]) == ("ScaledUp", "decode 2 -> 3", "Normal")
     assert first["eventTime"] == "2027-01-15T08:00:00.000000Z"
     assert second["type"] == "Warning"
     assert first["metadata"]["name"] != second["metadata"]["name"]
@@ -304,8 +304,8 @@ async def test_every_change_is_an_event_with_its_sentence_and_id(world):
     world.load.kv = lambda now, _workers: 0.95 if now <= 1030 else 0.7
     await world.run_until(100)
     assert [(n.reason, n.is_warning) for n in notes] == [("ScaledUp", False), ("ScaleUpRolledBack", True)]
-    assert notes[0].text == "decode 1 -> 2: KV 0.95 > 0.90 (d000001)"
-    assert notes[1].text.endswith("no CUDA device (d000002)")
+    assert notes[0].note == "decode 1 -> 2: KV 0.95 > 0.90 (d000001)"
+    assert notes[1].note.endswith("no CUDA device (d000002)")
 
 
 def test_a_long_sentence_is_cut_before_its_id():
@@ -314,8 +314,8 @@ def test_a_long_sentence_is_cut_before_its_id():
     role = RoleDecision(D, 1, 2, Action.UP, Reason.ABOVE_THRESHOLD, "é" * 2000, ())
     EventListener(notes.append).decided(Decision("d000001", 30.0, False, (role,), 1, 2, 8), None)
     (note,) = notes
-    assert note.text.endswith("é (d000001)")
-    assert len(note.text.encode()) <= MAX_NOTE
+    assert note.note.endswith("é (d000001)")
+    assert len(note.note.encode()) <= MAX_NOTE
 
 
 def _limited(at_s, binds="maxGpuBudget 6", expect="TTFT without end", name="limit"):

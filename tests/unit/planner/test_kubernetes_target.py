@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.api import GraphDeployment, Role
+from penstock.api import GraphDeployment, ManagedBy, Role
 from penstock.core.errors import ClusterError, ConflictError, NotFoundError, UnavailableError
+from penstock.planner.cluster.events import EventListener
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.ledger import read_ledger
+from penstock.planner.replay import replay
 from penstock.planner.targets.kubernetes import GATED_S, STUCK_S, KubernetesTarget
 from penstock.planner.targets.pods import PodFacts
 
@@ -49,6 +53,7 @@ class _Cluster:
         self.calls = []
         self.failures = []
         self.is_lagging = False
+        self.refused = {}
         for service in ("prefill", "decode"):
             self._put(f"llama-{service}", {"replicas": 1}, {}, 1)
 
@@ -84,7 +89,8 @@ class _Cluster:
         return self.trouble
 
     def adapter(self, service):
-        return self.copies.get(f"llama-{service}")
+        found = self.copies.get(f"llama-{service}")
+        return found and {**found, "refused": self.refused.get(service, "")}
 
     def pods(self):
         return self.pod_list
@@ -253,9 +259,9 @@ async def test_an_edit_is_told_once_and_marks_its_role(target, cluster, notes):
     cluster.edit("decode", 3)
     first, second = await target.observe(), await target.observe()
     assert (first.edited, second.edited) == (frozenset({D}), frozenset())
-    assert [n.text for n in notes] == [
-        "decode 1 -> 3: set by kubectl; kept for one adjustment interval, then planned from"
-    ]
+    assert [(n.reason, n.detail) for n in notes] == [("ReplicasEdited", "1 -> 3")]
+    assert notes[0].text.startswith("decode is set by kubectl: kept for one adjustment interval, longer if")
+    assert first.writers == {D: "kubectl", P: "penstock-operator-init"}
     assert first.pools[D].starting == 2
 
 
@@ -264,6 +270,28 @@ async def test_a_number_of_somebody_elses_found_at_the_start_counts_as_an_edit(t
     cluster.edit("decode", 3)
     assert (await target.observe()).edited == frozenset({D})
     assert notes == []
+
+
+async def test_a_number_written_by_another_planner_is_a_second_installation(target, cluster, notes):
+    """Two planners of one class on one namespace write under one name; a person reads it in the Event."""
+    await target.observe()
+    cluster.edit("decode", 3, owner="penstock-planner")
+    assert (await target.observe()).edited == frozenset({D})
+    assert [(n.reason, n.is_warning) for n in notes] == [("SecondPlanner", True)]
+
+
+async def test_a_role_that_is_managed_by_others_is_never_edited(cluster, notes):
+    """Its owner writes as it likes: no Event, no interval begun anew, and no decision waits for its pods."""
+    spec = GRAPH.spec
+    scaling = spec.services["decode"].scaling.model_copy(update={"managed_by": ManagedBy.EXTERNAL})
+    service = spec.services["decode"].model_copy(update={"scaling": scaling})
+    spec = spec.model_copy(update={"services": {**spec.services, "decode": service}})
+    target = KubernetesTarget(cluster, GRAPH.model_copy(update={"spec": spec}), cluster, emit=notes.append)
+    await target.observe()
+    cluster.edit("decode", 3, owner="hpa")
+    state = await target.observe()
+    assert (state.edited, state.adjusting, notes) == (frozenset(), False, [])
+    assert (state.pools[D].starting, state.writers[D]) == (2, "hpa")
 
 
 async def test_wishes_are_kept_within_the_services_bounds(target, cluster):
@@ -350,18 +378,59 @@ async def test_a_worker_that_served_is_never_given_up(target, cluster, clock):
 async def test_pods_that_the_api_server_refuses_are_given_up_after_a_while(target, cluster, clock):
     """No pod exists that could be in trouble; a refusal that ends and comes back is waited for again."""
     cluster.edit("decode", 2, owner="penstock-planner")
-
-    def refuse(why):
-        cluster.copies["llama-decode"] = {**cluster.objects["llama-decode"], "refused": why}
-
-    refuse("exceeded quota: q")
+    cluster.refused["decode"] = "exceeded quota: q"
     state = await target.observe()
     assert (state.pools[D].starting, state.pools[D].failed, state.adjusting) == (1, (), True)
     clock.at_s += 15.1
     state = await target.observe()
     assert (state.pools[D].starting, state.pools[D].failed) == (0, ("exceeded quota: q",))
     assert not state.adjusting
-    refuse("")
+    cluster.refused["decode"] = ""
     assert (await target.observe()).pools[D].starting == 1
-    refuse("exceeded quota: q")
+    cluster.refused["decode"] = "exceeded quota: q"
     assert (await target.observe()).pools[D].failed == ()
+
+
+class _Refusing:
+    """A planner on a cluster that creates no pod of either role: what it writes and says."""
+
+    def __init__(self, world, cluster, mode, **changes):
+        self.world, self.cluster, self.events = world, cluster, []
+        cluster.pod_list.clear()
+        cluster.refused |= dict.fromkeys(("prefill", "decode"), "violates PodSecurity")
+        world.config = replace(DecideConfig().in_mode(mode), **changes)
+        world.watch(EventListener(self.events.append))
+
+    async def run_until(self, at_s):
+        """Let a new planner process work until then."""
+        self.world.backend = KubernetesTarget(
+            self.cluster, GRAPH, self.cluster, emit=self.events.append, now_s=self.world.time.now_s
+        )
+        await self.world.run_until(at_s)
+
+
+@pytest.mark.parametrize("mode", ["load", "adaptive"])
+async def test_pods_refused_at_the_floor_are_asked_for_seldom_and_never_given_up(world, cluster, mode):
+    """Three minutes: a try after one minute, then after two more; the planner's death in between hastens none."""
+    refusing = _Refusing(world, cluster, mode)
+    await refusing.run_until(100)
+    await refusing.run_until(180)
+    assert {each["spec"]["replicas"] for each in cluster.objects.values()} == {1}
+    assert [call for call in cluster.calls if call[0] == "scale"] == []
+    decided = [r["decision"] for r in world.records("decision")]
+    tries = [d["at_s"] for d in decided if any(role["action"] != "hold" for role in d["roles"])]
+    assert 1 <= len(tries) <= 3
+    assert len(refusing.events) <= 12
+    assert {event.reason for event in refusing.events} == {"ScaledUp", "ScaleUpFailed"}
+    assert replay(read_ledger(world.folder)).differences == ()
+
+
+async def test_a_refusal_that_ends_is_forgotten_as_soon_as_the_replicas_serve(world, cluster):
+    """The Deployment made the pods by itself; a scale-up that demand asks for then does not wait."""
+    refusing = _Refusing(world, cluster, "load")
+    await refusing.run_until(100)
+    cluster.refused.clear()
+    cluster.pod_list |= {p.name: p for p in (_pod("d0"), _pod("p0", P))}
+    world.load.kv = lambda _now, _workers: 0.95
+    await refusing.run_until(170)
+    assert cluster.objects["llama-decode"]["spec"]["replicas"] == 2

@@ -20,11 +20,11 @@ def _rights(group: str, resources: tuple[str, ...], verbs: tuple[str, ...]) -> t
 
 OPERATOR_RIGHTS: Final = (
     *_rights("", ("configmaps", "serviceaccounts", "services"), _OWNED),
+    *_rights("", ("events",), ("create", "patch")),
     *_rights("", ("pods",), ("list", "patch", "watch")),
     *_rights("apps", ("deployments",), _OWNED),
     *_rights("batch", ("jobs",), ("create", "get", "list", "patch", "watch")),
     *_rights("discovery.k8s.io", ("endpointslices",), _READ),
-    *_rights("events.k8s.io", ("events",), ("create",)),
     *_rights("networking.k8s.io", ("networkpolicies",), _OWNED),
     *_rights("penstock.dev", ("graphdeployments",), ("list", "patch", "watch")),
     *_rights(
@@ -40,8 +40,8 @@ OPERATOR_RIGHTS: Final = (
 
 PLANNER_RIGHTS: Final = (
     *_rights("", ("configmaps",), ("get",)),
+    *_rights("", ("events",), ("create", "patch")),
     *_rights("", ("pods",), _LOOK),
-    *_rights("events.k8s.io", ("events",), ("create",)),
     *_rights("penstock.dev", ("graphdeployments",), _LOOK),
     *_rights("penstock.dev", ("scalingadapters",), _READ),
     *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/scale"), ("patch",)),

@@ -1,20 +1,17 @@
 """Kubernetes Events about graphs: every scaling decision with its sentence, and what else a user must see.
 
-Listeners may not block, so Events wait in a short queue for one task that writes them. An Event that cannot
-be written is counted and dropped: it is a courtesy, never a condition of acting.
+Listeners may not block, so Events wait in a short queue for one task that writes them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from penstock.core.errors import PenstockError
 from penstock.core.logs import get_logger
-from penstock.kube.events import MAX_NOTE, EventMessage, EventReporter, truncated
+from penstock.kube.events import EventMessage, EventRecorder, EventReporter, EventWriter
 from penstock.kube.objects.names import PLANNER
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock.planner.observers import View
@@ -28,14 +25,6 @@ WRITE_TIMEOUT_S: Final = 10.0
 log = get_logger(__name__)
 
 
-class Creator(Protocol):
-    """What the writer needs of a client."""
-
-    async def create(self, obj: Mapping[str, Any], *, field_manager: str) -> dict[str, Any]:
-        """Create the object."""
-        ...
-
-
 class DecisionEventWriter:
     """The one writer of a process's Events.
 
@@ -43,7 +32,7 @@ class DecisionEventWriter:
         dropped: Events that could not be written.
     """
 
-    def __init__(self, client: Creator, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, client: EventWriter, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
         """Build it.
 
         Args:
@@ -51,28 +40,27 @@ class DecisionEventWriter:
             instance: Name of this process: the pod's or the host's.
             now_s: Seconds since the epoch.
         """
-        self._client = client
-        self._reporter = EventReporter(PLANNER, instance, "Scale")
-        self._now_s = now_s
-        self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MAX_WAITING)
+        reporter = EventReporter(PLANNER, instance, "Scale")
+        self._recorder = EventRecorder(client, reporter, on_dropped=self._drop, now_s=now_s)
+        self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(MAX_WAITING)
         self.dropped = 0
 
     def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
         """Queue an Event about an object with apiVersion, kind and metadata."""
         try:
-            self._waiting.put_nowait(self._event(regarding, message))
+            self._waiting.put_nowait((regarding, message))
         except asyncio.QueueFull:
-            self._drop(message.reason, "too many wait")
+            self._drop()
 
     async def run(self) -> None:
         """Write what is posted until cancelled."""
         while True:
-            event = await self._waiting.get()
+            regarding, message = await self._waiting.get()
             try:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await self._client.create(event, field_manager=PLANNER)
-            except (PenstockError, TimeoutError) as exc:
-                self._drop(event["reason"], str(exc) or "no answer")
+                    await self._recorder.emit(regarding, message)
+            except TimeoutError:
+                self._drop()
             finally:
                 self._waiting.task_done()
 
@@ -80,12 +68,9 @@ class DecisionEventWriter:
         """Wait until nothing waits."""
         await self._waiting.join()
 
-    def _drop(self, reason: str, why: str) -> None:
+    def _drop(self) -> None:
         self.dropped += 1
-        log.warning("event dropped", reason=reason, why=why, dropped=self.dropped)
-
-    def _event(self, regarding: Mapping[str, Any], message: EventMessage) -> dict[str, Any]:
-        return self._reporter.event(regarding, message, suffix=uuid.uuid4().hex[:16], at_s=self._now_s())
+        log.warning("event dropped", dropped=self.dropped)
 
 
 class EventListener:
@@ -98,19 +83,17 @@ class EventListener:
         """Take no note of a tick."""
 
     def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
-        """Emit one Event per role that changes."""
-        for role in decision.changes:
-            self._emit(_message(role, decision.id))
+        """Emit one Event per role that changes or has failed to."""
+        for role in decision.roles:
+            if not decision.no_operation and (
+                role.action is not Action.HOLD or role.reason is Reason.NEVER_READY
+            ):
+                self._emit(_message(role, decision.id))
 
 
 def _message(role: RoleDecision, decision_id: str) -> EventMessage:
-    if role.reason is Reason.NEVER_READY:
-        return EventMessage("ScaleUpRolledBack", _with_id(role.sentence, decision_id), is_warning=True)
+    is_held, has_failed = role.action is Action.HOLD, role.reason is Reason.NEVER_READY
     reason = "ScaledUp" if role.action is Action.UP else "ScaledDown"
-    return EventMessage(reason, _with_id(role.sentence, decision_id))
-
-
-def _with_id(sentence: str, decision_id: str) -> str:
-    """Return the sentence with the decision's id behind it, short enough that the id survives."""
-    suffix = f" ({decision_id})"
-    return truncated(sentence, MAX_NOTE - len(suffix)) + suffix
+    if has_failed:
+        reason = "ScaleUpFailed" if is_held else "ScaleUpRolledBack"
+    return EventMessage(reason, role.sentence, is_warning=has_failed, detail=decision_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from penstock.api import MetricsSource
+from penstock.api import MetricsSource, Role
 from penstock.core.errors import NotFoundError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
@@ -21,8 +21,8 @@ from penstock.kube.objects.names import PLANNER
 from penstock.planner.cluster.beyond import BeyondLimits
 from penstock.planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock.planner.core.state import PlannerPhase
-from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
+from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock.planner.observers import View
 
 WRITE_TIMEOUT_S: Final = 10.0
@@ -46,6 +46,8 @@ class PlannerReason(StrEnum):
 
     OBSERVING = "Observing"
     ADJUSTING = "Adjusting"
+    BACKING_OFF = "BackingOff"
+    SCALED_BY = "ScaledBy"
     NO_OPERATION = "NoOperation"
     METRICS_MISSING = "MetricsMissing"
     TARGET_UNAVAILABLE = "TargetUnavailable"
@@ -101,7 +103,8 @@ class Report:
     @property
     def planner(self) -> dict[str, Any]:
         """Return ``status.planner``."""
-        found = {"lastDecision": self.last_decision, "decisionId": self.decision_id, "gpus": self.gpus}
+        decided = {"lastDecision": self.last_decision, "decisionId": self.decision_id}
+        found = {**(decided if self.decision_id else {}), "gpus": self.gpus}
         return found if self.budget is None else {**found, "budget": self.budget}
 
 
@@ -129,6 +132,10 @@ class StatusListener:
         self._known_s: float | None = None
         self._needs_demand = config.policy.follows_demand
         self._beyond = BeyondLimits()
+        self._external = config.external
+        self._is_edited = False
+        self._failed: dict[Role, str] = {}
+        self._longest_s = MAX_BACKOFF_INTERVALS * config.adjustment_interval_s
         if config.no_operation:
             self._calm = (
                 PlannerReason.NO_OPERATION,
@@ -140,6 +147,7 @@ class StatusListener:
     def tick(self, view: View) -> None:
         """Say what the loop does now."""
         reason, message = self._reason(view)
+        self._is_edited = self._is_edited or bool(view.left_to.keys() - set(self._external))
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
             self._report = replace(self._report, reason=reason, message=message)
         else:
@@ -152,13 +160,26 @@ class StatusListener:
             )
         self._say(self._report)
 
-    def decided(self, decision: Decision, view: View) -> None:  # noqa: ARG002 - the listener's shape
-        """Keep the sentences of a decision that changes something, and which limits bind."""
+    def decided(self, decision: Decision, view: View) -> None:
+        """Keep the sentences of a decision that changes something or follows an edit, and which limits bind."""
         self._beyond.decided(decision)
-        if decision.changes:
-            sentence = "; ".join(role.sentence for role in decision.changes)
+        for role in decision.roles:
+            self._follow_failure(role, view)
+        said = decision.changes or (decision.roles if self._is_edited else ())
+        if said:
+            self._is_edited = False
+            sentence = "; ".join(role.sentence for role in said)
             self._report = replace(self._report, last_decision=sentence, decision_id=decision.id)
             self._say(self._report)
+
+    def _follow_failure(self, role: RoleDecision, view: View) -> None:
+        """Keep why a role's last scale-up failed for as long as it asks for another one."""
+        pool = view.pools.get(role.role)
+        if role.reason in {Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF}:
+            before = self._failed.get(role.role, "its last scale-up never became ready")
+            self._failed[role.role] = pool.failed[-1] if pool is not None and pool.failed else before
+        elif role.action is not Action.UP:
+            self._failed.pop(role.role, None)
 
     def _reason(self, view: View) -> tuple[PlannerReason, str]:
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
@@ -166,6 +187,8 @@ class StatusListener:
                 PlannerReason.TARGET_UNAVAILABLE,
                 "the cluster cannot be watched: nothing is decided, everything stays as it is",
             )
+        if (held := self._held(view)) is not None:
+            return held
         if view.phase is PlannerPhase.ADJUSTING:
             self._known_s = None
             return PlannerReason.ADJUSTING, "waits until replicas have started or drained"
@@ -180,7 +203,21 @@ class StatusListener:
                 f"{unknown} unknown{_asked(view)}: nothing shrinks, and grows only if what is known suffices",
             )
         reason, message = self._calm
-        return reason, f"{message}; {self._beyond.words}" if self._beyond.words else message
+        external = [f"{role.value} is scaled by {who}" for role, who in view.left_to.items()]
+        return reason, "; ".join(filter(None, (message, *external, self._beyond.words)))
+
+    def _held(self, view: View) -> tuple[PlannerReason, str] | None:
+        """Return why the planner does not act on a role that is its own; None where it does."""
+        left = {role: who for role, who in view.left_to.items() if role not in self._external}
+        if left:
+            words = "; ".join(f"{role.value} is scaled by {who}" for role, who in left.items())
+            advice = "the planner leaves it alone for now; set scaling.managedBy: external, or remove the other writer"
+            return PlannerReason.SCALED_BY, f"{words}: {advice}"
+        if self._failed:
+            words = "; ".join(f"{role.value}: {why}" for role, why in self._failed.items())
+            pause = f"tried again after pauses that double, at most {self._longest_s:g} s"
+            return PlannerReason.BACKING_OFF, f"{words}; {pause}"
+        return None
 
 
 def _unknown(view: View, *, needs_demand: bool) -> str | None:

@@ -27,6 +27,10 @@ from penstock.planner.targets.pods import PodFacts, pod_facts
 
 PLANNER_CONDITION: Final = "PlannerActive"
 
+HPA: Final = "hpa (kube-controller-manager)"
+_HPA_MANAGER: Final = "kube-controller-manager"
+"""Field manager of Kubernetes' HorizontalPodAutoscalers, KEDA's included: nothing else there writes /scale of an adapter."""
+
 Key = tuple[str, str]
 """Namespace and name of a graph."""
 
@@ -196,7 +200,10 @@ def _owner(obj: Object) -> str:
         for each in obj["metadata"].get("managedFields") or ()
         if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {})
     ]
-    return str(max(owners, key=lambda each: each.get("time", ""))["manager"]) if owners else ""
+    if not owners:
+        return ""
+    manager = str(max(owners, key=lambda each: each.get("time", ""))["manager"])
+    return HPA if manager == _HPA_MANAGER else manager
 
 
 def _trim_pod(obj: Object) -> Object:

@@ -37,6 +37,7 @@ class Observed:
         is_adjusting: A replica asked for is not ready yet, or one is draining; one that restarts after a crash is no
             adjustment.
         edited: Roles whose number of replicas was set by another writer since the last observation.
+        writers: Who set each role's number of replicas last, where that is known.
         failures: The newest reason of a replica that was given up, by role.
         never_ready: Roles with a replica that counts as starting and will never become ready, and why.
     """
@@ -44,6 +45,7 @@ class Observed:
     pools: Mapping[Role, PoolCounts]
     is_adjusting: bool
     edited: frozenset[Role] = frozenset()
+    writers: Mapping[Role, str] = field(default_factory=dict)
     failures: Mapping[Role, str] = field(default_factory=dict)
     never_ready: Mapping[Role, str] = field(default_factory=dict)
 

@@ -7,7 +7,7 @@ that a killed planner continues as if it had not been killed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,7 @@ from penstock.planner.core.state import Actuation, CoreSettings, CoreState, Plan
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.memories import resumed
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
+from penstock.planner.decide.ownership import is_heard, written
 from penstock.planner.decide.pipeline import decide, roll_back
 
 REAPPLY_INTERVALS = 2
@@ -176,8 +177,9 @@ class _Step:
             self._next_change(self.state.actuation)
             return
         self._follow_starts(seen)
-        if seen.edited:
-            self._accept_edits(seen)
+        heard = {role for role in seen.edited if is_heard(role, self.state.decided.of(role), self.config)}
+        if heard:
+            self._accept_edits(seen, heard)
         if self._is_adjusting(seen):
             self._next_roll_back()
             return
@@ -228,14 +230,18 @@ class _Step:
                 )
                 self._emit(Append(records.started_record(replica)))
 
-    def _accept_edits(self, seen: Observed) -> None:
+    def _accept_edits(self, seen: Observed, roles: Collection[Role]) -> None:
         """Keep another writer's numbers for an interval: forget what was asked, and start an interval."""
-        for role in seen.edited:
-            self._forget_asked(role)
-            self._set(starts={**self.state.starts, role: ()})
+        for role in roles:
+            decided = self.state.decided
+            changed = written(decided.of(role), seen.writers.get(role) or "another writer")
+            self._set(
+                decided=replace(decided, roles={**decided.roles, role: changed}),
+                starts={**self.state.starts, role: ()},
+            )
         self._set(is_overdue=False, schedule=replace(self.state.schedule, blocked_s=None))
-        roles = sorted(seen.edited)
-        self._emit(Log("replicas set by another writer: kept for an interval", {"roles": roles}))
+        keys = {"roles": sorted(roles)}
+        self._emit(Log("replicas set by another writer: kept for an interval", keys))
         self._converge()
 
     def _is_adjusting(self, seen: Observed) -> bool:
@@ -317,8 +323,9 @@ class _Step:
         """Take on what this tick rolls back; return whether there is any."""
         if not self.settings.rolls_back:
             return False
-        self._set(roll_backs=tuple(found.items()))
-        return bool(found)
+        own = tuple((role, why) for role, why in found.items() if role not in self.config.external)
+        self._set(roll_backs=own)
+        return bool(own)
 
     def _next_roll_back(self) -> None:
         """Roll the next scale-up back, or end the tick; one that could not be recorded waits for an interval."""
@@ -438,7 +445,11 @@ class _Step:
         config, pools = self.config, self._pools()
         pool = pools.get(change.role)
         age_s = self.now_s - change.decided_s
-        if pool is None or age_s > REAPPLY_INTERVALS * config.adjustment_interval_s:
+        if (
+            pool is None
+            or change.role in config.external
+            or age_s > REAPPLY_INTERVALS * config.adjustment_interval_s
+        ):
             return False
         if pool.replicas == change.desired or change.desired < change.current:
             return pool.replicas in (change.desired, change.current)

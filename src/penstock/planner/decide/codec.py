@@ -52,6 +52,7 @@ def config_from(plain: Mapping[str, Any]) -> DecideConfig:
     for name in ("min_replicas", "max_replicas"):
         if name in fields:
             fields[name] = {Role(role): int(count) for role, count in fields[name].items()}
+    fields["external"] = tuple(Role(role) for role in fields.get("external", ()))
     fields["predictor"] = Predictor(fields.get("predictor", Predictor.TREND))
     if fields.get("performance") is not None:
         fields["performance"] = profile_from(fields["performance"])

@@ -71,6 +71,7 @@ class DecideConfig:
         attainment: Share of the requests for which mode sla holds the targets, in [0.5, 1).
         predictor: How mode sla forecasts demand.
         performance: What mode sla plans by; None in every other mode that needs no profile.
+        external: Roles whose replicas somebody else sets; they count against the budget and are never changed.
         baseline: What the other autoscalers are set to; the planner's own modes do not read it.
     """
 
@@ -99,6 +100,7 @@ class DecideConfig:
     attainment: float = 0.99
     predictor: Predictor = Predictor.TREND
     performance: PerformanceProfile | None = None
+    external: tuple[Role, ...] = ()
     baseline: BaselineSettings = field(default_factory=BaselineSettings)
 
     @property
@@ -136,6 +138,11 @@ class DecideConfig:
         if not self.policy.follows_demand:
             return self.interval_s
         return min(self.interval_s, max(AGAIN_S, self.metric_pulling_interval_s))
+
+    @property
+    def decisions_per_adjustment(self) -> int:
+        """Return how often the mode decides in an adjustment interval: its pauses are counted in decisions."""
+        return round(self.adjustment_interval_s / self.interval_s)
 
     @property
     def total_floor(self) -> int:

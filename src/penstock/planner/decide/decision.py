@@ -49,6 +49,7 @@ class Reason(StrEnum):
     HOLD_DOWN = "hold_down"
     ABOVE_BUDGET = "above_budget"
     BUDGET_SHARE = "budget_share"
+    SCALED_BY_OTHER = "scaled_by_other"
     IDLE = "idle"
     WAKE = "wake"
 

@@ -13,9 +13,10 @@ from penstock.planner.decide.budget import existing_gpus, within_bounds
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
 from penstock.planner.decide.observation import Pull, Window
+from penstock.planner.decide.ownership import left
 from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.rebalance import release, reserve
-from penstock.planner.decide.stabilise import age, rolled_back
+from penstock.planner.decide.stabilise import age, back_off, rolled_back
 from penstock.planner.decide.state import PlannerState
 from penstock.planner.decide.total_floor import kept, raised
 
@@ -63,7 +64,8 @@ def finish(
     seen = proposed.roles
     gpus = existing_gpus(pools, config)
     owed = frozenset(role for role in pools if seen[role].owed)
-    stepped = [_limit(proposal, config) for proposal in proposed.proposals]
+    backed_off = [back_off(each, seen[each.role]) for each in proposed.proposals]
+    stepped = [_limit(each, config) for each in left(backed_off, seen, config)]
     raised_all = raised(stepped, gpus, config, seen=seen)
     bounded = kept(within_bounds(release(raised_all, owed), gpus, config, owed=owed), config)
     bounded, reserved = reserve(bounded, owed, pools, freeable=_freeable(bounded, gpus, config))
@@ -80,7 +82,7 @@ def finish(
     memory = dict(state.roles)
     for each in roles:
         # Back-off and grace count whole intervals.
-        aged = age(seen[each.role]) if state.interval_s is None else seen[each.role]
+        aged = age(seen[each.role], config) if state.interval_s is None else seen[each.role]
         memory[each.role] = replace(aged, owed=each.role in reserved)
         if each.action is not Action.HOLD and not config.no_operation:
             asked = each.desired if each.action is Action.UP else None
@@ -101,8 +103,8 @@ def roll_back(
         config: For the record of the budget.
 
     Returns:
-        A decision for one replica fewer than was asked for, and a state that holds further scale-ups of the
-        role back for a doubling number of intervals.
+        A decision for one replica fewer than was asked for, or for as many at the floor, and a state that holds
+        further scale-ups of the role back for a doubling number of intervals.
 
     Raises:
         ValueError: no scale-up of the role is outstanding.
@@ -113,13 +115,18 @@ def roll_back(
     sequence = state.sequence + 1
     pool = pull.pools[role]
     after = rolled_back(state.of(role), config)
-    if not config.policy.waits_for_adjustments and asked - 1 > pool.ready:
+    floor = config.floor(role, config.engine_gpus(role, pool.gpus))
+    is_at_floor = asked <= floor
+    if not (is_at_floor or config.policy.waits_for_adjustments) and asked - 1 > pool.ready:
         # Others that were asked for meanwhile still start; each can be taken back as well.
         after = replace(after, asked=asked - 1)
     inputs = {"asked": asked, "ready": pool.ready, "starting": pool.starting, "failures": after.withdrawals}
-    step = Step("withdraw", inputs, None, f"no scale-up for {after.backoff} intervals")
-    sentence = f"{role.value} {asked} -> {asked - 1}: withdrawn, never became ready: {why}"
-    taken = RoleDecision(role, asked, asked - 1, Action.DOWN, Reason.NEVER_READY, sentence, (step,))
+    step = Step("withdraw", inputs, floor, f"no scale-up for {after.backoff} intervals")
+    desired, action, words = asked - 1, Action.DOWN, f"{asked} -> {asked - 1}: withdrawn"
+    if is_at_floor:
+        desired, action, words = asked, Action.HOLD, f"{asked}: at its floor"
+    sentence = f"{role.value} {words}, never became ready: {why}"
+    taken = RoleDecision(role, asked, desired, action, Reason.NEVER_READY, sentence, (step,))
     gpus = existing_gpus(pull.pools, config)
     decision = Decision(
         f"d{sequence:06d}", pull.at_s, config.no_operation, (taken,), gpus, gpus, config.max_gpu_budget

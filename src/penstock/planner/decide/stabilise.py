@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.api import Role
+from penstock.planner.decide import ownership
 from penstock.planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
 from penstock.planner.decide.observation import PoolCounts, Window, turned_away
@@ -25,18 +26,21 @@ def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConf
     is_new = is_kv and pool.ready > (before.seen or 0)
     is_kept = before.asked is not None and pool.ready >= before.asked
     is_gone = before.asked is not None and pool.replicas < before.asked
-    return RoleState(
+    if before.failed is not None and pool.ready >= before.failed:
+        before = replace(before, withdrawals=0, failed=None, backoff=0)
+    return replace(
+        before,
         seen=pool.ready,
         grace=config.decode_grace_intervals if is_new else before.grace,
         asked=None if is_kept or is_gone else before.asked,
         withdrawals=0 if is_kept else before.withdrawals,
-        backoff=before.backoff,
-        owed=before.owed,
+        failed=None if is_kept else before.failed,
     )
 
 
-def age(state: RoleState) -> RoleState:
+def age(state: RoleState, config: DecideConfig) -> RoleState:
     """Return the state after one more interval has been decided."""
+    state = ownership.aged(state, config)
     return replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
 
 
@@ -46,9 +50,10 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     They are adjustment intervals; a mode that decides more often counts as many decisions more.
     """
     withdrawals = state.withdrawals + 1
-    decisions = round(config.adjustment_interval_s / config.interval_s)
-    backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS) * decisions
-    return replace(state, asked=None, withdrawals=withdrawals, backoff=backoff, owed=False)
+    backoff = min(2 ** min(withdrawals, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment
+    return replace(
+        state, asked=None, withdrawals=withdrawals, failed=state.asked, backoff=backoff, owed=False
+    )
 
 
 def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: DecideConfig) -> RoleProposal:
@@ -57,8 +62,7 @@ def stabilise(proposal: RoleProposal, state: RoleState, window: Window, config: 
         proposal = _settle_down(proposal, state, config)
     if proposal.action is Action.DOWN and proposal.role is not Role.PREFILL:
         proposal = _carry_on(proposal, window, config)
-    if proposal.action is Action.UP:
-        proposal = back_off(proposal, state)
+    proposal = back_off(proposal, state)
     if (
         proposal.action is Action.UP
         and proposal.role is Role.PREFILL
@@ -118,8 +122,8 @@ def _sees_frontend(window: Window) -> bool:
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
-    """Return a scale-up held after a withdrawal; a role with no ready replica serves nothing and is not held."""
-    if not state.backoff or not proposal.pool.ready:
+    """Return a scale-up held after one that failed, whatever is ready: what refuses it refuses the next one too."""
+    if not state.backoff or proposal.action is not Action.UP:
         return proposal
     inputs = {"intervals_left": state.backoff, "withdrawals": state.withdrawals}
     detail = f"{_intervals(state.backoff)} of backoff left after a replica that never became ready"

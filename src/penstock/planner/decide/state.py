@@ -23,7 +23,11 @@ class RoleState:
         grace: Intervals left in which decode (or aggregated) is not scaled down.
         asked: Replicas of the last scale-up that has not become ready yet; None when none is outstanding.
         withdrawals: Scale-ups in a row that never became ready.
+        failed: Replicas that the last of them asked for; None when so many were ready since.
         backoff: Intervals left in which the role is not scaled up after a withdrawal.
+        writer: Who else set the role's replicas last; empty when nobody has lately.
+        foreign_writes: How often in a row.
+        since_write: Intervals since the last of these writes.
         owed: Another role gives up GPUs for this one, which grows once they are free.
     """
 
@@ -31,8 +35,12 @@ class RoleState:
     grace: int = 0
     asked: int | None = None
     withdrawals: int = 0
+    failed: int | None = None
     backoff: int = 0
     owed: bool = False
+    writer: str = ""
+    foreign_writes: int = 0
+    since_write: int = 0
 
 
 @dataclass(frozen=True, slots=True)

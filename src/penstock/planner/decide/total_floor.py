@@ -12,6 +12,7 @@ from dataclasses import replace
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
+from penstock.planner.decide.ownership import is_left
 from penstock.planner.decide.proposal import RoleProposal
 from penstock.planner.decide.stabilise import back_off
 from penstock.planner.decide.state import RoleState
@@ -53,6 +54,7 @@ def raised(
         and grown[each.role].action is Action.UP
         and _has_room(each, gpus + added, config)
     ]
+    able = [each for each in able if not is_left(each.role, seen[each.role], config)]
     chosen = min(able, key=lambda each: (each.pool.replicas, each.role is Role.PREFILL), default=None)
     step = Step(STEP, {"gpus_staying": staying}, config.total_floor, "no role has room to grow")
     if chosen is None:

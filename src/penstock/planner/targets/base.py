@@ -6,7 +6,7 @@ A backend (local processes, a cluster) implements `Target`; the loop calls nothi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.api import Role
@@ -58,12 +58,14 @@ class TargetState:
             restarts after a crash is no adjustment.
         endpoints: Ready workers only.
         edited: Roles whose number of replicas somebody else has set since the last look.
+        writers: Who set each role's number of replicas last, where that is known.
     """
 
     pools: Mapping[Role, PoolState]
     adjusting: bool
     endpoints: tuple[Endpoint, ...]
     edited: frozenset[Role] = frozenset()
+    writers: Mapping[Role, str] = field(default_factory=dict)
 
 
 class Target(Protocol):

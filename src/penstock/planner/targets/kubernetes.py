@@ -71,6 +71,7 @@ class ScaledService:
         replicas: Fixed number, or the first one.
         bounds: Fewest and most replicas.
         is_scalable: Whether it has a ScalingAdapter.
+        is_external: Whether somebody other than the planner sets its number.
     """
 
     name: str
@@ -78,6 +79,7 @@ class ScaledService:
     replicas: int
     bounds: tuple[int, int]
     is_scalable: bool
+    is_external: bool
 
     def clamp(self, replicas: int) -> int:
         """Return the number within the bounds, as the operator takes it."""
@@ -89,7 +91,7 @@ def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
     """Return the worker services by role."""
     return {
         spec.role: ScaledService(
-            name, spec.gpus, spec.replicas, spec.replica_bounds, spec.scaling is not None
+            name, spec.gpus, spec.replicas, spec.replica_bounds, spec.scaling is not None, spec.is_external
         )
         for name, spec in graph.spec.workers.items()
     }
@@ -159,9 +161,13 @@ class KubernetesTarget:
             )
         return TargetState(
             pools={role: pool.state for role, pool in pools.items()},
-            adjusting=any(pool.adjusting for pool in pools.values()),
+            # Another autoscaler's changes hold no decision about the other roles back.
+            adjusting=any(
+                pool.adjusting for role, pool in pools.items() if not self._services[role].is_external
+            ),
             endpoints=tuple(each for pool in pools.values() for each in pool.endpoints),
             edited=frozenset(edited),
+            writers=self._writers(),
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
@@ -187,7 +193,10 @@ class KubernetesTarget:
         except ClusterError as exc:
             self._emit(
                 EventMessage(
-                    "ScalingFailed", f"{role.value} to {replicas} ({decision_id}): {exc}", is_warning=True
+                    "ScalingFailed",
+                    f"{role.value} to {replicas}: {exc}",
+                    is_warning=True,
+                    detail=decision_id,
                 )
             )
             raise
@@ -238,7 +247,8 @@ class KubernetesTarget:
                 "resourceVersion": scale["metadata"]["resourceVersion"],
                 "generation": adapter["metadata"].get("generation", 0) + 1,
             }
-            written = {**adapter, "metadata": metadata, "spec": {**adapter["spec"], "replicas": wanted}}
+            spec = {**adapter["spec"], "replicas": wanted}
+            written = {**adapter, "metadata": metadata, "spec": spec, "owner": PLANNER}
             return self._remember(service, written)
         raise AssertionError("the loop returns or raises")
 
@@ -282,15 +292,19 @@ class KubernetesTarget:
             return service.clamp(service.replicas), False
         desired = adapter["spec"]["replicas"]
         before, self._desired_by_role[role] = self._desired_by_role.get(role), desired
+        if service.is_external or before == desired:
+            return service.clamp(desired), False
         if before is None:
             return service.clamp(desired), adapter.get("owner", "") not in OWN_MANAGERS
-        if before == desired:
-            return service.clamp(desired), False
         by = adapter.get("owner") or "somebody else"
         log.info("replicas set by somebody else", role=role.value, before=before, after=desired, by=by)
-        text = f"{role.value} {before} -> {desired}: set by {by}; kept for one adjustment interval, then planned from"
-        self._emit(EventMessage("ReplicasEdited", text))
+        self._emit(_edited(role, by, f"{before} -> {desired}"))
         return service.clamp(desired), True
+
+    def _writers(self) -> dict[Role, str]:
+        """Return who set each role's number last."""
+        adapters = {role: self._adapter(service) for role, service in self._services.items()}
+        return {role: each["owner"] for role, each in adapters.items() if each and each.get("owner")}
 
     def _refused(self) -> dict[Role, str]:
         """Return the roles whose missing pods the API server has refused for long enough, and why."""
@@ -326,3 +340,18 @@ class KubernetesTarget:
                 failing[pod.uid] = f"pod {pod.name}: {pod.message}"
         self._trouble = trouble
         return failing
+
+
+def _edited(role: Role, by: str, change: str) -> EventMessage:
+    """Return what is said of a number that somebody else has set; the same text for all of a writer's."""
+    if by == PLANNER:
+        text = (
+            f"another planner scales {role.value}: two installations of one operatorClass see this namespace; "
+            "give one another class or namespace, see penstock doctor"
+        )
+        return EventMessage("SecondPlanner", text, is_warning=True, detail=change)
+    text = (
+        f"{role.value} is set by {by}: kept for one adjustment interval, longer if it writes again, then planned from;"
+        " scaling.managedBy: external leaves the role to it"
+    )
+    return EventMessage("ReplicasEdited", text, detail=change)

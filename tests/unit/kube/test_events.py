@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import ClusterError, ForbiddenError, NotFoundError
-from penstock.kube.events import MAX_NOTE, EventMessage
-from penstock.operator.events import EventRecorder
+from penstock.kube.events import (
+    FORGET_S,
+    MAX_NOTE,
+    MAX_REMEMBERED,
+    EventMessage,
+    EventRecorder,
+    EventReporter,
+)
 
 GRAPH = {
     "apiVersion": "penstock.dev/v1alpha1",
@@ -51,12 +57,13 @@ class Clock:
 def world():
     """API, clock, counter of dropped Events and recorder."""
     api, clock, dropped = Api(), Clock(), []
-    recorder = EventRecorder(api, instance="pod-1", on_dropped=lambda: dropped.append(1), now_s=clock)
+    reporter = EventReporter("penstock-operator", "pod-1", "Reconcile")
+    recorder = EventRecorder(api, reporter, on_dropped=lambda: dropped.append(1), now_s=clock)
     return api, clock, dropped, recorder
 
 
 async def test_an_event_names_object_reason_and_sender(world):
-    """All that events.k8s.io/v1 asks for."""
+    """And when, in the fields by which `kubectl get events` sorts."""
     api, _, _, recorder = world
     await recorder.emit(GRAPH, NOTE)
     [(manager, event)] = api.created
@@ -64,17 +71,21 @@ async def test_an_event_names_object_reason_and_sender(world):
     assert name.startswith("llama.")
     assert manager == "penstock-operator"
     assert event == {
-        "apiVersion": "events.k8s.io/v1",
+        "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"namespace": "serving"},
         "eventTime": "1970-01-12T13:46:40.250000Z",
-        "reportingController": "penstock-operator",
+        "firstTimestamp": "1970-01-12T13:46:40Z",
+        "lastTimestamp": "1970-01-12T13:46:40Z",
+        "count": 1,
+        "source": {"component": "penstock-operator"},
+        "reportingComponent": "penstock-operator",
         "reportingInstance": "pod-1",
         "action": "Apply",
         "reason": "Repaired",
         "type": "Normal",
-        "note": NOTE.text,
-        "regarding": {
+        "message": NOTE.text,
+        "involvedObject": {
             "apiVersion": "penstock.dev/v1alpha1",
             "kind": "GraphDeployment",
             "name": "llama",
@@ -94,8 +105,37 @@ async def test_repeats_within_a_minute_write_nothing_and_then_one_count(world):
     assert (len(api.created), len(api.patched)) == (1, 0)
     await recorder.emit(GRAPH, NOTE)
     name = api.created[0][1]["metadata"]["name"]
-    series = {"count": 61, "lastObservedTime": "1970-01-12T13:47:40.250000Z"}
-    assert api.patched == [("Event", "serving", name, {"series": series})]
+    repeated = {"count": 61, "lastTimestamp": "1970-01-12T13:47:40Z", "message": NOTE.text}
+    assert api.patched == [("Event", "serving", name, repeated)]
+
+
+async def test_a_repeat_after_an_hour_is_a_new_event(world):
+    """Another day, another Event."""
+    api, clock, _, recorder = world
+    await recorder.emit(GRAPH, NOTE)
+    clock.s += FORGET_S + 1
+    await recorder.emit(GRAPH, NOTE)
+    assert (len(api.created), len(api.patched)) == (2, 0)
+    assert api.created[0][1]["metadata"]["name"] != api.created[1][1]["metadata"]["name"]
+
+
+async def test_other_texts_are_other_events(world):
+    """The numbers in the note tell changes apart."""
+    api, _, _, recorder = world
+    await recorder.emit(GRAPH, NOTE)
+    await recorder.emit(GRAPH, EventMessage("Repaired", "Service llama-decode: spec.ports", is_warning=True))
+    assert [event["type"] for _, event in api.created] == ["Normal", "Warning"]
+
+
+async def test_the_same_decision_made_again_is_one_event_with_the_newest_id(world):
+    """Refusals that come again and again are one line with a count."""
+    api, clock, _, recorder = world
+    for number in range(1, 5):
+        await recorder.emit(GRAPH, EventMessage("ScaledUp", "decode 0 -> 1", detail=f"d00000{number}"))
+        clock.s += 200
+    assert [event["message"] for _, event in api.created] == ["decode 0 -> 1 (d000001)"]
+    assert [patch["count"] for *_, patch in api.patched] == [2, 3, 4]
+    assert api.patched[-1][-1]["message"] == "decode 0 -> 1 (d000004)"
 
 
 async def test_a_series_whose_event_expired_starts_anew(world):
@@ -125,6 +165,14 @@ async def test_a_long_note_is_cut_between_characters(world):
     """The API server refuses more than 1024 bytes."""
     api, _, _, recorder = world
     await recorder.emit(GRAPH, EventMessage("Long", "ä" * 2000))
-    note = api.created[0][1]["note"]
+    note = api.created[0][1]["message"]
     assert len(note.encode()) <= MAX_NOTE
     assert set(note) == {"ä"}
+
+
+async def test_memory_is_bounded(world):
+    """Ten thousand different events do not pile up."""
+    _, _, _, recorder = world
+    for number in range(MAX_REMEMBERED + 100):
+        await recorder.emit(GRAPH, EventMessage("R", str(number)))
+    assert len(recorder._known) == MAX_REMEMBERED
