@@ -75,6 +75,12 @@ class GraphSpec(SpecModel):
     image: Text | None = Field(
         default=None, description="Container image of the workers; null: the runtime's default."
     )
+    inherited_annotations: tuple[Text, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Keys of the graph's annotations that its children carry too, but not its pods, as they do its labels. "
+        "Those of kubernetes.io, Helm, Argo CD and Flux stay with the graph.",
+    )
     env: tuple[EnvVar, ...] = Field(default=(), description="Environment of every worker.")
     env_from: tuple[EnvFrom, ...] = Field(
         default=(), description="Secrets and ConfigMaps whose keys every worker gets as environment."

@@ -78,6 +78,9 @@ DRAIN_FINALIZER: Final = f"{DOMAIN}/drain"
 OPERATOR: Final = "penstock-operator"
 """Field manager and event source of the operator."""
 
+INITIAL: Final = f"{OPERATOR}-init"
+"""Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
+
 PLANNER: Final = "penstock-planner"
 """Field manager and event source of the planner."""
 
