@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from penstock.api.base import DnsLabel, Integer, OperatorClass, ServedName, SpecModel, Text
+from penstock.api.base import DnsLabel, Flag, Integer, OperatorClass, ServedName, SpecModel, Text
 from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
 from penstock.api.enums import PlannerMode, Role
 from penstock.api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
@@ -74,6 +74,11 @@ class GraphSpec(SpecModel):
     )
     image: Text | None = Field(
         default=None, description="Container image of the workers; null: the runtime's default."
+    )
+    paused: Flag = Field(
+        default=False,
+        description="Leave the graph's children as they are; budget, scheduling gates and drains still hold. Annotation "
+        "penstock.dev/reconcile: disabled does the same.",
     )
     inherited_annotations: tuple[Text, ...] = Field(
         default=(),
