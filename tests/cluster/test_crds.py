@@ -386,6 +386,7 @@ async def test_columns_show_what_the_status_says(client, namespace, kubectl):
         "summary": {"prefill": "1/1", "decode": "2/3", "gpus": "3/8"},
         "conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "message": ""}],
         "planner": {"lastDecision": "decode 2 -> 3"},
+        "address": {"url": "http://llama-frontend.serving.svc:8000"},
     }
     await client.patch(
         GRAPH_DEPLOYMENT,
@@ -401,8 +402,10 @@ async def test_columns_show_what_the_status_says(client, namespace, kubectl):
     head, row = kubectl("get", "graphdeployments", "-o", "wide", "-n", namespace)[1].splitlines()
     assert head.split()[-2:] == ["REASON", "DECISION"]
     assert "Serving" in row
+    assert "http://llama-frontend.serving.svc:8000" in row
     assert row.rstrip().endswith("decode 2 -> 3")
-    assert "llama" in kubectl("get", "penstock", "-n", namespace)[1]
+    for category in ("penstock", "all"):
+        assert "llama" in kubectl("get", category, "-n", namespace)[1]
 
 
 async def test_kubectl_scale_sets_an_adapter(client, namespace, kubectl):
@@ -419,7 +422,16 @@ async def test_kubectl_scale_sets_an_adapter(client, namespace, kubectl):
     await client.patch(
         SCALING_ADAPTER,
         "llama-decode",
-        {"status": {"replicas": 2, "ready": 1, "selector": "penstock.dev/graph=llama"}},
+        {
+            "status": {
+                "replicas": 2,
+                "ready": 1,
+                "minReplicas": 1,
+                "maxReplicas": 8,
+                "selector": "penstock.dev/graph=llama",
+                "conditions": [{"type": "ScalingLimited", "status": "False"}],
+            }
+        },
         namespace=namespace,
         subresource="status",
         field_manager="test",
@@ -428,8 +440,18 @@ async def test_kubectl_scale_sets_an_adapter(client, namespace, kubectl):
     assert scale["spec"] == {"replicas": 3}
     assert scale["status"] == {"replicas": 2, "selector": "penstock.dev/graph=llama"}
     head, row = kubectl("get", "gsa", "-n", namespace)[1].splitlines()
-    assert head.split() == ["NAME", "GRAPH", "SERVICE", "REPLICAS", "READY", "AGE"]
-    assert row.split()[:-1] == ["llama-decode", "llama", "decode", "3", "1"]
+    assert head.split() == [
+        "NAME",
+        "GRAPH",
+        "SERVICE",
+        "DESIRED",
+        "MIN",
+        "MAX",
+        "LIMITED",
+        "READY",
+        "AGE",
+    ]
+    assert row.split()[:-1] == ["llama-decode", "llama", "decode", "3", "1", "8", "False", "1"]
     code, said = kubectl("scale", "gsa/llama-decode", "--replicas=1001", "-n", namespace)
     assert code != 0
     assert "spec.replicas" in said

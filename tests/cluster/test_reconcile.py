@@ -41,6 +41,41 @@ async def test_a_graph_becomes_all_its_children_and_a_status(crds, client, names
                 assert (owner["uid"], owner["controller"]) == (live["metadata"]["uid"], True)
 
 
+async def test_children_follow_the_graphs_labels_without_a_rollout(crds, client, namespace):
+    """One that is added arrives, one that is taken away goes, and the pod template stays as it is."""
+    made = graph(namespace, inheritedAnnotations=["example.com/cost"])
+    made["metadata"] |= {"labels": {"team": "a"}, "annotations": {"example.com/cost": "7"}}
+    await client.create(made, field_manager="test")
+
+    async def children_say(labels, cost):
+        found = [
+            each["metadata"]
+            for kind in CHILDREN
+            for each in (await client.list(KINDS[kind], namespace=namespace)).items
+            if each["metadata"]["name"].startswith("g-")
+        ]
+        others = [
+            each["name"]
+            for each in found
+            if {key: each["labels"].get(key) for key in ("team", "tier")} != labels
+            or each["annotations"].get("example.com/cost") != cost
+        ]
+        return found and not others
+
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await until(lambda: children_say({"team": "a", "tier": None}, "7"), "the graph's labels")
+        await settled(client, namespace, operator)
+        before = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+        change = {"labels": {"team": None, "tier": "gold"}, "annotations": {"example.com/cost": None}}
+        await client.patch(
+            GRAPH_DEPLOYMENT, "g", {"metadata": change}, namespace=namespace, field_manager="t"
+        )
+        await until(lambda: children_say({"team": None, "tier": "gold"}, None), "the changed labels")
+    after = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
+    assert after["spec"] == before["spec"]
+
+
 async def test_nothing_is_written_at_rest(crds, client, namespace):
     """Not one call in 8 s, by the API server's own audit log, though every graph is reconciled every second."""
     await client.create(graph(namespace), field_manager="test")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, JsonValue
 
-from penstock.api.base import DnsLabel, Integer, OperatorClass, ServedName, SpecModel, Text
+from penstock.api.base import DnsLabel, Flag, Integer, OperatorClass, ServedName, SpecModel, Text
 from penstock.api.engine import SIMULATED_BATCH_TOKENS, EngineConfig, LeaseConfig
 from penstock.api.enums import PlannerMode, Role
 from penstock.api.planner import PlannerConfig
@@ -69,6 +69,17 @@ class GraphSpec(SpecModel):
     )
     image: Text | None = Field(
         default=None, description="Container image of the workers; null: the runtime's default."
+    )
+    paused: Flag = Field(
+        default=False,
+        description="Leave the graph's children as they are; budget, scheduling gates and drains still hold. Annotation "
+        "penstock.dev/reconcile: disabled does the same.",
+    )
+    inherited_annotations: tuple[Text, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Keys of the graph's annotations that its children carry too, but not its pods, as they do its labels. "
+        "Those of kubernetes.io, Helm, Argo CD and Flux stay with the graph.",
     )
     env: tuple[EnvVar, ...] = Field(default=(), description="Environment of every worker.")
     env_from: tuple[EnvFrom, ...] = Field(

@@ -45,6 +45,12 @@ class PlannerStatus(SpecModel):
     budget: Integer | None = Field(default=None, description="GPUs allowed; null: no ceiling.")
 
 
+class Address(SpecModel):
+    """Where clients reach the graph."""
+
+    url: str = Field(description="URL of the routers' Service, within the cluster.")
+
+
 class StatusSummary(SpecModel):
     """What the columns of ``kubectl get gd`` show; they cannot join numbers themselves."""
 
@@ -64,6 +70,9 @@ class GraphStatus(SpecModel):
     """State of a GraphDeployment."""
 
     observed_generation: Integer = Field(default=0, description="Generation that this status describes.")
+    operator_version: str = Field(default="", description="Release of the operator that wrote this status.")
+    address: Address | None = Field(default=None, description="Where clients reach it; null: no router.")
+    served_model: str = Field(default="", description="Name that clients ask for.")
     phase: GraphPhase = Field(default=GraphPhase.PENDING, description="One word for the graph's state.")
     conditions: tuple[Condition, ...] = Field(default=(), description="Facts, each with its reason.")
     services: dict[str, ServiceStatus] = Field(default={}, description="Replicas by service.")
@@ -76,6 +85,8 @@ class AdapterStatus(SpecModel):
 
     replicas: Integer = Field(default=0, description="Replicas that exist.")
     ready: Integer = Field(default=0, description="Replicas that pass their probes.")
+    min_replicas: Integer = Field(default=0, description="Fewest replicas that the graph allows.")
+    max_replicas: Integer = Field(default=0, description="Most replicas that the graph allows.")
     selector: str = Field(default="", description="Label selector of the replicas, for /scale.")
     last_scale_time: str | None = Field(default=None, description="When replicas last changed; RFC 3339.")
     conditions: tuple[Condition, ...] = Field(default=(), description="Facts, each with its reason.")

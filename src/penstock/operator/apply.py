@@ -23,11 +23,11 @@ from penstock.core.errors import (
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
-from penstock.kube.objects.names import APPLIED_ANNOTATION, OPERATOR
+from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR
 from penstock.operator.lru_cache import LruCache
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.drift import FieldDifference, differences, drifted, stamped
-from penstock.operator.trim import POSTED, VERSION, Object, version_of
+from penstock.operator.trim import POSTED, VERSION, Object, is_posted, version_of
 from penstock.operator.workloads import WORKLOADS
 
 PARALLEL: Final = 4
@@ -38,11 +38,10 @@ _IN_TURN: Final = WORKLOADS | {ROLE_BINDING.kind}
 """Written last and one by one. The API server compares a RoleBinding's Role with the writer's own rights in a copy
 that lags behind its writes; right after the Role it would answer 404."""
 
+_NUMBER: Final = {"f:spec": {"f:replicas": {}}}
+
 COMPARED: Final = 4000
 """Children whose last comparison is remembered, until they change. Chosen: those of some 200 graphs, a megabyte."""
-
-INITIAL: Final = f"{OPERATOR}-init"
-"""Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
 
 log = get_logger(__name__)
 
@@ -307,22 +306,28 @@ class Applier:
     async def _take_over(self, want: Object) -> None:
         """Make the fields of a POST those of an apply, so that what is no longer wanted goes away.
 
-        As client-go's csaupgrade does for objects made by client-side apply.
+        As client-go's csaupgrade does for objects made by client-side apply. Of an adapter's first manager only the
+        number stays.
         """
         kind, metadata = kind_of(want), want["metadata"]
         live = await self._client.get(kind, metadata["name"], namespace=metadata["namespace"])
         entries = live["metadata"].get("managedFields", [])
-        ours = [each for each in entries if each.get("manager") == OPERATOR and not each.get("subresource")]
-        if not any(each.get("operation") == "Update" for each in ours):
+        posted = [each for each in entries if is_posted(each)]
+        if not posted:
             return
-        has_applied = any(each.get("operation") == "Apply" for each in ours)
-        changed = []
-        for each in entries:
-            is_posted = each in ours and each.get("operation") == "Update"
-            if not is_posted:
-                changed.append(each)
-            elif not has_applied:
-                changed.append({**each, "operation": "Apply"})
+        changed = [each for each in entries if each not in posted]
+        has_applied = any(
+            (each.get("manager"), each.get("operation"), each.get("subresource")) == (OPERATOR, "Apply", None)
+            for each in entries
+        )
+        for each in posted:
+            fields = dict(each.get("fieldsV1", {}))
+            if each["manager"] == INITIAL and "f:replicas" in fields.get("f:spec", {}):
+                changed.append({**each, "fieldsV1": _NUMBER})
+                fields["f:spec"] = {key: one for key, one in fields["f:spec"].items() if key != "f:replicas"}
+            if not has_applied:
+                posted_as = {"manager": OPERATOR, "operation": "Apply"}
+                changed.append({**each, **posted_as, "fieldsV1": fields})
         patch = [
             {"op": "replace", "path": "/metadata/managedFields", "value": changed},
             {

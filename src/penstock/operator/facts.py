@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, Role
+from penstock.kube.objects.names import WORKER_PORT, child_name
 from penstock.operator.plan.bounds import Bounded
 from penstock.operator.plan.budget import Waiting
 from penstock.operator.plan.conditions import ConditionFacts, Failure, ServiceFacts
@@ -35,6 +36,7 @@ class ReconcileState:
         waiting: Pods that the budget holds back.
         blocked: Replicas of a service that the budget keeps from running.
         failure: Why the graph cannot be brought about; None if it can.
+        paused: Why the graph's children are left as they are; empty: they are not.
     """
 
     bounds: dict[str, Bounded] = field(default_factory=dict)
@@ -46,6 +48,7 @@ class ReconcileState:
     waiting: Sequence[Waiting] = ()
     blocked: Mapping[str, int] = field(default_factory=dict)
     failure: Failure | None = None
+    paused: str = ""
 
 
 def graph_facts(
@@ -81,7 +84,18 @@ def graph_facts(
         diagnoses=diagnoses,
         failure=seen.failure,
         is_woken=graph.spec.planner.enabled and graph.spec.planner.scale_to_zero_after_seconds is not None,
+        paused=seen.paused,
+        url=_url(graph),
+        served_model=graph.spec.served_name,
     )
+
+
+def _url(graph: GraphDeployment) -> str:
+    """Return where clients within the cluster reach the graph; empty: it has no router."""
+    router = graph.spec.service(Role.ROUTER)
+    if router is None:
+        return ""
+    return f"http://{child_name(graph.name, router[0])}.{graph.metadata.namespace}.svc:{WORKER_PORT}"
 
 
 def _service(
@@ -99,4 +113,5 @@ def _service(
         rolling=rollout is not None and rollout.rolling,
         held=seen.held.get(name) or (plan.held if plan is not None else ""),
         refused=seen.refused.get(name),
+        bounds=graph.spec.services[name].replica_bounds,
     )

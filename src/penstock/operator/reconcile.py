@@ -38,10 +38,12 @@ from penstock.operator.plan.definitions import (
 )
 from penstock.operator.plan.diagnose import Category
 from penstock.operator.plan.observed import observed_services
+from penstock.operator.plan.pause import held, pause_reason
 from penstock.operator.plan.refusal import refusal
 from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
+from penstock.operator.resources.labels import inherited
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 from penstock.operator.router_secret import make_router_secret
 from penstock.operator.statuses import Statuses
@@ -210,13 +212,14 @@ class Reconciler:
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
             has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
+            **inherited(raw["metadata"], spec.inherited_annotations),
         )
         kind = kind_of_runtime(spec)
         has_kind = kind is not None and await cluster.knows(kind)
         return _Graph(key, model, raw, snapshot, context, self._now_s(), has_kind_of_runtime=has_kind)
 
     async def _reconcile_valid(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
-        seen = ReconcileState()
+        seen = ReconcileState(paused=pause_reason(graph.model, graph.raw["metadata"]))
         first_replicas = self._desired_replicas(graph, seen)
         try:
             return await self._take_steps(graph, seen, first_replicas, seen_as)
@@ -232,9 +235,11 @@ class Reconciler:
     ) -> ReconcileResult:
         self._wanted(graph, seen)  # a podTemplate that cannot be laid over stops before the first write
         emitted = await self._scale(graph, seen)
-        wanted = self._wanted(graph, seen)
-        applied = await self._apply(graph, seen, wanted, first_replicas)
-        gone = await self._prune(graph, wanted)
+        applied, gone = Applied(), False
+        if not seen.paused:
+            wanted = self._wanted(graph, seen)
+            applied = await self._apply(graph, seen, wanted, first_replicas)
+            gone = await self._prune(graph, wanted)
         ungated = await self._ungate(graph, seen)
         seen.failure = _failure(applied, graph)
         snapshot = self._parts.cluster.snapshot(graph.key)
@@ -293,7 +298,8 @@ class Reconciler:
                 else:
                     # An adapter that was deleted comes back with the number that runs, not with the first one.
                     desired = first[child] = service.replicas if there is None else there
-            seen.bounds[name] = bounded(desired, service, max_gpu_budget=budget)
+            asked = bounded(desired, service, max_gpu_budget=budget)
+            seen.bounds[name] = held(asked, there) if seen.paused else asked
             seen.desired[name] = seen.bounds[name].replicas if there is None else there
             if workload is not None:
                 seen.rollouts[name] = rollout_view(name, service.role, workload)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.kube.objects.names import OPERATOR
+from penstock.kube.objects.names import INITIAL, OPERATOR
 from penstock.operator.interning import InterningPool
 from penstock.operator.plan.pods import pod_view
 
@@ -61,7 +61,7 @@ def trim_child(obj: Object) -> Object:
         if "conditions" in status:
             status["conditions"] = [_without_heartbeats(each) for each in status["conditions"]]
         kept["status"] = _POOL.intern(status)
-    if any(_is_posted(each) for each in obj["metadata"].get("managedFields", ())):
+    if any(is_posted(each) for each in obj["metadata"].get("managedFields", ())):
         kept[POSTED] = True
     return kept
 
@@ -104,9 +104,9 @@ def _without_heartbeats(condition: Mapping[str, Any]) -> Object:
     return {key: each for key, each in condition.items() if key not in _HEARTBEATS}
 
 
-def _is_posted(entry: Mapping[str, Any]) -> bool:
-    return (
-        entry.get("manager") == OPERATOR
-        and entry.get("operation") == "Update"
-        and not entry.get("subresource")
-    )
+def is_posted(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of the field owners is that of a POST by the operator."""
+    if entry.get("operation") != "Update" or entry.get("subresource"):
+        return False
+    manager = entry.get("manager")
+    return manager == OPERATOR or (manager == INITIAL and "f:metadata" in entry.get("fieldsV1", {}))

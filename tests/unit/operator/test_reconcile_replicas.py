@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from graph_harness import KEY, Loads, operator, pod, to_rest, told
 
@@ -151,6 +153,47 @@ async def test_a_rollout_that_surges_goes_on_so_while_more_is_wanted(api, is_wai
         await told(api)
         await to_rest(api, made)
     assert api.at("Deployment", "g-prefill")["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == surge
+
+
+@pytest.mark.parametrize("by", ["spec", "annotation"])
+async def test_a_paused_graph_keeps_its_children_and_its_budget(api, by):
+    """A new image and number wait, and a status says so; a pod is still let in by the budget alone. Then all of it comes."""
+    async with operator(api) as made:
+        await to_rest(api, made)
+        before = copy.deepcopy(api.at("Deployment", "g-decode"))
+        live = api.at("GraphDeployment", "g")
+        live["spec"]["image"] = "other:2"
+        if by == "spec":
+            live["spec"]["paused"] = True
+        else:
+            live["metadata"]["annotations"] = {"penstock.dev/reconcile": "disabled"}
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        adapter = api.at("ScalingAdapter", "g-decode")
+        adapter["spec"]["replicas"] = 2
+        api.stored(adapter, "MODIFIED")
+        for name in ("d-1", "d-2", "d-3"):
+            await api.create(pod(name, "decode"), field_manager="kubelet")
+        await told(api)
+        await to_rest(api, made)
+        assert api.at("Deployment", "g-decode")["spec"] == before["spec"]
+        gated = [name for name in ("d-1", "d-2", "d-3") if api.at("Pod", name)["spec"]["schedulingGates"]]
+        assert len(gated) == 1, "the budget is 2 GPUs"
+        status = api.at("GraphDeployment", "g")["status"]
+        progressing = next(each for each in status["conditions"] if each["type"] == "Progressing")
+        assert (progressing["status"], progressing["reason"]) == ("False", "Paused")
+        limited = api.at("ScalingAdapter", "g-decode")["status"]["conditions"][0]
+        assert (limited["status"], limited["reason"]) == ("True", "Paused")
+
+        live = api.at("GraphDeployment", "g")
+        live["spec"].pop("paused", None)
+        live["metadata"].pop("annotations", None)
+        live["metadata"]["generation"] += 1
+        api.stored(live, "MODIFIED")
+        await told(api)
+        await to_rest(api, made)
+    spec = api.at("Deployment", "g-decode")["spec"]
+    assert (spec["replicas"], spec["template"]["spec"]["containers"][0]["image"]) == (2, "other:2")
 
 
 async def test_a_service_that_is_no_longer_wanted_goes(api):

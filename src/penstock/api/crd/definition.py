@@ -13,7 +13,7 @@ from penstock.api.profile_request import ProfileRequest
 Column = dict[str, Any]
 
 _GROUP, _, _VERSION = API_VERSION.partition("/")
-_CATEGORY: Final = "penstock"
+_CATEGORIES: Final = ("penstock", "all")
 
 
 def _column(name: str, path: str, *, of: str = "string", wide: bool = False, about: str = "") -> Column:
@@ -34,6 +34,7 @@ _GRAPH_COLUMNS = (
     _column("GPUs", ".status.summary.gpus", about="GPUs of workers, used/budget."),
     _column("Model", ".spec.model.name"),
     _AGE,
+    _column("URL", ".status.address.url", wide=True, about="Where clients reach it, within the cluster."),
     _column("Reason", '.status.conditions[?(@.type=="Ready")].reason', wide=True, about="Why, or why not."),
     _column("Decision", ".status.planner.lastDecision", wide=True, about="The planner's last."),
 )
@@ -41,7 +42,14 @@ _GRAPH_COLUMNS = (
 _ADAPTER_COLUMNS = (
     _column("Graph", ".spec.graph"),
     _column("Service", ".spec.service"),
-    _column("Replicas", ".spec.replicas", of="integer", about="Desired replicas."),
+    _column("Desired", ".spec.replicas", of="integer", about="Desired replicas."),
+    _column("Min", ".status.minReplicas", of="integer", about="Fewest that the graph allows."),
+    _column("Max", ".status.maxReplicas", of="integer", about="Most that the graph allows."),
+    _column(
+        "Limited",
+        '.status.conditions[?(@.type=="ScalingLimited")].status',
+        about="Whether the desired number lies outside what the graph allows.",
+    ),
     _column("Ready", ".status.ready", of="integer", about="Replicas that pass their probes."),
     _AGE,
 )
@@ -105,7 +113,7 @@ def _definition(
                 "plural": plural,
                 "singular": kind.lower(),
                 "shortNames": [short],
-                "categories": [_CATEGORY],
+                "categories": list(_CATEGORIES),
             },
             "scope": "Namespaced",
             "versions": [

@@ -75,8 +75,14 @@ BUDGET_GATE: Final = f"{DOMAIN}/gpu-budget"
 DRAIN_FINALIZER: Final = f"{DOMAIN}/drain"
 """On a GraphDeployment (of another class than `OPERATOR_CLASS`: `drain_finalizer`): it is gone only after its requests are finished and its children deleted in order."""
 
+RECONCILE_ANNOTATION: Final = f"{DOMAIN}/reconcile"
+"""On a GraphDeployment: ``disabled`` pauses it as ``spec.paused`` does, where its specification is another tool's."""
+
 OPERATOR: Final = "penstock-operator"
 """Field manager and event source of the operator."""
+
+INITIAL: Final = f"{OPERATOR}-init"
+"""Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
 
 PLANNER: Final = "penstock-planner"
 """Field manager and event source of the planner."""

@@ -49,6 +49,7 @@ class ServiceFacts:
         held: Why a step that is due waits, for example for another rollout; empty: none does. A desired number beyond
             its bounds is no such step: it is settled, and its ScalingAdapter says so.
         refused: Why the API server refuses its pods; None: it refuses none.
+        bounds: Fewest and most replicas that the graph allows.
     """
 
     role: Role
@@ -60,6 +61,7 @@ class ServiceFacts:
     rolling: bool = False
     held: str = ""
     refused: Diagnosis | None = None
+    bounds: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,9 @@ class ConditionFacts:
         failure: Why it cannot be brought about; None if it can.
         deleting: What a deletion waits for; empty unless the graph is being deleted.
         is_woken: Whether its routers hold requests until the planner has brought workers back from zero.
+        paused: Why its children are left as they are; empty: they are not.
+        url: Where clients reach it; empty: nowhere; None: unknown.
+        served_model: Name that clients ask for; None: unknown.
     """
 
     generation: int
@@ -98,6 +103,9 @@ class ConditionFacts:
     failure: Failure | None = None
     deleting: str = field(default="")
     is_woken: bool = False
+    paused: str = ""
+    url: str | None = None
+    served_model: str | None = None
 
     @property
     def gpus(self) -> int:
@@ -173,6 +181,8 @@ def _progressing(facts: ConditionFacts) -> ConditionResult:
     steps = [f"{name}: {step}" for name, each in sorted(facts.services.items()) if (step := _step(each))]
     if facts.deleting:
         return ConditionResult(PROGRESSING, status=True, reason="Deleting", message=facts.deleting)
+    if facts.paused:
+        return ConditionResult(PROGRESSING, status=False, reason="Paused", message=facts.paused)
     if steps:
         return ConditionResult(PROGRESSING, status=True, reason=_reason(facts), message="; ".join(steps))
     return ConditionResult(PROGRESSING, status=False, reason="Stable", message="everything is as wanted")

@@ -7,6 +7,7 @@ over. The planner's part (``status.planner``, condition PlannerActive) is not in
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, Final
 
 from penstock.api import Role
@@ -24,6 +25,9 @@ from penstock.operator.plan.conditions import (
     conditions,
 )
 
+_RELEASE: Final = version("penstock")
+_OPTIONAL: Final = ("address", "servedModel")
+
 SCALING_LIMITED: Final = "ScalingLimited"
 """Condition of a ScalingAdapter: the desired number lies outside the graph's bounds."""
 
@@ -39,6 +43,8 @@ def graph_status(facts: ConditionFacts, *, old: Mapping[str, Any] | None, now: s
     found = condition_results(facts)
     return {
         "observedGeneration": facts.generation,
+        "operatorVersion": _RELEASE,
+        **_address(facts, old or {}),
         "phase": phase(facts, {each.type: each.status for each in found}).value,
         "conditions": conditions(
             found, old=(old or {}).get("conditions") or (), generation=facts.generation, now=now
@@ -99,6 +105,8 @@ def adapter_status(
     found = {
         "replicas": service.replicas.existing,
         "ready": service.replicas.ready,
+        "minReplicas": service.bounds[0],
+        "maxReplicas": service.bounds[1],
         "selector": service.selector,
         "conditions": conditions(
             [limited, refused], old=was.get("conditions") or (), generation=generation, now=now
@@ -107,13 +115,20 @@ def adapter_status(
     return {**found, "lastScaleTime": since} if since else found
 
 
+def _address(facts: ConditionFacts, old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where clients reach the graph; what was said stays while an invalid specification does not tell."""
+    address = old.get("address") if facts.url is None else {"url": facts.url} if facts.url else None
+    model = old.get("servedModel") if facts.served_model is None else facts.served_model
+    return {key: value for key, value in (("address", address), ("servedModel", model)) if value}
+
+
 def is_current(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
     """Return whether ``live`` already says all that ``wanted`` says, and nothing more in what is ours."""
     if live is None:
         return False
     types = {each["type"] for each in wanted["conditions"]}
     ours = [each for each in live.get("conditions") or () if each.get("type") in types]
-    shown = {key: live.get(key) for key in wanted if key != "conditions"}
+    shown = {key: live.get(key) for key in (*wanted, *_OPTIONAL) if key != "conditions" and key in live}
     return shown == {key: each for key, each in wanted.items() if key != "conditions"} and sorted(
         ours, key=lambda each: str(each["type"])
     ) == sorted(wanted["conditions"], key=lambda each: str(each["type"]))

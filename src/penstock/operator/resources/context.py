@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class BuildContext:
         image_pull_policy: Always, IfNotPresent or Never.
         allows_privileges: Whether a podTemplate may add privileges, see `build.privileges`.
         has_leader_worker_set: Whether the cluster knows the kind LeaderWorkerSet.
+        labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
+        annotations: Annotations of the graph, likewise.
     """
 
     owner_uid: str
@@ -26,3 +29,5 @@ class BuildContext:
     image_pull_policy: str = "IfNotPresent"
     allows_privileges: bool = False
     has_leader_worker_set: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)

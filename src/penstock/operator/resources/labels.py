@@ -1,10 +1,16 @@
 """Labels and selectors of a graph's children.
 
 A Deployment's selector never changes, so it holds what names the service and nothing else; what changes
-during a pod's life (`SERVING_LABEL`) is selected by Services alone.
+during a pod's life (`SERVING_LABEL`) is selected by Services alone, and Kubernetes' recommended labels, which
+other tools read, by nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from importlib.metadata import version
+from typing import Any, Final
 
 from penstock.api import GraphDeployment, Role
 from penstock.kube.objects.names import (
@@ -17,6 +23,50 @@ from penstock.kube.objects.names import (
     SERVING_LABEL,
 )
 from penstock.runtimes import runtime_of
+
+_RECOMMENDED: Final = "app.kubernetes.io"
+_APPLICATION: Final = "penstock-graph"
+"""Not the runtime's name: a chart of that name selects its pods by it."""
+_RELEASE: Final = version("penstock").replace("+", "_")
+
+_OTHERS: Final = ("*kubernetes.io", "*.k8s.io", "penstock.dev", "*helm.sh", "*argoproj.io", "*fluxcd.io")
+"""Domains of keys that stay with the graph: tools find their own objects by them, and would prune the children."""
+
+
+def recommended_labels(instance: str, component: str) -> dict[str, str]:
+    """Return Kubernetes' recommended labels, those that no later release changes.
+
+    Args:
+        instance: Name of the object that the children belong to.
+        component: What they are of it, such as a role.
+    """
+    names = {"name": _APPLICATION, "instance": instance, "component": component, "part-of": MANAGED_BY}
+    return {f"{_RECOMMENDED}/{key}": value for key, value in names.items()}
+
+
+def release_label() -> dict[str, str]:
+    """Return the release that wrote an object; on no pod template, where each release would roll the workers."""
+    return {f"{_RECOMMENDED}/version": _RELEASE}
+
+
+def inherited(metadata: Mapping[str, Any], annotations: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the labels of a graph, and those of its annotations that are named, which its children carry too.
+
+    Args:
+        metadata: The graph's.
+        annotations: Keys of annotations.
+    """
+    chosen = set(annotations)
+    found = {
+        "labels": metadata.get("labels") or {},
+        "annotations": {k: v for k, v in (metadata.get("annotations") or {}).items() if k in chosen},
+    }
+    return {kind: {k: v for k, v in each.items() if not _is_others(k)} for kind, each in found.items()}
+
+
+def _is_others(key: str) -> bool:
+    domain, slash, _ = key.partition("/")
+    return bool(slash) and any(fnmatchcase(domain, each) for each in _OTHERS)
 
 
 def graph_labels(graph: GraphDeployment) -> dict[str, str]:

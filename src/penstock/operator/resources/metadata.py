@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.api import API_VERSION, GraphDeployment
-from penstock.kube.objects.names import child_name
+from penstock.kube.objects.names import ROLE_LABEL, child_name
 from penstock.operator.resources.context import BuildContext
+from penstock.operator.resources.labels import recommended_labels, release_label
 
 ROUTER_SUFFIX = "router"
 """Of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""
@@ -19,12 +20,15 @@ WORKER_SUFFIX = "worker"
 def metadata(
     graph: GraphDeployment, context: BuildContext, suffix: str, labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the metadata of the child ``GRAPH-SUFFIX``."""
+    """Return the metadata of the child ``GRAPH-SUFFIX``; ``labels`` are those that Penstock reads."""
+    described = {**recommended_labels(graph.name, labels.get(ROLE_LABEL, suffix)), **release_label()}
     found: dict[str, Any] = {
         "name": child_name(graph.name, suffix),
         "namespace": context.namespace,
-        "labels": dict(labels),
+        "labels": {**context.labels, **described, **labels},
     }
+    if context.annotations:
+        found["annotations"] = dict(context.annotations)
     if context.owner_uid:
         found["ownerReferences"] = [
             {

@@ -20,7 +20,7 @@ from penstock.kube.objects.names import (
 from penstock.operator.resources.config_map import config_digest
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.environment import PORTS, environment, environment_from
-from penstock.operator.resources.labels import pod_labels
+from penstock.operator.resources.labels import pod_labels, recommended_labels
 from penstock.operator.resources.lifecycle import lifecycle
 from penstock.operator.resources.metadata import ROUTER_SUFFIX, WORKER_SUFFIX
 from penstock.operator.resources.overlay import overlay
@@ -90,9 +90,10 @@ def pod_template(
     """
     service = graph.spec.services[spec.service]
     path = f"spec.services.{spec.service}.podTemplate"
+    own_labels = pod_labels(graph, spec.service, is_addressable=not follows)
     built = {
         "metadata": {
-            "labels": pod_labels(graph, spec.service, is_addressable=not follows),
+            "labels": {**recommended_labels(graph.name, service.role.value), **own_labels},
             "annotations": {},
         },
         "spec": {
@@ -116,7 +117,7 @@ def pod_template(
     )
     if not context.allows_privileges:
         template = confined(built, template, path)
-    return _with_own_marks(graph, spec.service, template, built["metadata"]["labels"])
+    return _with_own_marks(graph, spec.service, template, own_labels)
 
 
 def _container(

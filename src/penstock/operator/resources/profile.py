@@ -15,11 +15,14 @@ import yaml
 
 from penstock.api import API_VERSION, GraphDeployment, ProfileRequest
 from penstock.kube.objects.names import (
+    MANAGED_BY_LABEL,
+    OPERATOR,
     PROFILE_GRAPH_FILE,
     PROFILE_LABEL,
     profile_name,
 )
 from penstock.operator.resources.context import BuildContext
+from penstock.operator.resources.labels import recommended_labels, release_label
 from penstock.operator.resources.profile_job import ProfileWork, job
 
 _RBAC: Final = "rbac.authorization.k8s.io"
@@ -75,7 +78,9 @@ def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: Bu
 
 
 def _labels(request: ProfileRequest) -> dict[str, str]:
-    return {PROFILE_LABEL: request.name}
+    # Managed by the operator, yet not by the name that its watches of graphs' children select.
+    names = {PROFILE_LABEL: request.name, MANAGED_BY_LABEL: OPERATOR}
+    return {**recommended_labels(request.name, "profile"), **names}
 
 
 def _metadata(request: ProfileRequest, context: BuildContext, name: str) -> dict[str, Any]:
@@ -87,7 +92,8 @@ def _metadata(request: ProfileRequest, context: BuildContext, name: str) -> dict
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    found: dict[str, Any] = {"name": name, "namespace": context.namespace, "labels": _labels(request)}
+    labels = {**_labels(request), **release_label()}
+    found: dict[str, Any] = {"name": name, "namespace": context.namespace, "labels": labels}
     return {**found, "ownerReferences": [owner]} if context.owner_uid else found
 
 

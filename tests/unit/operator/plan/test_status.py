@@ -64,6 +64,17 @@ def test_the_status_of_a_graph_at_rest():
     GraphStatus.model_validate(found)
 
 
+def test_an_address_stays_while_an_invalid_specification_does_not_tell_it_and_goes_with_the_router():
+    """A client that reads it is not sent away by a typing error of somebody else."""
+    told = graph_status(replace(REST, url="http://r:8000", served_model="tiny"), old=None, now="now")
+    assert (told["address"], told["servedModel"]) == ({"url": "http://r:8000"}, "tiny")
+    invalid = graph_status(replace(REST, failure=Failure("InvalidSpec", "m")), old=told, now="now")
+    assert (invalid["address"], invalid["servedModel"]) == (told["address"], "tiny")
+    without = graph_status(replace(REST, url="", served_model="tiny"), old=told, now="now")
+    assert "address" not in without
+    assert not is_current(without, told)
+
+
 @pytest.mark.parametrize(
     ("facts", "phase"),
     [
@@ -170,10 +181,12 @@ DECODE = SERVICES["decode"]
 
 def test_an_adapters_status():
     """Numbers for /scale, and whether the desired number was cut."""
-    found = adapter_status(DECODE, Bounded(2), generation=4, old=None, now="now")
+    found = adapter_status(replace(DECODE, bounds=(1, 8)), Bounded(2), generation=4, old=None, now="now")
     assert found == {
         "replicas": 2,
         "ready": 2,
+        "minReplicas": 1,
+        "maxReplicas": 8,
         "selector": "s=decode",
         "conditions": [
             {

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib.metadata import version
 
 import pytest
 
@@ -8,8 +9,16 @@ from penstock.api import Role
 from penstock.api.manifests import parse_manifests
 from penstock.operator.resources import adapter, children
 from penstock.operator.resources.config_map import router_manifest
+from penstock.operator.resources.labels import inherited
 
-GRAPH_LABELS = {"penstock.dev/graph": "llama", "app.kubernetes.io/managed-by": "penstock"}
+GRAPH_LABELS = {
+    "penstock.dev/graph": "llama",
+    "app.kubernetes.io/managed-by": "penstock",
+    "app.kubernetes.io/name": "penstock-graph",
+    "app.kubernetes.io/instance": "llama",
+    "app.kubernetes.io/part-of": "penstock",
+}
+RELEASE = {"app.kubernetes.io/version": version("penstock").replace("+", "_")}
 OWNER = {
     "apiVersion": "penstock.dev/v1alpha1",
     "kind": "GraphDeployment",
@@ -21,8 +30,9 @@ OWNER = {
 
 
 def service_labels(service, role):
-    """Labels of a child of one service."""
-    return {**GRAPH_LABELS, "penstock.dev/service": service, "penstock.dev/role": role}
+    """Labels of a service's pods; its children carry the release as well."""
+    own = {"penstock.dev/service": service, "penstock.dev/role": role, "app.kubernetes.io/component": role}
+    return {**GRAPH_LABELS, **own}
 
 
 def test_children_come_in_the_order_of_their_use(objects):
@@ -45,6 +55,42 @@ def test_children_come_in_the_order_of_their_use(objects):
         ("Deployment", "llama-prefill"),
         ("Deployment", "llama-frontend"),
     ]
+
+
+def test_every_child_has_its_place_labels_and_owner(objects):
+    """Namespace, the graph's labels and a controlling owner are on each child."""
+    for each in objects().values():
+        metadata = each["metadata"]
+        assert metadata["namespace"] == "serving"
+        assert metadata["ownerReferences"] == [OWNER]
+        assert metadata["labels"].items() >= {**GRAPH_LABELS, **RELEASE}.items()
+        assert metadata["labels"]["app.kubernetes.io/component"] in {"router", "worker", "prefill", "decode"}
+
+
+def test_the_graphs_labels_and_chosen_annotations_reach_its_children_and_roll_no_pod(build, context):
+    """But those by which other tools find the graph stay there, for they would prune or adopt the children."""
+    metadata = {
+        "labels": {
+            "team": "search",
+            "kueue.x-k8s.io/queue-name": "gpus",
+            "app.kubernetes.io/instance": "argo-app",
+            "kustomize.toolkit.fluxcd.io/name": "apps",
+            "penstock.dev/graph": "other",
+        },
+        "annotations": {
+            "example.com/cost": "7",
+            "example.com/note": "x",
+            "argocd.argoproj.io/tracking-id": "a",
+        },
+    }
+    chosen = ("example.com/cost", "argocd.argoproj.io/tracking-id", "example.com/absent")
+    passed = dataclasses.replace(context, **inherited(metadata, chosen))
+    plain = children(build(), context, replicas={}, unavailable={})
+    for was, each in zip(plain, children(build(), passed, replicas={}, unavailable={}), strict=True):
+        added = {"team": "search", "kueue.x-k8s.io/queue-name": "gpus"}
+        assert each["metadata"]["labels"] == {**was["metadata"]["labels"], **added}
+        assert each["metadata"]["annotations"] == {"example.com/cost": "7"}
+        assert each.get("spec") == was.get("spec")
 
 
 def test_without_a_uid_there_is_no_owner(build, context):
@@ -176,7 +222,7 @@ def test_adapter_names_graph_and_service(build, context):
         "metadata": {
             "name": "llama-decode",
             "namespace": "serving",
-            "labels": service_labels("decode", "decode"),
+            "labels": {**service_labels("decode", "decode"), **RELEASE},
             "ownerReferences": [OWNER],
         },
         "spec": {"graph": "llama", "service": "decode", "replicas": 2},

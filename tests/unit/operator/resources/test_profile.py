@@ -63,8 +63,13 @@ def test_every_object_belongs_to_the_request(objects):
     for each in (*found.before, found.job):
         [owner] = each["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("ProfileRequest", "uid-1", True)
-        assert each["metadata"]["labels"] == {"penstock.dev/profile": "fast"}
-    assert found.job["spec"]["template"]["metadata"]["labels"] == {"penstock.dev/profile": "fast"}
+        labels = each["metadata"]["labels"]
+        assert labels["penstock.dev/profile"] == labels["app.kubernetes.io/instance"] == "fast"
+        assert "penstock.dev/graph" not in labels
+    pod_labels = found.job["spec"]["template"]["metadata"]["labels"]
+    assert pod_labels["penstock.dev/profile"] == "fast"
+    assert "penstock.dev/graph" not in pod_labels
+    assert pod_labels["app.kubernetes.io/managed-by"] != "penstock", "the graphs' watches select by it"
 
 
 def test_the_job_may_fill_one_config_map(objects):
@@ -150,7 +155,7 @@ def test_an_overlay_reaches_the_pod_and_not_its_promises(objects):
         },
     }
     template = objects(podTemplate=overlay).job["spec"]["template"]
-    assert template["metadata"]["labels"] == {"team": "a", "penstock.dev/profile": "fast"}
+    assert template["metadata"]["labels"].items() >= {"team": "a", "penstock.dev/profile": "fast"}.items()
     assert template["spec"]["restartPolicy"] == "Never"
     assert template["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "250m"
 
