@@ -10,13 +10,16 @@ from workloads import Case
 
 from penstock.planner.decide.config import DecideConfig
 from penstock.simulator.baselines import configured
-from penstock.simulator.measures import measures
+from penstock.simulator.measures import in_time, measures
 from penstock.simulator.observer import Floats, Recording
 from penstock.simulator.oracle import ScheduleTarget
 from penstock.simulator.oracle_search import with_schedule
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
+
+BIN_S = 300
+"""Chosen: cumulative figures are kept by five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,30 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         "ttft_p50_s": _rank(served, 0.5),
         "ttft_p99_s": _rank(served, 0.99),
         "peak_gpus": max(sample.gpus for sample in recording.samples),
+        "bins": _bins(recording, scenario_of(cell)),
         **measures(recording, scenario_of(cell)),
+    }
+
+
+def _bins(recording: Recording, scenario: Scenario) -> dict[str, list[float]]:
+    """Return arrivals, those of them in time, and GPU-hours held, each by `BIN_S`; the last bin has all that follows."""
+    arrivals = recording.requests.arrival_s
+    number = int(arrivals[-1] // BIN_S) + 1
+    is_ttft, is_itl = in_time(recording, scenario)
+    times = np.array([*(sample.at_s for sample in recording.samples), recording.end_s])
+    held = np.array([sample.gpus for sample in recording.samples]) * np.maximum(
+        0.0, np.diff(np.minimum(times, recording.end_s))
+    )
+
+    def by_bin(at_s: Floats, weights: Floats | None = None) -> list[float]:
+        places = np.minimum(at_s // BIN_S, number - 1).astype(np.int64)
+        sums = np.bincount(places, weights=weights, minlength=number)
+        return [round(float(each), 4) for each in sums]
+
+    return {
+        "requests": by_bin(arrivals),
+        "in_time": by_bin(arrivals, (is_ttft & is_itl).astype(np.float64)),
+        "gpu_hours": by_bin(times[:-1], held / 3600),
     }
 
 

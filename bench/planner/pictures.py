@@ -1,4 +1,4 @@
-"""The scoreboard's pictures: attainment against cost, by case and policy, and what one day looks like."""
+"""The scoreboard's pictures: attainment against cost, regret over time, and what one load looks like."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from board import REFERENCES, Board
-from cells import Cell, record
+from board import LATER_BIN, REFERENCES, Board, Row
+from cells import BIN_S, Cell, record
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from reference import HINDSIGHT
 from workloads import Case
 
 from penstock.report.drawing import DPI, GREY, LINE_COLOURS, blank_figure, legend_above, legend_beside
-from penstock.simulator.observer import Recording
+from penstock.simulator.observer import Floats, Recording
 
 SHOWN_CASE = "sine"
 """The case that is drawn over time."""
+LATE_COSTS = 3.0
+"""What a late request costs: this many times the GPU-hours that the fixed fleet spends on one. The goal weighs a point of
+requests against 3% of the GPU-hours."""
 
 
 def draw(board: Board, folder: Path) -> list[str]:
     """Write the pictures and return their names."""
     drawn = {"cost.png": cost(board), "attainment.png": attainment(board)}
+    if (figure := regret(board)) is not None:
+        drawn["regret.png"] = figure
     case = next((case for case in board.cases if case.name == SHOWN_CASE), None)
     if case is not None:
         runs = {policy: record(Cell(case, policy, 0)) for policy in board.policies if policy != "static"}
@@ -72,6 +78,43 @@ def attainment(board: Board) -> Figure:
     axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize=8)
     axes.set_yticks(range(len(board.cases)), [case.name for case in board.cases], fontsize=7)
     return figure
+
+
+def regret(board: Board) -> Figure | None:
+    """Draw what the default has cost beyond the best fixed fleet in hindsight, a line per case of hours; None without any.
+
+    The unit is all that the fixed fleet costs in GPU-hours; a line that ends flat has stopped to lose.
+    """
+    cases = [
+        (case, own, best)
+        for case in board.cases
+        if (own := board.of(case, board.default)) and own["later"] and (best := board.of(case, HINDSIGHT))
+    ]
+    if not cases:
+        return None
+    figure = blank_figure(f"Regret of {board.default}: what it cost beyond the best fixed fleet in hindsight")
+    axes = figure.subplots()
+    for place, (case, own, best) in enumerate(cases):
+        spent = [_spent(row, best) for row in (own, best)]
+        number = min(map(len, spent))
+        hours = np.arange(1, number + 1) * BIN_S / 3600
+        colour = LINE_COLOURS[place % len(LINE_COLOURS)]
+        style = "-" if place < len(LINE_COLOURS) else "--"
+        axes.plot(hours, spent[0][:number] - spent[1][:number], style, color=colour, label=case.name)
+    axes.axhline(0.0, color=GREY, linestyle=":")
+    axes.axvline(LATER_BIN * BIN_S / 3600, color=GREY, linestyle=":")
+    axes.set_xlabel("hours")
+    axes.set_ylabel(f"(GPU-hours + {LATE_COSTS:g} x late requests' share) / the fixed fleet's GPU-hours")
+    axes.grid(alpha=0.25)
+    legend_beside(axes)
+    return figure
+
+
+def _spent(row: Row, best: Row) -> Floats:
+    """Return a run's cumulative cost by bin, in units of the fixed fleet's GPU-hours."""
+    bins = {name: np.array(values) for name, values in row["bins"].items()}
+    late = (bins["requests"] - bins["in_time"]) / bins["requests"].sum()
+    return np.asarray(np.cumsum(bins["gpu_hours"] / best["gpu_hours"] + LATE_COSTS * late))
 
 
 def over_time(case: Case, runs: Mapping[str, Recording]) -> Figure:

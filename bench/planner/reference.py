@@ -1,5 +1,8 @@
 """What planners are held against: the best fixed fleets, and oracles that know every arrival; both searched.
 
+*Equal GPU-hours*: the fixed fleet that serves most in time among those that cost no more than the planner. *Hindsight*: the
+cheapest that serves `GOOD` in time, else the one that serves most.
+
 A search runs on the first seed. Its outcome depends on no planner, so it is kept in reference.json; it is made for cases
 that are not in there, and again with `run.py --search`, which a change of the simulator asks for.
 """
@@ -23,6 +26,9 @@ from penstock.simulator.workload import prepare
 
 FILE = Path(__file__).with_name("reference.json")
 ORACLES = (Mode.ORACLE.value, Mode.ORACLE_ONE_STEP.value)
+EQUAL, HINDSIGHT = "static, equal GPU-hours", "static, hindsight"
+GOOD = 0.99
+"""Chosen: as the oracle's target."""
 ENOUGH = 0.995
 """A fixed fleet this good ends the search for larger ones."""
 GAIN = 0.002
@@ -30,14 +36,9 @@ GAIN = 0.002
 
 
 def search_case(case: Case) -> dict[str, Any]:
-    """Return the fixed fleets tried, and what each oracle aims at, with their figures.
-
-    Fleets that were tried before are not tried again: delete the file to begin from nothing.
-    """
-    before = load().get(case.name)
-    case = replace(case, spec=case.search or case.spec)
-    fleets = before["static"] if before is not None else _fleets(case)
-    return {"case": case.name, "static": fleets, **{name: _aim(case, name) for name in ORACLES}}
+    """Return the fixed fleets tried, and what each oracle aims at, with their figures."""
+    shown = replace(case, spec=case.search or case.spec)
+    return {"case": case.name, "static": _fleets(case), **{name: _aim(shown, name) for name in ORACLES}}
 
 
 def load() -> dict[str, dict[str, Any]]:
@@ -69,26 +70,28 @@ def _aim_of(found: dict[str, Any]) -> ScheduleTarget:
     return ScheduleTarget(found["deadline"], found["kv"], None if fleet is None else tuple(fleet))
 
 
-def static_cells(case: Case, seed: int, found: dict[str, Any], baseline: dict[str, float]) -> list[Cell]:
-    """Return the fixed fleets to hold a policy against: as good as it, and as dear as it.
+def static_cells(case: Case, seed: int, found: dict[str, Any], mean_gpus: float) -> list[Cell]:
+    """Return the fixed fleets to hold a policy against.
 
     Args:
         case: Which.
         seed: Which.
         found: Of the search.
-        baseline: The policy's mean ``in_time`` and ``mean_gpus``.
+        mean_gpus: The policy's.
     """
     fleets = found["static"]
-    as_good = [each for each in fleets if each["in_time"] >= baseline["in_time"]]
-    as_dear = [each for each in fleets if each["mean_gpus"] <= baseline["mean_gpus"] * 1.005]
-    cells = []
-    if as_good:
-        best = min(as_good, key=lambda each: each["mean_gpus"])
-        cells.append(Cell(case, "static, as good", seed, tuple(best["fleet"])))
-    if as_dear:
-        best = max(as_dear, key=lambda each: each["in_time"])
-        cells.append(Cell(case, "static, as dear", seed, tuple(best["fleet"])))
-    return cells
+    affordable = [each for each in fleets if each["mean_gpus"] <= mean_gpus * 1.005]
+    chosen = {HINDSIGHT: _cheapest(fleets)}
+    if affordable:
+        chosen[EQUAL] = max(affordable, key=lambda each: each["in_time"])
+    return [Cell(case, name, seed, tuple(each["fleet"])) for name, each in chosen.items()]
+
+
+def _cheapest(fleets: list[dict[str, Any]]) -> dict[str, Any]:
+    good = [each for each in fleets if each["in_time"] >= GOOD]
+    if good:
+        return min(good, key=lambda each: each["mean_gpus"])
+    return max(fleets, key=lambda each: each["in_time"])
 
 
 def _fleets(case: Case) -> list[dict[str, Any]]:

@@ -1,18 +1,24 @@
-"""The scoreboard's workloads: each with the fleet that serves it, its targets, and whether anything was tuned on it."""
+"""The scoreboard's workloads: each with the fleet that serves it and its targets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from split import is_tuned
+
 from penstock.api import Role, RouterConfig
 from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, WorkerFailure, unbounded_router
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, WorkerFailure
 from penstock.simulator.workload import WorkloadSpec
 
 A100 = "a100-llama-8b-bf16-tp1"
+A100_14B = "a100-qwen2.5-14b-bf16-tp1"
 H200 = "h200-llama-3.1-8b-tp1"
 H100_70B = "h100-llama-3.3-70b-tp2"
+
+START_UP_S = 120.0
+"""Chosen: engines of 8 to 70 billion parameters take one to five minutes from the pod to the first answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,6 @@ class Case:
         name: Unique.
         about: One line for people.
         spec: Requests.
-        is_tuned: Whether policies were tuned on it; the others are held out.
         fleet: Replicas at time 0: prefill and decode, or aggregated alone.
         budget: GPUs.
         profile: Latency profile.
@@ -31,20 +36,20 @@ class Case:
         slo_s: TTFT in time.
         itl_slo_s: Mean gap between tokens in time; None: any.
         qps: Mean rate; None: the source's own.
-        cold_start_s: From asking until serving.
+        cold_start_s: From asking until serving, the mean.
+        cold_start_cv: How much that differs; log-normal.
         failures: Deaths of workers.
         faults: What else goes wrong.
-        kind: ``load``, ``cold start`` or ``fault``: which table it is in.
+        kind: ``load``, ``start-up`` or ``fault``: which table it is in.
         is_quick: Part of ``--quick``.
         needs_data: It needs a trace file that is not packaged.
-        search: Requests that fixed fleets and the oracle are searched on, where all would take too long.
+        search: Requests that oracles are searched on, where all would take too long.
         seeds: Most seeds it is run with; None: as many as asked for.
     """
 
     name: str
     about: str
     spec: WorkloadSpec
-    is_tuned: bool = False
     fleet: tuple[int, ...] = (2, 1)
     budget: int = 12
     profile: str = A100
@@ -52,7 +57,8 @@ class Case:
     slo_s: float = 5.0
     itl_slo_s: float | None = None
     qps: float | None = None
-    cold_start_s: float = 30.0
+    cold_start_s: float = START_UP_S
+    cold_start_cv: float = 0.0
     failures: tuple[WorkerFailure, ...] = ()
     faults: Faults = field(default_factory=Faults)
     kind: str = "load"
@@ -69,9 +75,14 @@ class Case:
         return tuple(PoolSpec(role, n, model, self.gpus) for role, n in zip(roles, counts, strict=True))
 
     @property
+    def is_tuned(self) -> bool:
+        """Whether policies may be tuned on it; the others are held out."""
+        return is_tuned(self.name)
+
+    @property
     def router(self) -> RouterConfig:
-        """The router of every run: least loaded, with a queue that refuses nobody."""
-        return unbounded_router("least-loaded")
+        """The router of every run: the live one's own settings, with the bounds of its queue."""
+        return RouterConfig()
 
 
 PUBLISHED = "sine:rate=25,amplitude=0.8,period_s=600,input_tokens=3000,output_tokens=300,length_cv=0.2"
@@ -79,9 +90,14 @@ CHAT = "input_tokens=8000,output_tokens=300,max_tokens=24000"
 """Log-normal with a CV of 1; cut at 24,000 tokens, which take 2.2 s by themselves, so that every request can be in time."""
 
 
+SINE = f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s=1800,{CHAT}"
+FLASH = f"step:rate=0.6,peak=10,step_s=300,step_length_s=120,duration_s=1200,{CHAT}"
+RECURRING = f"step:rate=0.1,peak=30,step_s=600,step_length_s=90,every_s=900,duration_s=10800,{CHAT}"
+
+
 def cases(data: Path | None) -> list[Case]:
     """Return every case; those that need a trace are left out where ``data`` has none."""
-    found = [*_synthetic(), *_traces(data), *_cold_starts(), *_faults()]
+    found = [*_synthetic(), *_traces(data), *_start_ups(), *_faults()]
     return [case for case in found if not case.needs_data or Path(case.spec.source).exists()]
 
 
@@ -90,90 +106,16 @@ def _case(name: str, about: str, source: str, **options: object) -> Case:
 
 
 def _synthetic() -> list[Case]:
-    return [*_common(), *_harder(), _published()]
+    return [*_short(), *_long(), _published()]
 
 
-def _common() -> list[Case]:
+def _short() -> list[Case]:
+    long_short = "input_tokens=12000,output_tokens=20,length_cv=0.5,max_tokens=24000"
     return [
-        _case(
-            "poisson",
-            "3.2/s, 8,000/300 tokens",
-            f"poisson:rate=3.2,duration_s=1200,{CHAT}",
-            is_tuned=True,
-            is_quick=True,
-        ),
-        _case(
-            "sine",
-            "2.4/s +- 70% in 600 s",
-            f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s=1800,{CHAT}",
-            is_tuned=True,
-            is_quick=True,
-        ),
-        _case(
-            "step",
-            "1.2/s, x 3 for 300 s",
-            f"step:rate=1.2,peak=3,step_s=300,step_length_s=300,duration_s=1200,{CHAT}",
-            is_tuned=True,
-        ),
-        _case(
-            "ramp",
-            "0.8/s to 5/s in 10 minutes",
-            f"ramp:rate=0.8,peak=6.25,step_s=200,step_length_s=600,duration_s=1200,{CHAT}",
-            is_tuned=True,
-        ),
-        _case(
-            "constant-0.90",
-            "equal gaps, prefill at 0.90 of 3 workers",
-            _constant(0.90),
-            is_tuned=True,
-            fleet=(3, 2),
-        ),
-        _case(
-            "long-short",
-            "12,000/20 tokens at 2/s",
-            "poisson:rate=2,duration_s=900,input_tokens=12000,output_tokens=20,length_cv=0.5,max_tokens=24000",
-            is_tuned=True,
-        ),
-        _case(
-            "aggregated-poisson",
-            "aggregated, 3.2/s, 8,000/300",
-            f"poisson:rate=3.2,duration_s=1200,{CHAT}",
-            is_tuned=True,
-            fleet=(2,),
-            is_quick=True,
-        ),
-    ]
-
-
-def _harder() -> list[Case]:
-    return [
-        _case(
-            "flash",
-            "0.6/s, x 10 for two minutes",
-            f"step:rate=0.6,peak=10,step_s=300,step_length_s=120,duration_s=1200,{CHAT}",
-            is_tuned=True,
-            is_quick=True,
-        ),
-        _case(
-            "bursts",
-            "on and off, CV 13, 1.5/s",
-            f"bursts:rate=1.5,peak=6,cv=13,duration_s=1800,{CHAT}",
-            is_tuned=True,
-        ),
-        _case(
-            "stairs",
-            "1/s to 4/s and back, 5 minutes a step",
-            f"stairs:rate=1,peak=4,steps=3,step_length_s=300,duration_s=2100,{CHAT}",
-        ),
-        _case(
-            "day",
-            "night 0.5/s, day 4/s",
-            f"day:rate=0.5,peak=8,period_s=2400,step_length_s=300,duration_s=2400,{CHAT}",
-            is_tuned=True,
-            is_quick=True,
-        ),
-        _case("constant-0.50", "equal gaps, prefill at 0.50 of 3 workers", _constant(0.50), fleet=(3, 2)),
-        _case("constant-0.99", "equal gaps, prefill at 0.99 of 3 workers", _constant(0.99), fleet=(3, 2)),
+        _case("poisson", "3.2/s, 8,000/300 tokens", f"poisson:rate=3.2,duration_s=1200,{CHAT}"),
+        _case("sine", "2.4/s +- 70% in 600 s", SINE, is_quick=True),
+        _case("constant-0.90", "equal gaps, prefill at 0.90 of 3 workers", _constant(0.90), fleet=(3, 2)),
+        _case("long-short", "12,000/20 tokens at 2/s", f"poisson:rate=2,duration_s=900,{long_short}"),
         _case(
             "short-long",
             "500/1,500 tokens at 3/s",
@@ -186,25 +128,70 @@ def _harder() -> list[Case]:
             "poisson:rate=2.4,duration_s=1200,input_tokens=8000,output_tokens=100,max_tokens=24000,shift_s=600,"
             "shift_input=0.125,shift_output=8",
         ),
-        _case(
-            "aggregated-long-short",
-            "aggregated, 12,000/20 at 3/s",
-            "poisson:rate=3,duration_s=900,input_tokens=12000,output_tokens=20,length_cv=0.5,max_tokens=24000",
-            fleet=(2,),
+        _case("flash", "0.6/s, x 10 for two minutes", FLASH, is_quick=True),
+        _case("bursts", "on and off, CV 13, 1.5/s", f"bursts:rate=1.5,peak=6,cv=13,duration_s=1800,{CHAT}"),
+        _case("aggregated-sine", "aggregated, 2.4/s +- 70%", SINE, fleet=(2,), is_quick=True),
+        _case("aggregated-flash", "aggregated, 0.6/s, x 10 for two minutes", FLASH, fleet=(2,)),
+    ]
+
+
+def _hours(name: str, about: str, source: str, **options: object) -> Case:
+    """Return a case of hours: one seed, and oracles that are searched on its beginning."""
+    return _case(name, about, source, search=WorkloadSpec(source, limit=1200), seeds=1, **options)
+
+
+def _long() -> list[Case]:
+    """Return the cases of hours, in which a planner can learn what comes again."""
+    shared = "share=0.9,prefixes=6,prefix_tokens=16384,input_tokens=20000,output_tokens=200,length_cv=0.2"
+    return [
+        _hours("recurring", "0.1/s, x 30 for 90 s every 15 minutes", RECURRING, is_quick=True),
+        _hours(
+            "regimes",
+            "random levels of 0.1/s to 1.2/s, 15 minutes each in the mean; 12,000/300, 14B",
+            "regimes:rate=0.1,peak=12,step_length_s=900,duration_s=10800,input_tokens=12000,output_tokens=300,"
+            "length_cv=0.3,max_tokens=24000",
+            profile=A100_14B,
+            budget=16,
         ),
-        _case(
-            "aggregated-sine",
-            "aggregated, 2.4/s +- 70%",
-            f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s=1800,{CHAT}",
-            fleet=(2,),
-            is_tuned=True,
+        _hours(
+            "tenants",
+            "ten heavy-tailed tenants, each on an eighth of the time, 0.3/s; 14,000/300, 14B",
+            "tenants:rate=0.3,tenants=10,peak=8,step_length_s=300,duration_s=10800,input_tokens=14000,"
+            "output_tokens=300,length_cv=0.3,max_tokens=24000",
+            profile=A100_14B,
+            budget=8,
+        ),
+        _hours(
+            "code",
+            "code completion: 20 tenants on a sixth of the time, 8,000/28 at 0.7/s, Llama 70B on two H100 each",
+            "tenants:rate=0.7,tenants=20,peak=6,step_length_s=120,duration_s=10800,input_tokens=8000,"
+            "output_tokens=28,length_cv=0.7,max_tokens=16000",
+            profile=H100_70B,
+            gpus=2,
+            budget=64,
+            fleet=(2, 1),
+            slo_s=2.0,
+        ),
+        _hours(
+            "shared",
+            "random levels of 0.2/s to 2.4/s; 20,000 tokens, of which 16,384 are one of six prefixes",
+            f"regimes:rate=0.2,peak=12,step_length_s=600,duration_s=10800,{shared}",
+            budget=16,
+        ),
+        _hours(
+            "monday",
+            "0.08/s to 0.8/s within two hours; 14,000/300, 14B",
+            "ramp:rate=0.08,peak=10,step_s=1800,step_length_s=7200,duration_s=10800,input_tokens=14000,"
+            "output_tokens=300,length_cv=0.3,max_tokens=24000",
+            profile=A100_14B,
             is_quick=True,
         ),
-        _case(
-            "aggregated-flash",
-            "aggregated, 0.6/s, x 10 for two minutes",
-            f"step:rate=0.6,peak=10,step_s=300,step_length_s=120,duration_s=1200,{CHAT}",
-            fleet=(2,),
+        _hours(
+            "cycles",
+            "three days of an hour, 0.08/s to 0.8/s; 14,000/300, 14B",
+            "day:rate=0.08,peak=10,period_s=3600,step_length_s=600,duration_s=10800,input_tokens=14000,"
+            "output_tokens=300,length_cv=0.3,max_tokens=24000",
+            profile=A100_14B,
         ),
     ]
 
@@ -214,7 +201,7 @@ def _published() -> Case:
     return _case(
         "dynamo-sine",
         "Dynamo's published case: 25/s +- 80% in 600 s, 3,000/300, TTFT 0.2 s, ITL 10 ms",
-        f"{PUBLISHED},duration_s=1800",
+        f"{PUBLISHED},duration_s=600",
         search=WorkloadSpec(f"{PUBLISHED},duration_s=450"),
         profile=H200,
         fleet=(3, 3),
@@ -236,13 +223,12 @@ def _traces(data: Path | None) -> list[Case]:
         folder / "mooncake_conversation_trace.jsonl",
         folder / "mooncake_arxiv_first1000.jsonl",
     )
-    azure = folder / "AzureLLMInferenceTrace_conv.csv"
+    azure, code = (folder / f"AzureLLMInferenceTrace_{name}.csv" for name in ("conv", "code"))
     return [
         Case(
             "mooncake",
             "packaged Mooncake slice at 0.7/s",
             WorkloadSpec("mooncake"),
-            is_tuned=True,
             qps=0.7,
             budget=8,
             is_quick=True,
@@ -276,25 +262,42 @@ def _traces(data: Path | None) -> list[Case]:
             slo_s=2.0,
             itl_slo_s=0.05,
             needs_data=True,
-            seeds=2,
+            seeds=1,
+        ),
+        Case(
+            "azure-code",
+            "Azure code completion, whole, own rate, Llama 70B on two H100 each",
+            WorkloadSpec(str(code)),
+            profile=H100_70B,
+            gpus=2,
+            budget=64,
+            fleet=(2, 1),
+            slo_s=2.0,
+            needs_data=True,
+            seeds=1,
         ),
     ]
 
 
-def _cold_starts() -> list[Case]:
-    sine = f"sine:rate=2.4,amplitude=0.7,period_s=600,duration_s=1800,{CHAT}"
-    flash = f"step:rate=0.6,peak=10,step_s=300,step_length_s=120,duration_s=1200,{CHAT}"
-    return [
-        Case(
-            f"{name}-cold-{cold_s}",
-            f"{name} with {cold_s} s to start",
+def _start_ups() -> list[Case]:
+    def case(name: str, source: str, suffix: str, **options: float) -> Case:
+        return Case(
+            f"{name}-start-{suffix}",
+            f"{name} with {suffix} s to start",
             WorkloadSpec(source),
-            cold_start_s=float(cold_s),
-            kind="cold start",
-            seeds=2,
-        )
-        for name, source in (("sine", sine), ("flash", flash))
-        for cold_s in (5, 120, 600)
+            kind="start-up",
+            seeds=1,
+            **options,
+        )  # type: ignore[arg-type]  # as the caller says
+
+    loads = (("sine", SINE), ("flash", FLASH), ("recurring", RECURRING))
+    return [
+        *(
+            case(name, source, str(start_up_s), cold_start_s=float(start_up_s))
+            for name, source in loads
+            for start_up_s in (30, 300)
+        ),
+        case("sine", SINE, "40-to-300", cold_start_cv=0.5),
     ]
 
 
@@ -309,7 +312,8 @@ def _faults() -> list[Case]:
             faults=faults or Faults(),
             kind="fault",
             fleet=(3, 2),
-            seeds=2,
+            cold_start_s=30.0,
+            seeds=1,
             **options,
         )  # type: ignore[arg-type]  # as the caller says
 

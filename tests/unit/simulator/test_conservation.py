@@ -144,6 +144,19 @@ def test_a_growing_pool_costs_from_when_it_was_asked_for(simple_world, request_a
     assert (recording.end_s, recording.gpu_s) == (21.0, 75.0)
 
 
+def test_start_ups_can_vary_about_their_mean(simple_world, request_at):
+    """Log-normal: 200 replicas with a mean of 100 s and a coefficient of variation of a half."""
+    resizes = (Resize(0.0, Role.AGGREGATED, 201),)
+    scenario = simple_world(1, resizes=resizes, cold_start_s=100.0, cold_start_cv=0.5)
+
+    samples = Simulation(scenario, [request_at(600.0, 1000)]).run().samples
+    ready = np.array([sample.replicas[Role.AGGREGATED][0] for sample in samples])
+    lasted = np.repeat([sample.at_s for sample in samples[1:]], np.maximum(0, np.diff(ready)))
+
+    assert lasted.mean() == pytest.approx(100, rel=0.1)
+    assert lasted.std() / lasted.mean() == pytest.approx(0.5, rel=0.2)
+
+
 @PATIENT
 @given(
     rows=ROWS,

@@ -1,0 +1,91 @@
+"""HorizontalPodAutoscalers on other metrics than `hpa`'s queue: the rate of uncached prompt tokens, and all requests there.
+
+Decode is scaled by KV usage as `hpa` does, an aggregated role by both, the larger. Only the metric differs: tolerance,
+stabilisation and rates are `hpa`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from penstock.api import Role
+from penstock.planner.decide.baselines import hpa
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.decision import Step
+from penstock.planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock.planner.decide.observation import Pull, Window, turned_away
+from penstock.planner.decide.policy import PlannerPolicy
+from penstock.planner.decide.proposal import Proposal
+from penstock.planner.decide.state import PlannerState
+
+PEAK_SHARE = 0.4
+"""Chosen from the 0.3 to 0.5 that engines with a TTFT target are run at: the share of a replica's peak tokens/s."""
+REQUESTS = {Role.PREFILL: 2.0, Role.AGGREGATED: 8.0}
+"""Running plus waiting requests of a replica: one that is computed and one that waits; as for the KPA."""
+RATE_PERIODS = 4
+"""Periods of 15 s: the query is a ``rate(...[1m])``."""
+
+Recent = tuple[float, ...]
+Metric = Callable[[Window, Role, Recent, DecideConfig], tuple[float | None, float, Recent]]
+"""Returns the metric's total (None: unknown), its target per replica, and what is to be remembered."""
+
+
+def token_rate(
+    window: Window, _role: Role, recent: Recent, config: DecideConfig
+) -> tuple[float | None, float, Recent]:
+    """Return the uncached prompt tokens/s of the last minute."""
+    demands = [pull.demand for pull in window.pulls if pull.demand is not None]
+    period_s = sum(demand.period_s for demand in demands)
+    if period_s:
+        rate = sum(demand.uncached_tokens for demand in demands) / period_s
+        recent = (*recent, rate)[-RATE_PERIODS:]
+    mean = sum(recent) / len(recent) if recent else None
+    return mean, PEAK_SHARE * config.baseline.prefill_tokens_per_s, recent
+
+
+def requests_there(
+    window: Window, role: Role, _recent: Recent, _config: DecideConfig
+) -> tuple[float | None, float, Recent]:
+    """Return the requests that run on the role's replicas or wait for one."""
+    pull = window.pulls[-1]
+    waiting = waiting_requests(pull, role)
+    if waiting is None or pull.demand is None:
+        return None, REQUESTS[role], ()
+    running = pull.demand.in_flight.get(role, 0.0)
+    return running + waiting + turned_away(window.pulls, role), REQUESTS[role], ()
+
+
+def scaled_by(metric: Metric, window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return what an HPA per role asks for."""
+    pull = window.pulls[-1]
+    proposals, memory = [], {}
+    for role, pool in pull.pools.items():
+        kept = of_role(state.memory, role)
+        recent = tuple(numbers(kept.get("recent")))
+        asked: list[int | None] = []
+        if role is not Role.PREFILL:
+            asked.append(_by_kv(pull, role))
+        if role is not Role.DECODE:
+            total, target, recent = metric(window, role, recent, config)
+            asked.append(None if total is None else hpa.external_desired(total, target, pool.replicas))
+        desired = hpa.combined(asked, pool.replicas)
+        recommended = tuple(numbers(kept.get("recommended")))
+        if desired is not None:
+            desired, recommended = hpa.recommend(desired, pool.replicas, pull.at_s, recommended)
+        memory[role.value] = {"recommended": recommended, "recent": recent}
+        step = Step("hpa", {}, None, f"metrics ask for {asked}; stabilised {desired}")
+        proposals.append(drafted(role, pull, desired, step, config))
+    return proposed(proposals, state, memory)
+
+
+def _by_kv(pull: Pull, role: Role) -> int | None:
+    pool = pull.pools[role]
+    metric = hpa.PodMetric(pull.kv.total, pull.kv.fresh, pull.kv.unknown, pool.starting, hpa.KV_TARGET)
+    return hpa.pods_desired(metric, pool.replicas)
+
+
+RATE = PlannerPolicy(partial(scaled_by, token_rate), has_ledger=False, interval_s=hpa.SYNC_S, max_step=None)
+RUNNING = PlannerPolicy(
+    partial(scaled_by, requests_there), has_ledger=False, interval_s=hpa.SYNC_S, max_step=None
+)
