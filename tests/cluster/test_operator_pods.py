@@ -253,6 +253,27 @@ async def test_pods_that_a_quota_refuses_are_told_and_the_refusal_ends(
         await until(is_over, "the end of the refusal", timeout_s=60)
 
 
+async def test_a_lost_node_is_an_event(crds, kwok, make_node, client, namespace):
+    """The node controller takes Ready from its pods and nothing else; whoever reads Events learns which node."""
+    make_node(gpus=8)
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace):
+        await until(ready(client, namespace), "readiness", timeout_s=90)
+        [pod] = await pods_of(client, namespace, "decode")
+        cut_off = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+        status = {"status": {"conditions": cut_off}}
+        where = {"namespace": namespace, "subresource": "status", "field_manager": "node-controller"}
+        await client.patch(POD, pod.name, status, **where)
+
+        async def emitted():
+            events = (await client.list(EVENT, namespace=namespace)).items
+            return [each for each in events if each["reason"] == "NodeLost"]
+
+        [event] = await until(emitted, "the Event", timeout_s=30)
+    assert f"{pod.name}: node {pod.node} is not ready" in event["message"]
+    assert event["lastTimestamp"]
+
+
 async def test_a_rollout_beyond_the_budget_ends_and_keeps_the_ratio(crds, kwok, make_node, client, namespace):
     """Decode 5 and prefill 2 with a budget of 6: a changed lease reaches every worker; six GPUs at most."""
     make_node(gpus=8)

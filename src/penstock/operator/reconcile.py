@@ -243,8 +243,8 @@ class Reconciler:
         ungated = await self._ungate(graph, seen)
         seen.failure = _failure(applied, graph)
         snapshot = self._parts.cluster.snapshot(graph.key)
-        await self._report(graph, snapshot, seen)
-        for message in [*emitted, *self._event_messages(graph.key, applied, seen)]:
+        facts = await self._report(graph, snapshot, seen)
+        for message in [*emitted, *self._event_messages(graph.key, applied, facts)]:
             await self._parts.recorder.emit(graph.raw, message)
         result = self._end(graph, seen, applied, wrote=bool(emitted or gone or ungated))
         is_at_rest = result == ReconcileResult("unchanged") and seen.failure is None
@@ -253,17 +253,20 @@ class Reconciler:
             self._settled[graph.key] = seen_as
         return result
 
-    def _event_messages(self, key: Key, applied: Applied, seen: ReconcileState) -> list[EventMessage]:
+    def _event_messages(self, key: Key, applied: Applied, facts: ConditionFacts) -> list[EventMessage]:
         """Return what to emit: every repair, and troubles that the last reconcile did not find."""
         emitted = self._emitted.get(key, frozenset())
         troubles = [
             EventMessage("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts
         ]
         troubles += [EventMessage("ApplyFailed", each, "Apply", is_warning=True) for each in applied.refused]
-        reasons = sorted({f"{each.service}: {each.reason}" for each in seen.waiting})
+        reasons = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
         troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
-        refused = sorted(map(str, seen.refused.values()))
-        troubles += [EventMessage(Category.REFUSED.value, each, "Scale", is_warning=True) for each in refused]
+        troubles += [
+            EventMessage(each.category.value, str(each), "Observe", is_warning=True)
+            for each in facts.diagnoses
+            if each.category in {Category.REFUSED, Category.NODE_LOST}
+        ]
         self._emitted[key] = frozenset(troubles)
         repairs = [EventMessage("Repaired", each, "Apply") for each in applied.repaired]
         return [*repairs, *(each for each in troubles if each not in emitted)]
@@ -438,7 +441,7 @@ class Reconciler:
         seen.waiting = ungated.plan.waiting
         return bool(ungated.released)
 
-    async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> None:
+    async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> ConditionFacts:
         generation = graph.raw["metadata"].get("generation", 0)
         facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
         await self._statuses.graph(graph.raw, facts, now_s=self._now_s())
@@ -446,6 +449,7 @@ class Reconciler:
             live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
             if service.scaling is not None and live is not None and is_own(live, graph.uid):
                 await self._statuses.adapter(live, facts.services[name], seen.bounds[name], now_s=graph.now_s)
+        return facts
 
     async def _invalid(
         self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
