@@ -24,7 +24,6 @@ _WITHOUT_EFFECT = (
     "limits",
     "breaker",
     "health",
-    "peers",
 )
 """Keys of ``spec.router`` that configure Penstock's router alone; ``kvEventsPort`` needs ``tokenizer``."""
 

@@ -1,6 +1,6 @@
 """Settings of the router: policy, admission, tiers, its prefill queue and its limits.
 
-``prefillQueue``, ``limits``, ``breaker``, ``retries``, ``health`` and ``peers`` are what a router in production
+``prefillQueue``, ``limits``, ``breaker``, ``retries`` and ``health`` are what a router in production
 must bound. Seconds are simulated seconds unless the name says real.
 """
 
@@ -208,20 +208,6 @@ class HealthConfig(SpecModel):
     )
 
 
-class PeersConfig(SpecModel):
-    """How the routers of a graph work together."""
-
-    forward: Flag = Field(
-        default=True,
-        description="Pass a request on to the router that keeps its worker's queue: the oldest keeps all, and more of "
-        "them some each once the routers' processors call for it. false: each keeps queues of its own.",
-    )
-    interval_real_seconds: Annotated[Number, Field(ge=0.02, le=60)] = Field(
-        default=0.1,
-        description="Time between two times that a router asks the others what they have in flight; real seconds.",
-    )
-
-
 class RouterConfig(SpecModel):
     """The graph's router."""
 
@@ -274,4 +260,3 @@ class RouterConfig(SpecModel):
     breaker: BreakerConfig = Field(default=BreakerConfig(), description="Circuit breaker of each worker.")
     retries: RetriesConfig = Field(default=RetriesConfig(), description="Retries and their budget.")
     health: HealthConfig = Field(default=HealthConfig(), description="Checks of the workers.")
-    peers: PeersConfig = Field(default=PeersConfig(), description="Several routers of one graph.")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from penstock.api import Role, Tier
 from penstock.core.errors import NoEndpointsError, PenstockError, SaturatedError
@@ -21,10 +21,63 @@ from penstock.router.core.worker import Worker, WorkerChange, WorkerEvent
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import BusyThresholds
+from penstock.router.policy.slo_monitor import EndedRequest
 
 log = get_logger(__name__)
 
-Waiter: TypeAlias = "asyncio.Future[LiveAssignment]"
+
+class RemoteRequest(Protocol):
+    """A request that another router has asked for."""
+
+    def assigned(self, assignment: LiveAssignment) -> bool:
+        """Take the assignment; returns whether anybody still wants it."""
+
+    def refused(self, refuse: Refuse[Waiter]) -> None:
+        """Take the refusal."""
+
+
+class OtherPicker(Protocol):
+    """The way to the graph's picker while that is another router; see `picker.relay`."""
+
+    def picks_here(self) -> bool:
+        """Return whether this router is the picker now."""
+
+    def ask(
+        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
+    ) -> None:
+        """Ask for a worker; the waiter gets the answer."""
+
+    def cancel(self, waiter: asyncio.Future[LiveAssignment]) -> None:
+        """Ask no more; does nothing for what was not asked, or is answered."""
+
+    def began(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
+        """Take note of a request that goes to its worker."""
+
+    def prefilled(self, assignment: LiveAssignment, cached_tokens: int | None, *, measured: bool) -> None:
+        """Pass on that its prompt was computed."""
+
+    def ended(self, assignment: LiveAssignment) -> None:
+        """Pass on that it has left its worker."""
+
+    def refused_at_capacity(self, worker: str) -> None:
+        """Pass on that a worker has no room."""
+
+    def tier_saw(self, tier: Tier, event: TierEvent) -> bool:
+        """Pass on what became of a request; returns whether another router counts it."""
+
+
+class TierFirstToken(NamedTuple):
+    """A request's first token, so long after its arrival, simulated seconds."""
+
+    ttft_s: float
+
+
+class TierTurnedAway(NamedTuple):
+    """A request that was not taken."""
+
+
+TierEvent: TypeAlias = TierFirstToken | TierTurnedAway | EndedRequest
+Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RemoteRequest"
 """What the core queues: it gets the assignment, or the refusal."""
 LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
@@ -70,7 +123,7 @@ class Shed(RetryLater):
     """A request's tier is shed so that higher tiers keep their SLO."""
 
 
-_REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
+REFUSALS: Final[dict[RefusalReason, type[RetryLater | QueueFull]]] = {
     RefusalReason.QUEUE_FULL: QueueFull,
     RefusalReason.QUEUE_TIMEOUT: QueueTimeout,
     RefusalReason.NO_WORKER: NoWorker,
@@ -91,11 +144,13 @@ class Admission:
 
     Attributes:
         core: Decides.
+        other: The way to another router that picks; None: this one always does.
     """
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
         """Tie the core to a clock, which tells simulated seconds."""
         self.core = core
+        self.other: OtherPicker | None = None
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 
@@ -118,29 +173,54 @@ class Admission:
 
     async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
         """Wait for a worker; see `acquire`. The caller releases the assignment."""
-        waiter: Waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
+        other = self.other
         try:
-            self._apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
-            return waiter.result() if waiter.done() else await waiter
+            if other is None or other.picks_here():
+                self.apply(self.core.acquire(waiter, role, arrival, self._now_s(), again=again))
+            else:
+                other.ask(waiter, role, arrival, again=again)
+            assignment = waiter.result() if waiter.done() else await waiter
+            if other is not None:
+                other.began(assignment, role, arrival)
         except BaseException:
             self.core.cancel(waiter, role, self._now_s())
+            if other is not None:
+                other.cancel(waiter)
             # The worker may have been assigned in the very round in which the client left.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())
             raise
+        return assignment
 
     def release(self, assignment: LiveAssignment) -> None:
         """End a request's stay at its worker, which makes room for another."""
-        self._apply(self.core.release(assignment, self._now_s()))
+        if self.other is not None:
+            self.other.ended(assignment)
+        self.apply(self.core.release(assignment, self._now_s()))
 
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
         """Note that a prompt was computed; see `RouterCore.prefilled`."""
+        if self.other is not None:
+            self.other.prefilled(assignment, cached_tokens, measured=measured)
         effects = self.core.prefilled(
             assignment, self._now_s(), cached_tokens=cached_tokens, measured=measured
         )
-        self._apply(effects)
+        self.apply(effects)
+
+    def tier_saw(self, tier: Tier, event: TierEvent) -> None:
+        """Note what became of a request of a tier, at the router that picks; does nothing where there are no tiers."""
+        tiers = self.core.tiers
+        if tiers is None or (self.other is not None and self.other.tier_saw(tier, event)):
+            return
+        if isinstance(event, TierFirstToken):
+            tiers.first_token(tier, event.ttft_s, self._now_s())
+        elif isinstance(event, TierTurnedAway):
+            tiers.rejected(tier)
+        else:
+            tiers.ended(tier, event, self._now_s())
 
     # ------------------------------------------------------------------ workers and time
 
@@ -150,12 +230,12 @@ class Admission:
 
     def set_workers(self, specs: Iterable[WorkerSpec]) -> None:
         """Take over what discovery reports."""
-        self._apply(self.core.set_workers(specs, self._now_s()))
+        self.apply(self.core.set_workers(specs, self._now_s()))
         self._notify()
 
     def workers_changed(self) -> None:
         """Take note of a change in a worker's health."""
-        self._apply(self.core.workers_changed(self._now_s()))
+        self.apply(self.core.workers_changed(self._now_s()))
         self._notify()
 
     def set_drained(self, name: str, *, drained: bool) -> None:
@@ -170,28 +250,17 @@ class Admission:
     def tick(self) -> None:
         """Refuse what has waited too long, and do what time alone asks for; called each 0.1 s."""
         now_s = self._now_s()
-        self._apply(self.core.expire(now_s))
-        self._apply(self.core.tick(now_s))
+        self.apply(self.core.expire(now_s))
+        self.apply(self.core.tick(now_s))
 
     def load_read(self, worker: Worker) -> None:
         """Take note that a worker's metrics were read again."""
-        self._apply(self.core.load_read(worker, self._now_s()))
-
-    def set_peer_tokens(self, tokens: Mapping[str, int], *, asked_s: float) -> None:
-        """Set the tokens that other routers had in flight at each worker when they were asked, simulated seconds.
-
-        A worker that is left out has none.
-        """
-        core = self.core
-        workers = [each.name for each in core.pool if each.spec.role is core.entry]
-        core.set_peer_tokens({name: tokens.get(name, 0) for name in workers}, self._now_s(), asked_s=asked_s)
-
-    def set_deciders(self, count: int, *, is_scattered: bool) -> None:
-        """Set how many routers dispatch to the same workers; see `DispatchQueue.set_deciders`."""
-        self.core.entry_queue.set_deciders(count, is_scattered=is_scattered)
+        self.apply(self.core.load_read(worker, self._now_s()))
 
     def refused_at_capacity(self, worker: Worker) -> None:
         """Take note that a worker has no room for another request."""
+        if self.other is not None:
+            self.other.refused_at_capacity(worker.name)
         self.core.refused_at_capacity(worker, self._now_s())
 
     def set_thresholds(self, thresholds: BusyThresholds) -> None:
@@ -233,17 +302,17 @@ class Admission:
         for listener in self._listeners:
             listener()
 
-    def _apply(self, effects: Effects[Waiter]) -> None:
+    def apply(self, effects: Effects[Waiter]) -> None:
         """Wake the waiters; an assignment whose client has left is released, which may make room for another."""
         pending = deque(effects)
         while pending:
             effect = pending.popleft()
             if isinstance(effect, Dispatch):
                 assignment = effect.assignment
-                if assignment.item.done():
+                if not _is_taken(assignment.item, assignment):
                     pending.extend(self.core.release(assignment, self._now_s()))
-                else:
-                    assignment.item.set_result(assignment)
+            elif not isinstance(effect.item, asyncio.Future):
+                effect.item.refused(effect)
             elif not effect.item.done():
                 effect.item.set_exception(_refusal(effect))
 
@@ -272,5 +341,14 @@ class AssignmentContext:
             self._admission.release(self._assignment)
 
 
+def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:
+    if not isinstance(item, asyncio.Future):
+        return item.assigned(assignment)
+    if item.done():
+        return False
+    item.set_result(assignment)
+    return True
+
+
 def _refusal(effect: Refuse[Waiter]) -> PenstockError:
-    return _REFUSALS[effect.reason](effect.message, effect.retry_after_s)
+    return REFUSALS[effect.reason](effect.message, effect.retry_after_s)

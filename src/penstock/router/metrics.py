@@ -45,8 +45,8 @@ class RouterMetrics:
         requests: Answers by (endpoint, status code); 499 when the client left first.
         errors: Failures by reason (see ``proxy.failures``).
         retries: Retries by reason.
-        forwarded: Requests that another router decides about, by what became of them: answered there, broken
-            off there too late to be decided here, or fell back here.
+        picks: Requests of several routers that this one did not pick for as the picker: another one did, or this one
+            did alone because none answered.
         kv_releases: Prompts given back that no decode worker was asked for, by outcome.
         rejections: Requests turned away to protect others, by (endpoint, reason); they are among the refused.
         prompt_tokens: Prompt tokens of answered requests.
@@ -69,7 +69,7 @@ class RouterMetrics:
         self.requests: Counter[tuple[str, int]] = Counter()
         self.errors: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
-        self.forwarded: Counter[str] = Counter()
+        self.picks: Counter[str] = Counter()
         self.kv_releases: Counter[str] = Counter()
         self.rejections: Counter[tuple[str, str]] = Counter()
         self.prompt_tokens = 0
@@ -110,6 +110,18 @@ class KvEventCounts(Protocol):
         """Return the prefix blocks that each worker is believed to hold."""
 
 
+class PickerState(Protocol):
+    """Who picks, as this router believes."""
+
+    @property
+    def is_picker(self) -> bool:
+        """Return whether this router does."""
+
+    @property
+    def is_relay(self) -> bool:
+        """Return whether another one does."""
+
+
 _WorkerGauge = tuple[str, str, Callable[[Worker], float | None]]
 """Name, text, and what reads a worker's value; None: unknown, the series is absent."""
 
@@ -133,6 +145,7 @@ class RouterCollector:
         tiers: Callable[[], Iterator[Metric]] | None = None,
         wake: WakeTimes | None = None,
         turned_away: Mapping[Role, TurnedAway] | None = None,
+        group: PickerState | None = None,
     ) -> None:
         self._metrics = metrics
         self._pool = pool
@@ -147,13 +160,23 @@ class RouterCollector:
         self._tiers = tiers
         self._wake = wake
         self._turned_away = turned_away or {}
+        self._group = group
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
         queue = self._queue()
         yield from self._queue_families(queue)
         yield from self._frontend_families(queue.prompt_tokens)
-        yield from self._worker_families(queue.prompt_tokens.pending)
+        # The picker counts what is in flight for all routers.
+        is_relay = self._group is not None and self._group.is_relay
+        yield from self._worker_families({} if is_relay else queue.prompt_tokens.pending, is_relay=is_relay)
+        if self._group is not None:
+            yield gauge(
+                names.ROUTER_IS_PICKER,
+                "1 if this router picks the workers for all routers of the graph.",
+                [],
+                [((), self._group.is_picker)],
+            )
         yield from self._request_families()
         if self._wake is not None:
             yield from _wake_families(self._wake)
@@ -258,9 +281,9 @@ class RouterCollector:
             ),
         )
 
-    def _worker_families(self, pending_tokens: Mapping[str, int]) -> Iterator[Metric]:
+    def _worker_families(self, pending_tokens: Mapping[str, int], *, is_relay: bool) -> Iterator[Metric]:
         now_s = self._now_s()
-        for name, text, read in self._worker_gauges(now_s, pending_tokens):
+        for name, text, read in self._worker_gauges(now_s, pending_tokens, is_relay=is_relay):
             yield gauge(name, text, _OF_WORKER, ((_key(each), read(each)) for each in self._pool))
         # A role without any worker has a zero: a series that vanishes alarms no one.
         counts = dict.fromkeys(self._roles, 0)
@@ -285,15 +308,21 @@ class RouterCollector:
             ((_key(each), each.breaker.openings) for each in self._pool),
         )
 
-    def _worker_gauges(self, now_s: float, pending_tokens: Mapping[str, int]) -> Sequence[_WorkerGauge]:
+    def _worker_gauges(
+        self, now_s: float, pending_tokens: Mapping[str, int], *, is_relay: bool
+    ) -> Sequence[_WorkerGauge]:
         return (
             (names.ROUTER_WORKER_READY, "1 if requests are sent there.", lambda each: _is_ready(each, now_s)),
             (
                 names.ROUTER_WORKER_INFLIGHT_REQUESTS,
                 "Requests under way.",
-                lambda each: each.inflight_requests,
+                lambda each: 0 if is_relay else each.inflight_requests,
             ),
-            (names.ROUTER_WORKER_INFLIGHT_TOKENS, "Tokens under way.", lambda each: each.inflight_tokens),
+            (
+                names.ROUTER_WORKER_INFLIGHT_TOKENS,
+                "Tokens under way.",
+                lambda each: 0 if is_relay else each.inflight_tokens,
+            ),
             (
                 names.ROUTER_WORKER_KV_USAGE,
                 "KV blocks in use as last scraped, 0-1; absent if unknown.",
@@ -345,10 +374,10 @@ class RouterCollector:
             "reason", names.ROUTER_RETRIES, "Retries, by the reason of the failure before.", metrics.retries
         )
         yield by_label(
-            "outcome",
-            names.ROUTER_FORWARDED,
-            "Requests about which another router decides: answered by it, broken off there, or fallen back to this one.",
-            metrics.forwarded,
+            "by",
+            names.ROUTER_PICKS,
+            "Stays at workers that another router has picked, and requests that this one picked alone for want of a picker.",
+            metrics.picks,
         )
         yield by_label(
             "outcome",

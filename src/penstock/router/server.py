@@ -23,8 +23,8 @@ from penstock.router.discovery.watch import Discovery, WorkerWatch
 from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock.router.metrics import MetricsPage, RouterCollector, RouterMetrics
-from penstock.router.peers import Peers
 from penstock.router.periodic import PeriodicTask
+from penstock.router.picker.group import RouterGroup
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
 from penstock.router.policy.token_estimate import TokenEstimator
@@ -33,7 +33,6 @@ from penstock.router.proxy.app import RouterApp
 from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck
 from penstock.router.proxy.busy_threshold import BusyThresholdApi
 from penstock.router.proxy.cors import Cors
-from penstock.router.proxy.forwarding import Forwarder
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.kv_release import KvReleases
 from penstock.router.proxy.lease_guard import LeaseGuard
@@ -78,7 +77,7 @@ class RouterServer:
             self.admission, self._probe_pool, settings.config.health, self._clock, requests=self._pool
         )
         self.thresholds = GraphThresholds(self.admission)
-        self._peers = self._make_peers()
+        self._group = self._make_group(self._discovery)
         self._traffic = RecentTraffic(
             self.metrics, self._clock.now_s(), ttft_slo_s=settings.config.ttft_slo_seconds
         )
@@ -129,8 +128,6 @@ class RouterServer:
             if self._discovery is not None:
                 await self._discovery.start()
                 self._watch.follow(self._discovery)
-                # What holds for the graph, such as thresholds set at run time, holds for the first request here.
-                await self._peers.ask()
             else:
                 self.admission.set_workers(self._settings.workers)
                 self._watch.sync()
@@ -138,6 +135,9 @@ class RouterServer:
                 self._kv_events.start()
             for each in self._periodic:
                 each.start()
+            if self._group is not None:
+                # What holds for the graph, such as thresholds set at run time, holds for the first request here.
+                await self._group.start()
             await self._http.start(self._settings.host, self._settings.port)
         except BaseException:
             await self._stop_background()
@@ -148,7 +148,8 @@ class RouterServer:
     async def close(self) -> None:
         """Stop accepting, let requests under way finish within the grace time, stop the rest."""
         self._admin.stopping = True
-        self._peers.forwards = False
+        if self._group is not None:
+            self._group.stop()
         grace_real_s = self._clock.to_real_s(self._settings.shutdown_grace_s)
         log.info("router stopping", connections=self._http.connections, grace_real_s=grace_real_s)
         await self._http.close(grace_s=grace_real_s)
@@ -184,6 +185,8 @@ class RouterServer:
             self._ticker = None
         for each in self._periodic:
             await each.close()
+        if self._group is not None:
+            await self._group.close()
         if self._discovery is not None:
             await self._discovery.close()
         if self._kv_events is not None:
@@ -209,6 +212,8 @@ class RouterServer:
                 if self._discovery is not None:
                     self._watch.follow(self._discovery)
                 self.admission.tick()
+                if self._group is not None:
+                    self._group.tick()
                 self._traffic.tick(self._clock.now_s())
                 if self._access_log is not None:
                     self._access_log.flush()
@@ -234,26 +239,19 @@ class RouterServer:
         if control is None:
             return None
         admission = TierAdmission(settings.config.tiers, settings.tier_keys, model=settings.model)
-        return LiveTiers(admission, control, self.core, self._clock.now_s)
+        return LiveTiers(admission, control, self.admission, self._clock.now_s)
 
-    def _make_peers(self) -> Peers:
-        health, discovery = self._settings.config.health, self._discovery
-        return Peers(
+    def _make_group(self, discovery: Discovery | None) -> RouterGroup | None:
+        if discovery is None:
+            return None
+        return RouterGroup(
             self.admission,
-            self._probe_pool,
-            discovery.routers if discovery is not None else tuple,
-            self._clock,
+            self.metrics,
+            discovery.routers,
             secret=GraphSecret(self._settings.graph_secret),
-            timeout_real_s=health.timeout_real_seconds,
-            interval_real_s=self._settings.config.peers.interval_real_seconds,
-            forwards=self._settings.config.peers.forward and discovery is not None,
             thresholds=self.thresholds,
+            now_s=self._clock.now_s,
         )
-
-    def _make_forwarder(self) -> Forwarder:
-        longest_s = self._settings.config.limits.request_timeout_seconds
-        real_s = self._clock.to_real_s(longest_s)
-        return Forwarder(self._peers, self._pool, self.metrics, request_real_s=real_s)
 
     def _make_periodic(self) -> Iterator[PeriodicTask]:
         """Yield what goes on beside requests, first to last as it is started and stopped."""
@@ -263,13 +261,6 @@ class RouterServer:
                 name="router settings",
                 pause_real_s=POLL_REAL_S,
                 failure="router settings not followed",
-            )
-        if self._discovery is not None:
-            yield PeriodicTask(
-                self._peers.ask,
-                name="peers",
-                pause_real_s=self._settings.config.peers.interval_real_seconds,
-                failure="other routers not asked",
             )
 
     def _make_exact(self) -> ExactKeys | None:
@@ -337,14 +328,14 @@ class RouterServer:
             tiers=None if self.tiers is None else self.tiers.families,
             wake=self.core.wake,
             turned_away=self.core.turned_away,
+            group=self._group,
         )
         return RouterApp(
             model=settings.model,
             context_tokens=settings.context_tokens,
             handler=self._handler,
             admin=self._admin,
-            peers=self._peers,
-            forwarder=self._make_forwarder(),
+            group=self._group,
             busy_threshold=BusyThresholdApi(
                 self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
             ),

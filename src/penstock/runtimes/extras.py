@@ -56,5 +56,5 @@ def needed_extras(graph: GraphDeployment) -> tuple[ExtraNeed, ...]:
     if spec.router.tokenizer not in {None, SIMULATED}:
         found.append(ExtraNeed("spec.router.tokenizer", "router", "tokenizer", ("jinja2", "tokenizers")))
     if spec.router.kv_events_port is not None:
-        found.append(ExtraNeed("spec.router.kvEventsPort", "router", "kv-events", ("msgspec", "zmq")))
+        found.append(ExtraNeed("spec.router.kvEventsPort", "router", "kv-events", ("zmq",)))
     return tuple(found)

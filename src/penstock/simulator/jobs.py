@@ -34,8 +34,9 @@ class Job:
         chain: One chained 64-bit key per begun block of 512 prompt tokens.
         sub_block_keys: Keys that stand for the first block together.
         attempt: Raised when it starts over; names the engines' requests.
-        router: Which router has it.
-        chosen: Worker that was chosen where it came in; empty: the router that has it chooses.
+        router: Which picker has it, by its place among those so far.
+        relay: Name of the router that it came to.
+        is_orphan: That router has died since it was dispatched: nobody gets its answer.
         tier: Its own, or the router's default; standard without tiers.
         priority: That its tier has in engines; 0 without tiers.
         tries: What the router has learnt from its tries.
@@ -57,7 +58,6 @@ class Job:
         "attempt",
         "cached_tokens",
         "chain",
-        "chosen",
         "decode_assignment",
         "decoder",
         "decoder_tokens",
@@ -66,11 +66,13 @@ class Job:
         "handed_s",
         "incarnation",
         "index",
+        "is_orphan",
         "keys",
         "outcome",
         "pending_tokens",
         "prefilled_s",
         "priority",
+        "relay",
         "request",
         "router",
         "sub_block_keys",
@@ -89,7 +91,8 @@ class Job:
         self.keys: list[int] | None = None
         self.attempt = 0
         self.router = 0
-        self.chosen = ""
+        self.relay = 0
+        self.is_orphan = False
         self.tier = Tier.STANDARD
         self.priority = 0
         self.tries = RequestTries()

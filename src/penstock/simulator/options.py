@@ -108,16 +108,19 @@ class SimulateOptions:
         "Age of what routers know beyond what they sent themselves, virtual seconds.", default=0.0
     )
     routers: tuple[int, ...] = flag(
-        "Routers side by side; each knows its peers' requests only as they propagate. Several numbers are compared.",
+        "Routers side by side, of which one picks the workers for all. Several numbers are compared.",
         default=(1,),
         is_separated=True,
         metavar="N[,N…]",
     )
-    owners: int | None = flag(
-        "Of those, the routers that keep the workers' queues, each some of them, and to which the others pass "
-        "requests on; live as many as the routers' processors call for. 0: each keeps queues of its own.",
-        ge=0,
-        unset="1, or 0 where the manifest says router.peers.forward: false",
+    pick_delay_s: float = flag(
+        "Time that a request of another router takes to the picker and back, virtual seconds.", default=0.0005
+    )
+    picker_death: tuple[float, ...] = flag(
+        "Let the router that picks die at this time, seconds; repeatable, and for two routers or more.",
+        default=(),
+        metavar="S",
+        unset="never",
     )
     queue_order: QueueOrder | None = flag(
         "Of each worker's queue in the router.", unset="in-time-first, or the manifest's"

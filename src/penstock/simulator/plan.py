@@ -115,7 +115,7 @@ def _routers(
     options: SimulateOptions, graph: GraphDeployment | None
 ) -> dict[str, tuple[RouterConfig, RouterGroup]]:
     """Return every router that is compared, by its label."""
-    groups = _router_groups(options, graph)
+    groups = _router_groups(options)
     return {
         name if len(groups) == 1 else routers_label(name, count): (_router(options, name, graph), group)
         for name in _policy_names(options, graph)
@@ -249,29 +249,27 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _router_groups(options: SimulateOptions, graph: GraphDeployment | None) -> dict[int, RouterGroup]:
+def _router_groups(options: SimulateOptions) -> dict[int, RouterGroup]:
     """Return the routers to try, by their number.
 
     Raises:
-        ConfigError: one is below 1 or above the bound, or the owners have no effect.
+        ConfigError: one is below 1 or above the bound, or one alone is to outlive its death.
     """
     counts = tuple(dict.fromkeys(options.routers))
     if not counts or not all(1 <= count <= MAX_ROUTERS for count in counts):
         shown = ",".join(map(str, options.routers))
         raise ConfigError(f"--routers {shown}: must be numbers from 1 to {MAX_ROUTERS}")
-    if options.owners is not None and max(counts) == 1:
-        raise ConfigError(
-            f"--owners {options.owners}: without effect behind one router; give --routers 2 or more"
+    if options.picker_death and min(counts) == 1:
+        raise ConfigError("--picker-death: behind one router nobody picks after it; give --routers 2 or more")
+    return {
+        count: RouterGroup(
+            count,
+            options.propagation_delay_s,
+            options.pick_delay_s if count > 1 else 0.0,
+            options.picker_death,
         )
-    delay_s = options.propagation_delay_s
-    return {count: RouterGroup(count, _owners(options, graph, count), delay_s) for count in counts}
-
-
-def _owners(options: SimulateOptions, graph: GraphDeployment | None, count: int) -> int | None:
-    """Return how many of ``count`` routers keep the workers' queues; None: each keeps its own."""
-    forwards = (RouterConfig() if graph is None else graph.spec.router).peers.forward
-    given = options.owners if options.owners is not None else int(forwards)
-    return min(given, count) or None
+        for count in counts
+    }
 
 
 def _pools(options: SimulateOptions, graph: GraphDeployment | None) -> tuple[PoolSpec, ...]:

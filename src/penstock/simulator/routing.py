@@ -11,19 +11,16 @@ from penstock.router.core.assignment import Assignment
 from penstock.router.core.build import build_retries, build_router
 from penstock.router.core.effects import Effects, RefusalReason
 from penstock.router.core.retries import FailedTry, RetryScope
-from penstock.router.core.router import RouterCore
+from penstock.router.core.router import RouterCore, RunningAt
 from penstock.router.core.transfers import KvTransfer
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.busy import busy_thresholds
-from penstock.router.policy.keys import Prefix
-from penstock.router.policy.queue_owner import QueueOwners
 from penstock.router.policy.routing_policy import Arrival, AssignTime, reads_usage
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.simulator.faults import Fault, Faults
 from penstock.simulator.fleet import SimulatedWorker
 from penstock.simulator.jobs import Job, JobOutcome
-from penstock.simulator.scenario import RouterGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,7 @@ class VirtualRouter:
     Attributes:
         core: The state machine that also runs live.
         reads_usage: The policy compares the entry workers' gauges.
+        is_away: Its process is dead: it dispatches nothing.
     """
 
     def __init__(
@@ -58,7 +56,6 @@ class VirtualRouter:
         config: RouterConfig,
         sizes: Mapping[Role, WorkerSize],
         *,
-        group: RouterGroup = RouterGroup(),  # noqa: B008 - frozen
         faults: Faults = Faults(),  # noqa: B008 - frozen
         lease_s: float = inf,
     ) -> None:
@@ -67,7 +64,6 @@ class VirtualRouter:
         Args:
             config: The graph's router section.
             sizes: Of the workers by role, the first stage's first.
-            group: The routers side by side, of which this is one.
             faults: Tell when the router's process is away.
             lease_s: First lease of a prefilled prompt, seconds; inf: it bounds no wait.
 
@@ -86,35 +82,51 @@ class VirtualRouter:
         self.reads_usage = reads_usage(queue.policy) or busy_thresholds(config.admission).is_set
         self._sizes = sizes
         self._faults = faults
-        self._owners = QueueOwners()
-        self._owners.set_owners([str(number) for number in range(group.owners or 0)])
-        # Under a policy that assigns when a worker is free there is no queue of one worker to be kept.
-        has_keepers = group.owners is not None and (self._reads_prompts or group.owners == 1)
-        self.core.sharing.is_on = has_keepers and group.owners != 1
-        queue.set_deciders(
-            1 if has_keepers else group.count, is_scattered=group.count > 1 and group.owners is None
-        )
+        self.is_away = False
 
     # ------------------------------------------------------------------ requests
 
-    def keeper(self, job: Job, own: int, now_s: float) -> int:
-        """Return the number of the router in whose queue a job is to wait; ``own`` is this one's, to which it came.
+    def learn(self, job: Job) -> None:
+        """Take another router's word that a worker has computed a job's prompt."""
+        self.core.learn(job.worker, self._arrival(job))
 
-        Where several keep queues, the job's worker is chosen here.
-        """
-        if self.core.sharing.is_on:
-            job.chosen = self.core.choose(self._arrival(job), now_s)
-        owner = self._owners.owner(job.chosen)
-        keeper = own if owner is None else int(owner)
-        if job.chosen and keeper != own:
-            self.core.passed_on(job.chosen, self._arrival(job), now_s)
-        return keeper
+    def forget_waiting(self, job: Job, now_s: float) -> bool:
+        """Take out a job that waits; returns whether it did."""
+        role = self._waits_for(job)
+        if role is not None:
+            self.core.cancel(job, role, now_s)
+        return role is not None
 
-    def stored(self, job: Job, worker: str) -> None:
-        """Learn from a worker's KV event that it holds a prompt which another router sent there."""
-        index = self.core.entry_queue.index_of(worker)
-        if index is not None:
-            index.use(Prefix(job.chain))
+    def take_over(self, job: Job, before: VirtualRouter, now_s: float) -> Effects[Job]:
+        """Take over what the picker before had of a job, as its relay tells it; one on its way comes by itself."""
+        role = before._waits_for(job)
+        if role is not None:
+            since_s = next(
+                each.since_s for each in before.core.queues[role].waiting_requests() if each.item is job
+            )
+            before.core.cancel(job, role, now_s)
+            return self._at(now_s).acquire(
+                job, role, self._arrival_at(job, role), now_s, waited_s=now_s - since_s
+            )
+        decoding = job.decode_assignment
+        if decoding is not None and decoding.is_open:
+            job.decode_assignment = self._adopt(job, decoding, now_s)
+        elif job.assignment is not None and job.assignment.is_open:
+            job.assignment = self._adopt(job, job.assignment, now_s)
+        return []
+
+    def _adopt(self, job: Job, held: Assignment[Job], now_s: float) -> Assignment[Job]:
+        is_prefilled = (
+            job.first_token_s is not None if held.role is Role.DECODE else job.prefilled_s is not None
+        )
+        stay = RunningAt(held.worker.name, held.tokens, is_prefilled=is_prefilled)
+        return self.core.adopt(job, held.role, self._arrival_at(job, held.role), stay, now_s) or held
+
+    def _waits_for(self, job: Job) -> Role | None:
+        for role, queue in self.core.queues.items():
+            if queue.waits(job):
+                return role
+        return None
 
     def acquire(self, job: Job, now_s: float, *, again: bool = False) -> Effects[Job]:
         """Ask for a worker of the first stage; ``again`` after a failed try."""
@@ -125,8 +137,7 @@ class VirtualRouter:
     def acquire_decode(self, job: Job, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
         """Ask for a decode worker, given what runs at each now: tokens are generated from moment to moment."""
         self._set_decode_loads(loads, now_s)
-        arrival = Arrival((), job.request.input_tokens, job.tries.avoid, tier=job.tier)
-        return self._at(now_s).acquire(job, Role.DECODE, arrival, now_s)
+        return self._at(now_s).acquire(job, Role.DECODE, self._arrival_at(job, Role.DECODE), now_s)
 
     def read_decode_loads(self, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
         """Take note of what runs at each decode worker, as its metrics were read."""
@@ -272,14 +283,19 @@ class VirtualRouter:
     def _at(self, now_s: float) -> RouterCore[Job]:
         """Return the core, in whose first stage nothing starts while the router's process is away."""
         is_down = self._faults.is_on(Fault.ROUTER_DOWN, now_s)
-        self.core.paused = (self.core.entry,) if is_down else ()
+        self.core.paused = tuple(self.core.queues) if self.is_away else (self.core.entry,) if is_down else ()
         return self.core
+
+    def _arrival_at(self, job: Job, role: Role) -> Arrival:
+        if role is Role.DECODE:
+            return Arrival((), job.request.input_tokens, job.tries.avoid, tier=job.tier)
+        return self._arrival(job)
 
     def _arrival(self, job: Job) -> Arrival:
         """Return a job as the first stage's policy sees it."""
         chain, parts = (job.chain, job.sub_block_keys) if self._reads_prompts else ((), 1)
         tokens, avoid = job.request.input_tokens, job.tries.avoid
-        return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier, worker=job.chosen)
+        return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier)
 
     def _fit_caches(self) -> None:
         """Remember of the entry workers what they hold, as live with each scrape."""

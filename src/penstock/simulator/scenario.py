@@ -199,23 +199,27 @@ class RouterGroup:
     """Routers side by side, which share one router section.
 
     Attributes:
-        count: Requests come to them in turn; each knows of its peers' by propagation only, >= 1.
-        owners: Of those, the ones that keep the workers' queues, each some of them, in [1, ``count``]; others pass requests
-            on to them. None: each keeps queues of its own.
-        propagation_delay_s: Age of what a router knows of caches and loads beyond what it sent itself, >= 0.
+        count: Requests come to them in turn, and one picks the workers for all, >= 1.
+        propagation_delay_s: Age of what the picker knows of caches and loads beyond what it sent itself, >= 0.
+        pick_delay_s: Time that a request of another router takes to the picker and back, >= 0.
+        picker_deaths_s: When the picker of that time dies; needs two routers.
     """
 
     count: int = 1
-    owners: int | None = None
     propagation_delay_s: float = 0.0
+    pick_delay_s: float = 0.0
+    picker_deaths_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the bounds."""
         _require("routers", self.count, is_fine=self.count >= 1, bound="at least 1")
-        is_some = self.owners is None or 1 <= self.owners <= self.count
-        _require("owners", self.owners, is_fine=is_some, bound=f"1 to {self.count}, or none")
-        is_time = 0 <= self.propagation_delay_s < math.inf
-        _require("propagation_delay_s", self.propagation_delay_s, is_fine=is_time, bound="finite, at least 0")
+        for name in ("propagation_delay_s", "pick_delay_s"):
+            value = getattr(self, name)
+            _require(name, value, is_fine=0 <= value < math.inf, bound="finite, at least 0")
+        for at_s in self.picker_deaths_s:
+            _require("picker_deaths_s", at_s, is_fine=0 <= at_s < math.inf, bound="finite, at least 0")
+        has_heir = not self.picker_deaths_s or self.count > 1
+        _require("routers", self.count, is_fine=has_heir, bound="at least 2 where the picker dies")
 
 
 def unbounded_router(policy: str, **section: Any) -> RouterConfig:

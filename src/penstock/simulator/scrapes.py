@@ -1,12 +1,11 @@
-"""The workers' metrics as routers hear of them: read each second, known after the propagation delay."""
+"""The workers' metrics as routers hear of them: read each second, known to the picker after the propagation delay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from penstock.api import Role
 from penstock.router.core.effects import Effects
-from penstock.router.core.queue_sharing import QueuedPrompt
 from penstock.router.policy.busy import busy_thresholds
 from penstock.simulator.engine_server import SimulatedEngine
 from penstock.simulator.fleet import SimulatedWorker, State
@@ -25,14 +24,10 @@ class Scrapes:
     def __init__(self, state: SimulationState, apply: Callable[[Effects[Job]], None]) -> None:
         self._state = state
         self._apply = apply
-        self._routers = state.routers
-        self._next_prompt = [0] * len(state.routers)
 
     def start(self) -> None:
         """Scrape from now on."""
         self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._scrape)
-        if len(self._routers) > 1:
-            self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._ask_peers)
 
     def decode_loads(self) -> list[DecodeLoad]:
         """Return what runs at each ready decode worker now."""
@@ -51,7 +46,7 @@ class Scrapes:
         return worker.prompt_tokens + max(0, server.engine.counters.generation_tokens - worker.ended_outputs)
 
     def _scrape(self) -> None:
-        """Read the workers' gauges; the routers know them ``propagation_delay_s`` later."""
+        """Read the workers' gauges; the picker knows them ``propagation_delay_s`` later."""
         now_s, delay_s = self._state.kernel.now_s, self._state.scenario.routers.propagation_delay_s
         usage = {}
         for worker in self._state.fleet.of(Role.DECODE, State.READY, State.DRAINING):
@@ -61,63 +56,19 @@ class Scrapes:
                 self._tokens_on(worker),
             )
         self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage)
-        if any(router.reads_usage for router in self._routers):
+        router = self._state.routers[-1]
+        if router.reads_usage:
             entry = self._state.fleet.of(self._state.scenario.entry_role, State.READY)
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
-            for router in self._routers:
-                tokens = router.core.entry_queue.inflight_tokens()
-                self._state.kernel.at(
-                    now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens
-                )
-        for router in self._routers:
-            self._apply(router.tick(now_s))
+            tokens = router.core.entry_queue.inflight_tokens()
+            self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens)
+        self._apply(router.tick(now_s))
         self._state.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
 
     def _tell_usage(
         self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, int]
     ) -> None:
         self._apply(router.set_usage(usage, tokens, self._state.kernel.now_s))
-
-    def _peer_tokens(self) -> list[dict[str, int]]:
-        """Return, for each router, what the others have pending at each entry worker."""
-        names = [worker.name for worker in self._state.fleet.of(self._state.scenario.entry_role, State.READY)]
-        now_s = self._state.kernel.now_s
-        own = [
-            [router.core.entry_queue.pending_tokens(name, now_s) for name in names]
-            for router in self._routers
-        ]
-        total = [sum(column) for column in zip(*own, strict=True)]
-        return [
-            {name: whole - part for name, whole, part in zip(names, total, parts, strict=True)}
-            for parts in own
-        ]
-
-    def _ask_peers(self) -> None:
-        """Let each router learn what the others have pending and have queued."""
-        kernel, scenario = self._state.kernel, self._state.scenario
-        told = []
-        for number, router in enumerate(self._routers):
-            self._next_prompt[number], prompts = router.core.sharing.log.since(self._next_prompt[number])
-            told.append(prompts)
-        kernel.at(
-            kernel.now_s + scenario.routers.propagation_delay_s,
-            Order.MESSAGE,
-            self._tell_peers,
-            self._peer_tokens(),
-            told,
-            kernel.now_s,
-        )
-        interval_s = scenario.router.peers.interval_real_seconds
-        kernel.at(kernel.now_s + interval_s, Order.MESSAGE, self._ask_peers)
-
-    def _tell_peers(
-        self, others: Sequence[Mapping[str, int]], told: Sequence[Sequence[QueuedPrompt]], asked_s: float
-    ) -> None:
-        for number, (router, tokens_of) in enumerate(zip(self._routers, others, strict=True)):
-            router.core.set_peer_tokens(tokens_of, self._state.kernel.now_s, asked_s=asked_s)
-            for other, prompts in enumerate(told):
-                if other != number:
-                    router.core.prompts_told(prompts)
 
     def _propagate(self, usage: Mapping[str, tuple[int, float, int]]) -> None:
         for name, (incarnation, fraction, tokens) in usage.items():
@@ -126,6 +77,5 @@ class Scrapes:
                 worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
         thresholds = busy_thresholds(self._state.scenario.router.admission)
         if self._state.scenario.is_disaggregated and thresholds.is_set:
-            loads = self.decode_loads()
-            for router in self._routers:
-                self._apply(router.read_decode_loads(loads, self._state.kernel.now_s))
+            effects = self._state.routers[-1].read_decode_loads(self.decode_loads(), self._state.kernel.now_s)
+            self._apply(effects)

@@ -30,6 +30,7 @@ from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, Worke
 from penstock.simulator.scrapes import Scrapes
 from penstock.simulator.servers import Server, ServiceStage, SimpleServer
 from penstock.simulator.state import SimulationState
+from penstock.simulator.succession import Succession
 from penstock.workload.traces import TraceRequest
 
 PATIENCE_S = 3600.0
@@ -43,7 +44,7 @@ class Simulation:
         kernel: Its time.
         gaps: Between successive tokens, over all workers.
         fleet: Its workers.
-        routers: Side by side.
+        routers: State machines of those that have picked so far; the last one picks now.
         jobs: In order of arrival.
         frontend: What routers count of requests.
         control: The planner's; None without one.
@@ -76,16 +77,15 @@ class Simulation:
         tiers = scenario.router.tiers
         self.jobs = make_jobs(requests, self._chains, default_tier=tiers.default if tiers.enabled else None)
         sizes = {role: scenario.pool(role).worker_size(self._cache_tokens(role)) for role in scenario.roles}
-        self.routers = [
-            VirtualRouter(
-                scenario.router,
-                sizes,
-                group=scenario.routers,
-                faults=scenario.faults,
-                lease_s=scenario.lease_s,
-            )
-            for _ in range(scenario.routers.count)
-        ]
+        self._succession = Succession(
+            self.kernel,
+            scenario.routers,
+            lambda: VirtualRouter(scenario.router, sizes, faults=scenario.faults, lease_s=scenario.lease_s),
+            ready=self._tell_router,
+            end=self._end,
+            apply=self._apply,
+        )
+        self.routers: Sequence[VirtualRouter] = self._succession.pickers
         self.frontend = FrontendCounters(self.gaps)
         state = SimulationState(
             scenario, self.kernel, self.fleet, self.routers, self.jobs, self.gaps, self.frontend
@@ -136,6 +136,7 @@ class Simulation:
         for failure in scenario.failures:
             kernel.at(failure.at_s, Order.FLEET, self._fail, failure)
         self._schedule_faults()
+        self._succession.start()
         if self.control is not None:
             self.control.start()
         kernel.at(0.0, Order.SAMPLE, self._sample)
@@ -174,7 +175,7 @@ class Simulation:
 
     def _arrive(self, job: Job) -> None:
         self._schedule_arrival()
-        job.router = self._router_of(job)
+        self._succession.came(job)
         if self.scenario.faults.is_on(Fault.ROUTER_DOWN, self.kernel.now_s):
             self._end(job, JobOutcome.FAILED)
             return
@@ -182,16 +183,18 @@ class Simulation:
         longest = min((model.longest_tokens(job.priority) for model in self._models.values()), default=None)
         if longest is not None and request.input_tokens + request.output_tokens > longest:
             self._end(job, JobOutcome.REJECTED)
+            return
+        delay_s = self._succession.delay_s(job)
+        if delay_s:
+            self.kernel.at(self.kernel.now_s + delay_s, Order.MESSAGE, self._submit, job)
         else:
             self._submit(job)
 
-    def _router_of(self, job: Job) -> int:
-        """Return the router in whose queue a job waits: the one that it came to, in turn, or its worker's keeper."""
-        came_to = job.index % len(self.routers)
-        return self.routers[came_to].keeper(job, came_to, self.kernel.now_s)
-
     def _submit(self, job: Job, *, again: bool = False) -> None:
-        router = self.routers[job.router]
+        if job.outcome is not None:
+            return
+        job.router = len(self.routers) - 1
+        router = self.routers[-1]
         now_s = self.kernel.now_s
         effects = router.acquire(job, now_s, again=again)
         if not again:
@@ -205,10 +208,10 @@ class Simulation:
         for wait_s in router.longest_waits_s(job, role):
             due_s = self.kernel.now_s + wait_s
             if due_s <= self._last_s + PATIENCE_S:
-                self.kernel.at(due_s, Order.MESSAGE, self._expire, router)
+                self.kernel.at(due_s, Order.MESSAGE, self._expire)
 
-    def _expire(self, router: VirtualRouter) -> None:
-        self._apply(router.expire(self.kernel.now_s))
+    def _expire(self) -> None:
+        self._apply(self.routers[-1].expire(self.kernel.now_s))
 
     def _apply(self, effects: Effects[Job]) -> None:
         """Do what a router has decided."""
@@ -335,16 +338,16 @@ class Simulation:
         worker.pending_tokens -= job.pending_tokens
         job.pending_tokens = 0
         self.frontend.prefilled(job)
+        self._succession.computed(job)
         router = self.routers[job.router]
-        if self.scenario.router.kv_events_port is not None:
-            for each in self.routers:
-                if each is not router:
-                    each.stored(job, worker.name)
         effects = router.prefilled(job, self.kernel.now_s)
         if worker.role is Role.PREFILL:
             self._quit(worker, job)
             effects += router.left_entry(job, self.kernel.now_s)
-            self._decode(job)
+            if job.is_orphan:
+                self._end(job, JobOutcome.FAILED)
+            else:
+                self._decode(job)
         self._apply(effects)
 
     def _quit(self, worker: SimulatedWorker, job: Job) -> None:
@@ -381,7 +384,8 @@ class Simulation:
 
     def _end(self, job: Job, outcome: JobOutcome) -> None:
         assert job.outcome is None  # noqa: S101 - each job ends once
-        job.outcome = outcome
+        job.outcome = JobOutcome.FAILED if job.is_orphan else outcome
+        self._succession.left(job)
         job.ended_s = self.kernel.now_s
         self.routers[job.router].ended(job, self.kernel.now_s)
         job.keys = None
@@ -395,7 +399,7 @@ class Simulation:
 
     def _start_over(self, job: Job, *, may_retry: bool) -> None:
         """Try a job again from the router, or end it."""
-        if not may_retry:
+        if not may_retry or job.is_orphan:
             self._end(job, JobOutcome.FAILED)
             return
         job.attempt += 1
@@ -406,9 +410,11 @@ class Simulation:
     # -- joins, leaves, deaths ------------------------------------------------------------------------
 
     def _tell_routers(self) -> None:
+        self._tell_router(self.routers[-1])
+
+    def _tell_router(self, router: VirtualRouter) -> None:
         workers = [worker for worker in self.fleet if worker.state is State.READY]
-        for router in self.routers:
-            self._apply(router.set_workers(workers, self.kernel.now_s))
+        self._apply(router.set_workers(workers, self.kernel.now_s))
 
     def _scale(self, role: Role, replicas: int) -> None:
         """Bring ready + starting replicas of a role to a number; leaves drain first."""

@@ -23,7 +23,7 @@ class SimulationState:
         scenario: What is simulated.
         kernel: Its time.
         fleet: Its workers.
-        routers: Side by side.
+        routers: Those that have picked so far; the last one does now.
         jobs: In order of arrival.
         gaps: Between successive tokens, over all workers.
         frontend: What routers count of requests.

@@ -5,8 +5,10 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
+from penstock.router.discovery.endpoint_slices import router_urls
 from penstock.router.discovery.page import kv_usage
 from penstock.router.discovery.statefile import StatefileDiscovery, parse_statefile
+from penstock.router.discovery.statefile import router_urls as local_router_urls
 from penstock.router.discovery.static import parse_static_workers
 
 
@@ -186,3 +188,27 @@ def test_a_fixed_fleet_is_checked(value):
 def test_kv_readings_that_are_no_fractions_are_unknown(values, expected):
     """Absent, NaN, infinite, negative and above one are unknown, never zero."""
     assert kv_usage(values) == expected
+
+
+def test_routers_are_found_in_slices_and_statefiles():
+    """By their role; ready or leaving, as their requests go on."""
+    part = {
+        "metadata": {"labels": {"penstock.dev/role": "router"}},
+        "addressType": "IPv6",
+        "ports": [{"name": "http", "port": 8000}],
+        "endpoints": [
+            {"addresses": ["fd00::2"]},
+            {"addresses": ["fd00::1"], "conditions": {"terminating": True}},
+            {},
+        ],
+    }
+    decode = {**part, "metadata": {"labels": {"penstock.dev/role": "decode"}}}
+    fqdn = {**part, "addressType": "FQDN"}
+    assert router_urls([decode, part, fqdn]) == ("http://[fd00::1]:8000", "http://[fd00::2]:8000")
+    entries = {
+        "f_router_0": {"role": "router", "url": "http://127.0.0.1:8000/"},
+        "f_decode_0": {"role": "decode", "url": "http://127.0.0.1:8001"},
+        "f_router_1": {"role": "router", "url": None},
+        "odd": 3,
+    }
+    assert local_router_urls(json.dumps(entries).encode()) == ("http://127.0.0.1:8000",)

@@ -72,7 +72,7 @@ def test_cleared_forgets_everything():
     ],
 )
 def test_numbers_tell_lost_events_and_fresh_starts(numbers, gaps, held):
-    """Any jump forgets, also back to where an engine's second life was first set_peer_tokens of; then it is followed."""
+    """Any jump forgets, also back to where an engine's second life was first heard of; then it is followed."""
     index, events = feed()
     found = 0
     for number in numbers:

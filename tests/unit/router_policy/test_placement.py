@@ -68,12 +68,12 @@ def test_min_ttft_weighs_queue_against_hit():
     home = where(queues)["warm"]
     list(queues.dispatch(0.0))
     queues.prefilled("warm", 0.512)
-    queues.set_peer_tokens(home, 400)
+    queues.set_peer_load(home, 400)
     queues.submit("near", arrival(1, 7), 1.0)
     assert home == where(queues)["near"]
 
     queues.cancel("near")
-    queues.set_peer_tokens(home, 600)
+    queues.set_peer_load(home, 600)
     queues.submit("far", arrival(1, 8), 1.0)
     assert home != where(queues)["far"]
 

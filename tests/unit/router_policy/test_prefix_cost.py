@@ -106,38 +106,6 @@ def test_cold_prompts_fill_idle_caches_evenly(policy):
     assert sorted(homes.count(name) for name in "abcd") == [4, 4, 4, 4]
 
 
-def test_beside_routers_that_decide_too_it_keeps_to_the_pair():
-    """What others have sent is unknown, so the same prompts go to the same two workers in every router."""
-    queues = [
-        DispatchQueue(make_policy(RouterConfig(policy="prefix-cost")), QueueSettings()) for _ in range(2)
-    ]
-    reached = {}
-    for number, queue in enumerate(queues):
-        queue.set_workers(map(WorkerLoad, "abcdefgh"), 0.0)
-        queue.set_deciders(2, is_scattered=True)
-        for item in range(60):
-            chain = (1000, 2000 + item % 6, 100 * number + item)
-            queue.submit(item, Arrival(chain, 3000, block_tokens=1000), 0.0)
-            reached.setdefault(item % 6, set()).add(queue.worker_of(item))
-    assert all(len(workers) <= 2 for workers in reached.values())
-
-
-def test_a_worker_looks_no_slower_beside_other_routers_prompts():
-    """Their prompts lengthen its times by chance; alone, four times as slow is told apart."""
-    for peers, looks_slower in ((0, True), (5000, False)):
-        queue = DispatchQueue(PrefixCost(), QueueSettings())
-        queue.set_workers(map(WorkerLoad, "ab"), 0.0)
-        queue.set_deciders(2 if peers else 1, is_scattered=False)
-        queue.set_peer_tokens("b", peers)
-        for item, (name, seconds) in enumerate([("a", 4.0), ("b", 1.0)] * 2):
-            avoid = frozenset("ab") - {name}
-            queue.submit(item, Arrival((item,), 4000, avoid=avoid), 10.0 * item)
-            list(queue.dispatch(10.0 * item))
-            queue.prefilled(item, 10.0 * item + seconds)
-            queue.release(item, 10.0 * item + seconds)
-        assert (queue._workers["a"].relative_slowdown > 1.0) is looks_slower
-
-
 def measured(counts, **tokens_per_s):
     """Two workers, idle since second 60: up to then each has computed so many prompts of 1,000 tokens at such throughputs."""
     queue = DispatchQueue(PrefixCost(), QueueSettings())

@@ -190,7 +190,7 @@ def test_pictures_and_a_page_that_stands_alone_are_written(tmp_path):
         (("--warmup", "60"), "--warmup: 60 leaves nothing"),
         (("--routers", "0"), "from 1 to 256"),
         (("--routers", "2,257"), "from 1 to 256"),
-        (("--owners", "2"), "without effect behind one router"),
+        (("--picker-death", "3"), "nobody picks after it"),
     ],
 )
 def test_wrong_options_are_refused_with_their_remedy(options, told):
@@ -200,10 +200,10 @@ def test_wrong_options_are_refused_with_their_remedy(options, told):
 
 
 def test_numbers_of_routers_are_compared_in_one_table():
-    """By default one of them decides, so the number changes nothing; with owners 0 it does."""
+    """One of them picks, so the number changes little; its death does more."""
     options = (*FAST, "--profile", "dualmap-7b", "--policy", "prefix-cost,min-ttft", "--qps", "6")
-    one = orjson.loads(run(*options, "--routers", "1,4", "--json").stdout)
-    each = orjson.loads(run(*options, "--routers", "1,4", "--owners", "0", "--json").stdout)
+    one = orjson.loads(run(*options, "--routers", "1,4", "--pick-delay-s", "0", "--json").stdout)
+    dying = orjson.loads(run(*options, "--routers", "2,4", "--picker-death", "3", "--json").stdout)
 
     rows = {row["policy"]: row for row in one["by_routers"]}
     assert set(rows) == {"prefix-cost", "min-ttft"}
@@ -213,8 +213,8 @@ def test_numbers_of_routers_are_compared_in_one_table():
         "prefix-cost, 1 router",
         "prefix-cost, 4 routers",
     ]
-    figures = {row["policy"]: row["ttft_s"] for row in each["summary"]}
-    assert figures["prefix-cost, 4 routers"] != figures["prefix-cost, 1 router"]
+    lost = {row["policy"]: row["lost"] for row in dying["summary"]}
+    assert lost["prefix-cost, 2 routers"] > lost["prefix-cost, 4 routers"] > 0
     assert "in time, by the number of routers" in run(*options, "--routers", "1,4").stdout
 
 

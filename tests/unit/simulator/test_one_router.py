@@ -21,7 +21,7 @@ from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.simulator.simulation import Simulation
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1", request_limit=9)
-DRIVERS = {"kvEventsPort", "peers.forward", "peers.intervalRealSeconds", "tiers.default"}
+DRIVERS = {"kvEventsPort", "tiers.default"}
 """Keys that the simulation reads beside the core."""
 GIVEN = {
     "policy": policy_names(),

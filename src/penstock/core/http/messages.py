@@ -84,6 +84,9 @@ class ResponseOwner(Protocol):
     def response_over(self, responder: Responder) -> None:
         """Take note that the response is complete; the next request may start."""
 
+    def given_away(self) -> None:
+        """Take note that another protocol has the connection."""
+
 
 class Responder:
     """Writes one response: either ``send`` once, or ``start``, ``write``..., ``end``.
@@ -290,6 +293,24 @@ class Responder:
                 )
         for callback in callbacks:
             callback()
+
+    def upgrade(self, protocol: asyncio.Protocol, name: str) -> None:
+        """Answer 101, and give the connection to another protocol, which the server no longer bounds or ends.
+
+        Args:
+            protocol: Its ``connection_made`` is called; nothing when the client is gone.
+            name: Of the protocol, for the header ``upgrade``.
+        """
+        if not self._may_start():
+            return
+        owner, transport, self.status = self._owner, self._transport, 101
+        head = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: %s\r\n\r\n"
+        transport.write((head % name).encode())
+        self._release()
+        if owner is not None:
+            owner.given_away()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
 
     def _may_start(self) -> bool:
         if self.disconnected:

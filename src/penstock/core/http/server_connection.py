@@ -303,6 +303,12 @@ class ServerConnection(asyncio.Protocol):
         elif self._shared.closing:
             transport.close()
 
+    def given_away(self) -> None:
+        """Forget the connection."""
+        self._current = None
+        self._release(self._current_bytes)
+        self.connection_lost(None)
+
     def _next(self) -> None:
         transport = self._transport
         if (
@@ -450,6 +456,9 @@ class _NoOwner:
 
     def response_over(self, responder: Responder) -> None:
         """Leave the connection to linger."""
+
+    def given_away(self) -> None:
+        """Do nothing: a refusal keeps its connection."""
 
 
 _NO_OWNER = _NoOwner()

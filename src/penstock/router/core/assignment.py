@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Generic, TypeVar
 
 from penstock.api import Role
 from penstock.router.core.worker import Worker
 
 T = TypeVar("T")
+
+
+class Verdict(StrEnum):
+    """What a request says of its worker; each is a method of `Assignment`."""
+
+    PROVED = "proved"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    UNPROVEN = "unproven"
+    CONVICTED = "convicted"
+    PARDONED = "pardoned"
 
 
 class Assignment(Generic[T]):
@@ -24,6 +37,7 @@ class Assignment(Generic[T]):
         queued_s: How long it waited, simulated seconds.
         reason: Why this worker, one short phrase.
         is_open: It has not been given back.
+        on_verdict: Is told each verdict and its cause, where another router picks; None: nobody is.
     """
 
     __slots__ = (
@@ -33,6 +47,7 @@ class Assignment(Generic[T]):
         "_probe",
         "is_open",
         "item",
+        "on_verdict",
         "queued_s",
         "reason",
         "since_s",
@@ -51,6 +66,7 @@ class Assignment(Generic[T]):
         self.queued_s = queued_s
         self.reason = reason
         self.is_open = True
+        self.on_verdict: Callable[[Verdict, str], None] | None = None
         self._has_verdict = False
         self._is_counted = False
         self._probe = worker.breaker.sent(now_s)
@@ -73,12 +89,16 @@ class Assignment(Generic[T]):
         if not self._has_verdict and self._probe:
             self.worker.answered(probe=True, is_complete=False)
             self._probe = False
+        if self.on_verdict is not None and not self._has_verdict:
+            self.on_verdict(Verdict.PROVED, "")
 
     def succeeded(self) -> None:
         """Note a right answer, or one whose error is the client's."""
         if not self._has_verdict:
             self._has_verdict = True
             self.worker.answered(probe=self._probe)
+            if self.on_verdict is not None:
+                self.on_verdict(Verdict.SUCCEEDED, "")
 
     def failed(self, now_s: float, cause: str, *, proven: bool = True) -> None:
         """Note a failure.
@@ -93,17 +113,23 @@ class Assignment(Generic[T]):
             self._is_counted = self.worker.failed(
                 now_s, cause, probe=self._probe, proven=proven, openings=self._openings
             )
+            if self.on_verdict is not None:
+                self.on_verdict(Verdict.FAILED if proven else Verdict.UNPROVEN, cause)
 
     def convict(self, now_s: float) -> None:
         """Prove a failure: another worker has served the request."""
         if self._is_counted:
             self.worker.convicted(now_s)
+        if self.on_verdict is not None:
+            self.on_verdict(Verdict.CONVICTED, "")
 
     def pardon(self, now_s: float) -> None:
         """Take the failure back: it followed the request to other workers."""
         if self._is_counted:
             self._is_counted = False
             self.worker.breaker.pardoned(now_s, probe=self._probe)
+        if self.on_verdict is not None:
+            self.on_verdict(Verdict.PARDONED, "")
 
     def end(self) -> None:
         """Give the share back; without a verdict the worker is judged neither way. Does nothing the second time."""

@@ -96,12 +96,11 @@ def _entry_settings(
     """Return how the first stage's queue behaves.
 
     Aggregated workers under a policy that assigns when a worker is free take everything at once, unless there are tiers:
-    then what waits is to wait here, in its tier's turn. Of routers that pass nothing on none knows the others' part. With
-    tiers no more requests are sent to a worker than it has room for, so that what is beyond waits in its tier's turn.
+    then what waits is to wait here, in its tier's turn. With tiers no more requests are sent to a worker than it has room
+    for, so that what is beyond waits in its tier's turn.
     """
     queue, tiers = config.prefill_queue, config.tiers
-    has_turns = tiers.enabled and config.peers.forward
-    has_slots = is_disaggregated or has_turns or policy.assigns is AssignTime.ON_ARRIVAL
+    has_slots = is_disaggregated or tiers.enabled or policy.assigns is AssignTime.ON_ARRIVAL
     return QueueSettings(
         slot_tokens=queue.worker_tokens if has_slots and size.slot_requests is None else None,
         slot_requests=size.slot_requests,

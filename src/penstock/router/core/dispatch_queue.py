@@ -22,7 +22,7 @@ from penstock.router.policy.routing_policy import (
     RoutingDecision,
     eligible,
 )
-from penstock.router.policy.worker_queue import WorkerQueue
+from penstock.router.policy.worker_queue import PrefillThroughput, WorkerQueue
 
 T = TypeVar("T")
 
@@ -78,14 +78,21 @@ class DispatchQueue(QueueState[T]):
         if worker is not None:
             worker.index.clear()
 
-    def set_peer_tokens(self, name: str, tokens: int) -> None:
-        """Set the uncached tokens that other routers have in flight at a worker."""
-        if name in self._workers:
-            self._workers[name].peer_tokens = tokens
-            if tokens:
-                self._shared.add(name)
-            else:
-                self._shared.discard(name)
+    def set_peer_load(self, name: str, tokens: int, tokens_per_s: float | None = None) -> None:
+        """Set what other routers have at a worker, as last heard.
+
+        Args:
+            name: The worker's.
+            tokens: Uncached ones in flight.
+            tokens_per_s: Throughput that the picker has measured there; None: it has not said.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return
+        worker.peer_tokens = tokens
+        if tokens_per_s is not None:
+            worker.throughput = PrefillThroughput(tokens_per_s)
+            self._estimates.throughput.learn_other(tokens_per_s)
 
     def fit_cache(self, name: str) -> None:
         """Remember of a worker what its KV cache holds, by its metrics; as configured while they do not say."""
@@ -97,43 +104,52 @@ class DispatchQueue(QueueState[T]):
         if abs(keys - worker.index.capacity) > worker.index.capacity * _CACHE_SLACK:
             worker.index.resize(keys)
 
-    def set_deciders(self, count: int, *, is_scattered: bool) -> None:
-        """Set how many routers, this one included, dispatch to the same workers.
-
-        Args:
-            count: >= 1; each keeps to its part of the slots, so that all together give a worker no more, or one request each.
-            is_scattered: They send requests of the same prefixes there, unheard by each other.
-        """
-        self._estimates.is_scattered = is_scattered
-        self._deciders = count
-
     # ------------------------------------------------------------------ routers side by side
 
-    def choose(self, arrival: Arrival, now_s: float) -> str:
-        """Return the worker that the policy takes for a request, and queue nothing.
+    def adopt(
+        self, item: T, arrival: Arrival, load: WorkerLoad, now_s: float, *, is_prefilled: bool = False
+    ) -> None:
+        """Count a request as running that was sent to a worker on another router's word.
 
-        Returns:
-            Its name; empty where there is none, or where none is taken before it is free.
+        Args:
+            item: The request.
+            arrival: What a policy would have known of it.
+            load: The worker, which may be one that takes nothing now.
+            now_s: Simulated seconds.
+            is_prefilled: Its prompt is computed.
         """
-        if self.policy.assigns is AssignTime.WHEN_FREE or not self._workers:
-            return ""
-        self._estimates.now_s = now_s
-        return self.policy.route(arrival, self._workers, self._estimates).worker
-
-    def learn(self, name: str, arrival: Arrival) -> int:
-        """Take note that another router queues a request for a worker; return its uncached tokens there, 0 of none."""
-        worker = self._workers.get(name)
+        worker = self._workers.get(load.name) or self._inactive.get(load.name)
         if worker is None:
-            return 0
-        uncached = worker.uncached(arrival)
-        worker.index.use(arrival.prefix)
+            worker = self._inactive[load.name] = self._new_worker(load, now_s)
         if self._learner is not None:
-            self._learner.prompt_queued(arrival, name, self._workers)
-        return uncached
+            self._learner.prompt_queued(arrival, load.name, self._workers)
+        queued = QueuedRequest(item, arrival, now_s, is_adopted=True)
+        if is_prefilled and self.policy.assigns is AssignTime.ON_ARRIVAL:
+            worker.index.use(arrival.prefix)
+            self._decoding[item] = (worker, queued.tokens)
+            worker.decoding_tokens += queued.tokens
+            return
+        worker.put(queued)
+        worker.start(queued, now_s)
+        queued.weight, queued.is_prefilled = max(1, queued.uncached), is_prefilled
+        self._assigned[item] = queued
+        if not is_prefilled:
+            self.prompt_tokens.give(worker.name, queued.weight)
+            self._expect_prefilled(worker, queued, now_s)
+
+    def learn(self, name: str, arrival: Arrival) -> None:
+        """Take note that a worker has computed a prompt."""
+        worker = self._workers.get(name)
+        if worker is not None:
+            worker.index.use(arrival.prefix)
+            if self._learner is not None:
+                self._learner.prompt_queued(arrival, name, self._workers)
 
     # ------------------------------------------------------------------ a request's way
 
-    def submit(self, item: T, arrival: Arrival, now_s: float, *, again: bool = False) -> bool:
+    def submit(
+        self, item: T, arrival: Arrival, now_s: float, *, again: bool = False, waited_s: float | None = None
+    ) -> bool:
         """Queue a request; False, and nothing done, when too many wait already.
 
         Args:
@@ -141,10 +157,12 @@ class DispatchQueue(QueueState[T]):
             arrival: What the policy may know.
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
+            waited_s: Another picker admitted it so long ago, simulated seconds: it meets no bound. None: it is new.
         """
-        if not again and not self.room.has_room(arrival, self.settings):
+        is_new = not again and waited_s is None
+        if is_new and not self.room.has_room(arrival, self.settings):
             return False
-        queued = QueuedRequest(item, arrival, now_s, uncached=arrival.tokens)
+        queued = QueuedRequest(item, arrival, now_s - (waited_s or 0.0), uncached=arrival.tokens)
         decision = self._assign(queued, now_s, is_first=again)
         queued.weight = max(1, queued.uncached)
         self.waiting += 1
@@ -152,7 +170,7 @@ class DispatchQueue(QueueState[T]):
         self.tokens += arrival.tokens
         self._density.learn(len(arrival.chain), arrival.tokens)
         self.prompt_tokens.waiting += queued.weight
-        if not again:
+        if is_new:
             self.prompt_tokens.admit(queued.tokens, queued.weight)
         self._relieve(decision, now_s)
         return True
@@ -193,15 +211,15 @@ class DispatchQueue(QueueState[T]):
         self._decoding[item] = (worker, queued.tokens)
         worker.decoding_tokens += queued.tokens
         worker.progress_s = now_s
+        if queued.is_adopted:
+            return
         self.prompt_tokens.computed += queued.weight
         if not measured:
             return
         uncached = queued.uncached if cached_tokens is None else max(1, queued.tokens - cached_tokens)
         worker.throughput.learn(uncached, took_s)
         self._estimates.throughput.learn(uncached, took_s)
-        # Beside other routers' prompts a worker looks slow to this one, and which does is chance.
-        is_beside_others = self._deciders > 1 and bool(self._shared)
-        worker.relative_slowdown = 1.0 if is_beside_others else self._estimates.measured_slowdown(worker)
+        worker.relative_slowdown = self._estimates.measured_slowdown(worker)
 
     def assume_prefilled(self, now_s: float) -> None:
         """Assume that a non-streaming request's prefill has finished once its estimated time has passed."""
@@ -308,7 +326,7 @@ class DispatchQueue(QueueState[T]):
             self._put_central(queued, is_first=is_first)
             return None
         self._estimates.now_s = now_s
-        decision = self._decide(queued)
+        decision = self.policy.route(queued.arrival, self._workers, self._estimates)
         other_uncached = 0
         if decision.other:
             known = decision.other_uncached
@@ -326,16 +344,6 @@ class DispatchQueue(QueueState[T]):
     def _relieve(self, decision: RoutingDecision | None, now_s: float) -> None:
         if decision is not None and decision.is_hot:
             self.rebalance(now_s, (decision.worker, decision.other))
-
-    def _decide(self, queued: QueuedRequest[T]) -> RoutingDecision:
-        arrival = queued.arrival
-        # A request that is assigned again goes by what is true now.
-        is_chosen = not queued.worker and arrival.worker not in arrival.avoid
-        if is_chosen and arrival.worker in self._workers:
-            if self._learner is not None:
-                self._learner.prompt_queued(arrival, arrival.worker, self._workers)
-            return RoutingDecision(arrival.worker, "chosen where it came in")
-        return self.policy.route(arrival, self._workers, self._estimates)
 
     def _free_workers(
         self, avoid: Collection[str], is_open: Callable[[str], bool] | None
@@ -387,6 +395,9 @@ class DispatchQueue(QueueState[T]):
         worker.start(queued, now_s)
         self._stop_waiting(queued)
         self.prompt_tokens.give(worker.name, queued.weight)
+        self._expect_prefilled(worker, queued, now_s)
+
+    def _expect_prefilled(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
         if queued.arrival.is_non_streaming:
             due_s = self._estimates.seconds(worker, worker.running_tokens)
             self._non_streaming[queued.item] = now_s + (due_s or 0.0)
@@ -403,7 +414,6 @@ class DispatchQueue(QueueState[T]):
         """Give nothing more to a worker; return what waited for it."""
         worker = self._workers.pop(name)
         self._inactive[name] = worker
-        self._shared.discard(name)
         worker.peer_tokens = 0
         self.policy.worker_left(name)
         return self._unassign(worker)
@@ -438,17 +448,12 @@ class DispatchQueue(QueueState[T]):
         if bound is not None and worker.load.inflight_requests >= bound:
             return False
         most = settings.slot_requests
-        if most is not None and running >= min(most, max(1, most // self._deciders)):
+        if most is not None and running >= most:
             return False
-        is_central = self.policy.assigns is AssignTime.WHEN_FREE
-        if is_central:
+        if self.policy.assigns is AssignTime.WHEN_FREE:
             # The answer still runs where its prompt has been computed.
             tokens = self.prompt_tokens.pending.get(worker.name, 0)
-        if tokens == 0 or settings.slot_tokens is None:
-            return True
-        # In the central queue what others have there is known, and theirs may be more than their part.
-        others = worker.peer_tokens if is_central else 0
-        return max(tokens * self._deciders, tokens + others) < settings.slot_tokens
+        return tokens == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
         """Take a request from where it runs; None when it runs nowhere."""
@@ -470,7 +475,8 @@ class DispatchQueue(QueueState[T]):
         if queued is not None and queued.started_s is not None and not queued.is_prefilled:
             queued.is_prefilled = True
             self.prompt_tokens.take_back(queued.worker, queued.weight)
-            self.prompt_tokens.computed += queued.weight
+            if not queued.is_adopted:
+                self.prompt_tokens.computed += queued.weight
 
     def _stop_waiting(self, queued: QueuedRequest[T]) -> None:
         self.waiting -= 1

@@ -63,10 +63,7 @@ class QueueState(Generic[T]):
         self._decoding: dict[T, tuple[WorkerQueue[T], int]] = {}
         # Names whose queue or room has changed since `dispatch` last saw them.
         self._dirty: dict[str, None] = {}
-        # Workers at which other routers have something in flight, as last heard.
-        self._shared: set[str] = set()
         self._density = KeyDensity()
-        self._deciders = 1
         self.moved = 0
         self.waiting = 0
         self.tokens = 0
@@ -136,19 +133,24 @@ class QueueState(Generic[T]):
             return 0
         return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
 
-    def pending_tokens(self, name: str, now_s: float) -> int:
-        """Return what other routers should count here, tokens >= 0.
+    def load_of(self, name: str, now_s: float) -> tuple[int, float | None]:
+        """Return what a router that picks beside this one should count at a worker: tokens >= 0, and its tokens/s.
 
-        Where requests are assigned on arrival: uncached tokens that wait, late ones included, because those let only
-        this router's others go first, and those dispatched that should not be computed yet. Else the tokens in flight.
+        Where requests are assigned on arrival: uncached tokens that wait, and those dispatched that should not be computed
+        yet. Else the tokens in flight.
         """
         worker = self._workers.get(name)
         if worker is None:
-            return 0
+            return 0, None
         if self.policy.assigns is AssignTime.WHEN_FREE:
-            return worker.load.inflight_tokens
+            return worker.load.inflight_tokens, worker.throughput.tokens_per_s
         self._estimates.now_s = now_s
-        return self._estimates.pending_tokens(worker) - worker.peer_tokens + worker.line.late_tokens
+        return self._estimates.pending_tokens(worker), worker.throughput.tokens_per_s
+
+    def waits(self, item: T) -> bool:
+        """Return whether a request waits here."""
+        queued = self._assigned.get(item) or self._unassigned.get(item)
+        return queued is not None and queued.started_s is None
 
     def inflight_tokens(self) -> dict[str, int]:
         """Return the tokens in flight at each worker, those of other routers included."""

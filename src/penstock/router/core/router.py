@@ -7,6 +7,7 @@ in simulated seconds and returns what the driver has to do, in order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
@@ -14,7 +15,6 @@ from penstock.api import Role, Tier
 from penstock.router.core.assignment import Assignment
 from penstock.router.core.busy_workers import ALL_BUSY
 from penstock.router.core.effects import Dispatch, Effects, RefusalReason, Refuse
-from penstock.router.core.queue_sharing import QueuedPrompt
 from penstock.router.core.router_state import RouterState
 from penstock.router.core.tier_backlog import line_tokens
 from penstock.router.core.worker import Worker
@@ -30,13 +30,39 @@ REBALANCE_S = 1.0
 seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunningAt:
+    """Where a request runs that another router has dispatched.
+
+    Attributes:
+        worker: The worker's name.
+        tokens: Prompt tokens, and what was generated so far.
+        is_prefilled: Its prompt is computed.
+        queued_s: How long it waited, simulated seconds.
+        reason: Why this worker.
+    """
+
+    worker: str
+    tokens: int
+    is_prefilled: bool = False
+    queued_s: float = 0.0
+    reason: str = ""
+
+
 class RouterCore(RouterState[T]):
     """One router: admits, dispatches and refuses as its workers allow."""
 
     # ------------------------------------------------------------------ requests
 
     def acquire(
-        self, item: T, role: Role, arrival: Arrival, now_s: float, *, again: bool = False
+        self,
+        item: T,
+        role: Role,
+        arrival: Arrival,
+        now_s: float,
+        *,
+        again: bool = False,
+        waited_s: float | None = None,
     ) -> Effects[T]:
         """Ask for a worker of a role.
 
@@ -46,15 +72,17 @@ class RouterCore(RouterState[T]):
             arrival: What the policy may know.
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
+            waited_s: Another picker admitted it so long ago, simulated seconds: it meets no bound. None: it is new.
         """
-        refused = self._refusal(item, role, arrival, now_s, is_new=role is self.entry and not again)
+        is_new = role is self.entry and not again and waited_s is None
+        refused = self._refusal(item, role, arrival, now_s, is_new=is_new)
         if refused is not None:
             return [self._refuse(refused, now_s)]
         queue, busy = self.queues[role], self.busy[role]
         if busy.is_any and queue.policy.assigns is AssignTime.ON_ARRIVAL:
             arrival = self._avoiding(arrival, role)
         moved = queue.moved
-        if not queue.submit(item, arrival, now_s, again=again):
+        if not queue.submit(item, arrival, now_s, again=again, waited_s=waited_s):
             message = f"{len(queue)} requests wait for {role} already; retry later"
             full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_left_s(now_s))
             return [self._refuse(full, now_s)]
@@ -62,8 +90,6 @@ class RouterCore(RouterState[T]):
             self._held[role].enter(item, arrival.tier, arrival.tokens)
             if role is self.entry:
                 self._uncomputed.enter(item, arrival.tier, queue.uncached_tokens(item) or 0)
-        if role is self.entry and self.sharing.is_on:
-            self.sharing.queued(queue.worker_of(item), arrival)
         self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
 
@@ -147,45 +173,47 @@ class RouterCore(RouterState[T]):
         self._load_changed(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 
-    def choose(self, arrival: Arrival, now_s: float) -> str:
-        """Return the worker of the first stage that a request would wait for; see `DispatchQueue.choose`."""
-        self._follow(self.entry, now_s)
-        if self.busy[self.entry].is_any:
-            arrival = self._avoiding(arrival, self.entry)
-        return self.entry_queue.choose(arrival, now_s)
-
-    def passed_on(self, worker: str, arrival: Arrival, now_s: float) -> None:
-        """Take note that a request went to the router that keeps a worker's queue."""
-        tokens = self.entry_queue.learn(worker, arrival)
-        self.sharing.passed_on(worker, tokens, now_s)
-        self.entry_queue.set_peer_tokens(worker, self.entry_queue.peer_tokens(worker) + tokens)
-        self._load_changed(self.entry, now_s, worker)
-
-    def prompts_told(self, prompts: Iterable[QueuedPrompt]) -> None:
-        """Take note of what another router has queued."""
-        for prompt in prompts:
-            self.entry_queue.learn(prompt.worker, prompt.arrival)
-
-    def set_peer_tokens(
-        self, tokens: Mapping[str, int], now_s: float, *, asked_s: float | None = None
-    ) -> None:
-        """Set the tokens that other routers have in flight at each worker of the first stage, as last heard.
+    def adopt(
+        self, item: T, role: Role, arrival: Arrival, stay: RunningAt, now_s: float
+    ) -> Assignment[T] | None:
+        """Take over a request that runs at a worker on another router's word; None: no such worker is known.
 
         Args:
-            tokens: By worker.
+            item: The request, unique among those of the role.
+            role: The worker's.
+            arrival: What a policy would have known of it.
+            stay: Where it runs.
             now_s: Simulated seconds.
-            asked_s: When they were asked: what was passed on to them since comes on top. None: now.
         """
-        untold = self.sharing.untold(tokens, now_s if asked_s is None else asked_s)
-        for name, count in tokens.items():
-            self.entry_queue.set_peer_tokens(name, count + untold[name])
+        worker = self.pool.get(stay.worker)
+        if worker is None or worker.spec.role is not role:
+            return None
+        self._follow(role, now_s)
+        self.queues[role].adopt(item, arrival, worker, now_s, is_prefilled=stay.is_prefilled)
+        if self.tiers is not None:
+            self._held[role].enter(item, arrival.tier, arrival.tokens)
+            if role is self.entry and not stay.is_prefilled:
+                uncached = self.queues[role].uncached_tokens(item) or 0
+                self._uncomputed.enter(item, arrival.tier, uncached)
+        assignment = Assignment(
+            item, worker, stay.tokens, now_s=now_s, queued_s=stay.queued_s, reason=stay.reason
+        )
+        self._load_changed(role, now_s, worker.name)
+        return assignment
+
+    def learn(self, worker: str, arrival: Arrival) -> None:
+        """Take note that a worker of the first stage has computed a prompt, on another router's word."""
+        self.entry_queue.learn(worker, arrival)
+
+    def set_peer_loads(self, loads: Mapping[str, tuple[int, float | None]], now_s: float) -> None:
+        """Set what other routers have at each worker of the first stage, as last heard: tokens, and its tokens/s."""
+        for name in self._names[self.entry]:
+            self.entry_queue.set_peer_load(name, *loads.get(name, (0, None)))
             self._load_changed(self.entry, now_s, name)
 
-    def own_tokens(self, now_s: float) -> dict[str, int]:
-        """Return what this router alone has at each worker of the first stage, for the others; see `pending_tokens`."""
-        queue = self.entry_queue
-        found = {name: queue.pending_tokens(name, now_s) for name in self._names[self.entry]}
-        return {name: tokens for name, tokens in found.items() if tokens > 0}
+    def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
+        """Return what a router that picks beside this one should know; see `DispatchQueue.load_of`."""
+        return {name: self.entry_queue.load_of(name, now_s) for name in self._names[self.entry]}
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
         """Take note that a worker has no room for another request, whatever its metrics said."""

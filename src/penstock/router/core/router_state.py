@@ -10,7 +10,6 @@ from penstock.api import Role
 from penstock.router.core.busy_workers import BusyWorkers
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.handed_over import HandedOver
-from penstock.router.core.queue_sharing import QueueSharing
 from penstock.router.core.tier_backlog import TierBacklog
 from penstock.router.core.tier_control import TierControl
 from penstock.router.core.turned_away import TurnedAway
@@ -32,7 +31,6 @@ class RouterState(Generic[T]):
             second can be routed to, because a prefill without a decode worker only pins KV blocks.
         busy: By role, the workers that take no new requests. A new request is rejected while that is all of a stage's.
         paused: Roles to whose workers nothing is dispatched for now.
-        sharing: What other routers are told of the first stage's queues.
         tiers: Sheds and counts by tier; None: requests have no tiers.
         wake: How long workers take that are started for a request; None: requests wait for none.
         speed: Simulated seconds per second of a client, who is told how long he waited.
@@ -52,7 +50,6 @@ class RouterState(Generic[T]):
         self.entry = next(iter(self.queues))
         self.turned_away = {role: TurnedAway() for role in self.queues}
         self.paused: Collection[Role] = ()
-        self.sharing = QueueSharing()
         self.speed = 1.0
         self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in self.queues}
         self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in self.queues}

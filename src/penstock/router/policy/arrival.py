@@ -26,7 +26,6 @@ class Arrival:
         is_non_streaming: Its answer comes whole, so that nothing tells when its prompt was computed.
         tier: Its priority class; read where tiers are on.
         tenant: Whose it is; empty: nobody's in particular.
-        worker: Chosen for it already, as where it came in is not where it waits; empty: the policy chooses.
         prefix: The chain, packed; derived.
         rank: The tier's place, 0 is the highest; derived, because every worker is asked by it.
     """
@@ -40,7 +39,6 @@ class Arrival:
     is_non_streaming: bool = False
     tier: Tier = Tier.STANDARD
     tenant: str = ""
-    worker: str = ""
     prefix: Prefix = field(init=False, repr=False, compare=False)
     rank: int = field(init=False, repr=False, compare=False)
 

@@ -26,6 +26,7 @@ class QueuedRequest(Generic[T]):
         started_s: When it was dispatched; None while it waits.
         reason: Why it stands there, one short phrase.
         is_prefilled: Its prompt is computed and it still weighs at its worker.
+        is_adopted: Another router dispatched it, which counts it, and knows when its prompt was begun.
         weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
     """
 
@@ -41,6 +42,7 @@ class QueuedRequest(Generic[T]):
     reason: str = ""
     weight: int = 0
     is_prefilled: bool = False
+    is_adopted: bool = False
 
     @property
     def tokens(self) -> int:

@@ -114,16 +114,14 @@ class Estimates:
     Attributes:
         throughput: Of all workers together; stands in for one that has computed little yet.
         now_s: Time of the decision, simulated seconds.
-        is_scattered: Other routers send the same prefixes to the same workers, and what they have sent is unknown.
     """
 
-    __slots__ = ("is_scattered", "now_s", "throughput")
+    __slots__ = ("now_s", "throughput")
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
         """Start with a prefill throughput, tokens/s, or without one."""
         self.throughput = PrefillThroughput(tokens_per_s)
         self.now_s = 0.0
-        self.is_scattered = False
 
     def seconds(self, worker: WorkerQueue[Any], tokens: int) -> float | None:
         """Return how long a worker computes ``tokens``; None while no throughput is known."""

@@ -59,6 +59,11 @@ class PrefillThroughput:
             self._tokens = self._tokens * _DECAY + tokens
             self._seconds = self._seconds * _DECAY + max(0.0, took_s)
 
+    def learn_other(self, tokens_per_s: float) -> None:
+        """Take another router's word, as if measured over a second."""
+        self._tokens = self._tokens * _DECAY + tokens_per_s
+        self._seconds = self._seconds * _DECAY + 1.0
+
     def is_own(self, idle_s: float) -> bool:
         """Return whether enough was measured here, and lately enough, to be told from the fleet's."""
         return self._seconds * _weight(idle_s) >= _BORROWED_S
@@ -99,7 +104,7 @@ class WorkerQueue(Generic[T]):
         running: Requests handed over and not computed yet.
         running_tokens: Their uncached tokens.
         running_prompt_tokens: Their prompt tokens, cached or not.
-        peer_tokens: Uncached tokens that other routers have there, as last set_peer_tokens.
+        peer_tokens: Uncached tokens that other routers have there, as last heard.
         decoding_tokens: Prompt tokens of the requests that it has computed and still answers.
         progress_s: When it last computed a prompt, or had nothing to compute.
         relative_slowdown: How many times as long as all together it took for a token when it was last measured; 1 unless

@@ -21,9 +21,9 @@ from penstock.core.http.server import Request, Responder
 from penstock.core.logs import get_logger
 from penstock.router.access_log import AccessLog
 from penstock.router.metrics import MetricsPage, RouterMetrics
-from penstock.router.peer_load import SESSION_BYTES
-from penstock.router.peers import PATH as PEER_LOAD_PATH
-from penstock.router.peers import Peers
+from penstock.router.picker.channel import PATH as PICKER_PATH
+from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.messages import SESSION_BYTES
 from penstock.router.policy.token_estimate import TokenEstimator
 from penstock.router.proxy.admin import Admin
 from penstock.router.proxy.auth import AdminCheck, KeyCheck, is_of_this_machine
@@ -33,7 +33,6 @@ from penstock.router.proxy.call import CompletionCall, request_id
 from penstock.router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
 from penstock.router.proxy.cors import Cors
 from penstock.router.proxy.failures import QUEUE_TIMEOUT, REJECTIONS
-from penstock.router.proxy.forwarding import Forwarder, Passage
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.refusal import RequestRefused
@@ -64,8 +63,7 @@ class RouterApp:
         handler: CompletionHandler,
         admin: Admin,
         busy_threshold: BusyThresholdApi,
-        peers: Peers,
-        forwarder: Forwarder,
+        group: RouterGroup | None,
         keys: KeyCheck,
         admin_check: AdminCheck,
         cors: Cors,
@@ -82,8 +80,7 @@ class RouterApp:
         self._handler = handler
         self._admin = admin
         self._busy_threshold = busy_threshold
-        self._peers = peers
-        self._forwarder = forwarder
+        self._group = group
         self._keys = keys
         self._admin_check = admin_check
         self._cors = cors
@@ -139,9 +136,9 @@ class RouterApp:
                 self._require(request, "GET")
                 responder.send(200, self._page.render(), content_type=self._page.content_type)
                 return
-            elif path == PEER_LOAD_PATH:
+            elif path == PICKER_PATH and self._group is not None:
                 self._require(request, "GET")
-                responder.send(200, self._peers.own_load(request))
+                self._group.accept(request, responder)
                 return
             elif path in {"/health", "/ready"}:
                 self._require(request, "GET")
@@ -164,21 +161,18 @@ class RouterApp:
         arrived_real_s = time.monotonic()
         own_id = request_id(request.headers.get(b"x-request-id"))
         headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
-        passage = Passage(request, responder, own_id, headers)
         call: CompletionCall | None = None
         try:
             self._check(request)
             task = asyncio.current_task()
             if task is not None:
                 responder.on_disconnect(lambda: _cancel(task))
-            owner = self._forwarder.owner_url(passage)
-            if owner is not None and await self._forwarder.pass_on(passage, owner):
-                return
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
-            call = self._call(parsed, passage, arrived_real_s)
-            if self._reader is None or not await self._passed_on_to_keeper(self._reader, call, passage):
-                await self._handler.serve(call)
+            call = self._call(parsed, request, responder, headers, arrived_real_s)
+            if self._reader is not None:
+                call.take_keys(await self._reader.read(call.request))
+            await self._handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
             self._refuse(refusal, responder, headers)
@@ -191,23 +185,7 @@ class RouterApp:
                 call.error = "internal_error"
             raise
         finally:
-            if not passage.is_passed_on:
-                self._record(PATHS[path], own_id, call, responder, arrived_real_s)
-
-    async def _passed_on_to_keeper(
-        self, reader: PromptReader, call: CompletionCall, passage: Passage
-    ) -> bool:
-        """Read a call's prompt; return whether another router, which keeps its worker's queue, has answered it."""
-        call.take_keys(await reader.read(call.request))
-        if not self._peers.share_queues:
-            return False
-        arrival = self._handler.arrival(call)
-        call.chosen = self._forwarder.worker_for(passage.request, arrival)
-        owner = self._forwarder.owner_url(passage, call.chosen)
-        if owner is None:
-            return False
-        self._peers.passed_on(call.chosen, arrival)
-        return await self._forwarder.pass_on(passage, owner, call.chosen)
+            self._record(PATHS[path], own_id, call, responder, arrived_real_s)
 
     def _check(self, request: Request) -> None:
         """Refuse what no router of the graph would answer."""
@@ -218,20 +196,26 @@ class RouterApp:
                 415, "content-encoding: send the body as it is", code="unsupported_media_type"
             )
 
-    def _call(self, parsed: CompletionRequest, passage: Passage, arrived_real_s: float) -> CompletionCall:
-        """Return the record of a request; its prompt is not read yet."""
-        request = passage.request
+    def _call(
+        self,
+        parsed: CompletionRequest,
+        request: Request,
+        responder: Responder,
+        headers: Headers,
+        arrived_real_s: float,
+    ) -> CompletionCall:
+        """Return the record of a request; its prompt is not read yet. The first of ``headers`` is its id."""
         identity = None
         if self._tiers is not None:
             identity = self._tiers.admission.identify(request.headers, parsed.body.get("model"))
             parsed = self._tiers.admission.for_worker(parsed, identity.tier)
         return CompletionCall(
             parsed,
-            passage.responder,
+            responder,
             arrived_real_s=arrived_real_s,
             prompt_tokens=parsed.prompt_ids or self._estimator.estimate(parsed.prompt_bytes),
-            headers=tuple(passage.headers),
-            upstream_headers=self._upstream_headers(request, passage.own_id),
+            headers=tuple(headers),
+            upstream_headers=self._upstream_headers(request, headers[0][1]),
             session=self._session(request),
             identity=identity,
         )
@@ -331,7 +315,7 @@ class RouterApp:
         if len(parts) == 1:
             self._require(request, "GET")
             is_admin = self._admin_check.allows(request.headers)
-            if not (is_admin or is_of_this_machine(request) or self._peers.is_router(request)):
+            if not (is_admin or is_of_this_machine(request) or self._is_router(request)):
                 self._keys.check(request.headers.get(b"authorization"))
             body = self._admin.workers(shows_urls=is_admin)
             responder.send(200, body, headers=headers)
@@ -345,6 +329,9 @@ class RouterApp:
         except NotFoundError as exc:
             raise RequestRefused(404, str(exc), code="worker_not_found") from exc
         responder.send(200, body, headers=headers)
+
+    def _is_router(self, request: Request) -> bool:
+        return self._group is not None and self._group.is_router(request)
 
     def _answer_busy_threshold(self, request: Request, responder: Responder, headers: Headers) -> None:
         self._require(request, "GET", "POST")

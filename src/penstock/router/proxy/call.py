@@ -49,7 +49,6 @@ class CompletionCall:
         session: Value of the header that ties requests together; empty without one.
         identity: Its tier and tenant; None where there are no tiers.
         keyed: Prefix keys of the prompt; None where the policy reads none.
-        chosen: Worker that was chosen where several routers keep queues; empty: its queue chooses.
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
         error: Reason of the failure, or None.
@@ -58,7 +57,6 @@ class CompletionCall:
     __slots__ = (
         "arrived_real_s",
         "cached_tokens",
-        "chosen",
         "error",
         "headers",
         "identity",
@@ -104,7 +102,6 @@ class CompletionCall:
         self.tries = RequestTries()
         self.is_delivered = False
         self.keyed: Keyed | None = None
-        self.chosen = ""
         self.prefill_worker: str | None = None
         self.worker: str | None = None
         self.session = session

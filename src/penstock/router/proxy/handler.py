@@ -18,7 +18,13 @@ from penstock.core.http.problem import EVENT_STREAM, JSON
 from penstock.core.http.relay import relay
 from penstock.core.http.sse import encode_event
 from penstock.core.logs import get_logger
-from penstock.router.admission import Admission, AssignmentContext, LiveAssignment, QueueTimeout
+from penstock.router.admission import (
+    Admission,
+    AssignmentContext,
+    LiveAssignment,
+    QueueTimeout,
+    TierFirstToken,
+)
 from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
 from penstock.router.core.transfers import KvLease, KvTransfer, grant
 from penstock.router.metrics import RouterMetrics
@@ -237,13 +243,13 @@ class CompletionHandler:
     def _acquire_entry(self, call: CompletionCall, *, again: bool) -> AssignmentContext:
         """Return what waits for a worker of the first stage, which keeps the request for the block and no longer."""
         again = again or bool(call.tries.avoid)
-        return self._admission.acquire(self._entry, self.arrival(call), again=again)
+        return self._admission.acquire(self._entry, self._arrival(call), again=again)
 
     def _count_wait(self, call: CompletionCall, assignment: LiveAssignment) -> None:
         call.queued_s += assignment.queued_s
         self._metrics.queue_time.observe(assignment.queued_s)
 
-    def arrival(self, call: CompletionCall) -> Arrival:
+    def _arrival(self, call: CompletionCall) -> Arrival:
         """Return a call as the first stage's policy sees it."""
         keyed = call.keyed
         tenant = "" if call.identity is None else call.identity.tenant
@@ -260,7 +266,6 @@ class CompletionHandler:
             is_non_streaming=not self._is_disaggregated and not call.request.stream,
             tier=call.tier,
             tenant=tenant,
-            worker=call.chosen,
         )
 
     async def _prefill(self, call: CompletionCall, *, again: bool) -> tuple[Prefilled, KvLease]:
@@ -393,10 +398,8 @@ class CompletionHandler:
 
     def _note_first_token(self, call: CompletionCall, assignment: LiveAssignment) -> None:
         self._admission.prefilled(assignment)
-        tiers = self._admission.core.tiers
-        if tiers is not None:
-            ttft_s = self._clock.to_model_s(call.age_real_s())
-            tiers.first_token(call.tier, ttft_s, self._clock.now_s())
+        if self._admission.core.tiers is not None:
+            self._admission.tier_saw(call.tier, TierFirstToken(self._clock.to_model_s(call.age_real_s())))
 
     def _note_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
         call.ttft_s = meter.ttft_s

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 
 from penstock.api import TiersConfig
-from penstock.router.admission import LiveCore
+from penstock.router.admission import Admission, TierTurnedAway
 from penstock.router.core.tier_control import TierControl
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import tier_settings
@@ -28,19 +28,20 @@ class LiveTiers:
     """
 
     def __init__(
-        self, admission: TierAdmission, control: TierControl, core: LiveCore, now_s: Callable[[], float]
+        self, admission: TierAdmission, control: TierControl, workers: Admission, now_s: Callable[[], float]
     ) -> None:
         """Tie the parts; ``now_s`` tells simulated seconds."""
         self.admission = admission
         self._control = control
-        self._core = core
+        self._workers = workers
+        self._core = workers.core
         self._now_s = now_s
 
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
         """Take note of a request's end; one whose client left early, or was at fault, says nothing of its tier."""
         if not (call.worker or call.prefill_worker):
             if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
-                self._control.rejected(call.tier)
+                self._workers.tier_saw(call.tier, TierTurnedAway())
             return
         is_complete = status == 200 and call.error is None
         if not is_complete and (
@@ -48,7 +49,7 @@ class LiveTiers:
         ):
             return
         ended = EndedRequest.after(call.ttft_s, e2e_s, call.output_tokens, is_failed=not is_complete)
-        self._control.ended(call.tier, ended, self._now_s())
+        self._workers.tier_saw(call.tier, ended)
 
     def configure(self, config: TiersConfig) -> None:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""

@@ -1,0 +1,316 @@
+"""The picker's side: other routers' requests in this one's core, by connection.
+
+A connection counts once its router has said that it follows this one in the term that holds; what comes before, or in an
+older term, is not answered.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from penstock.api import Role
+from penstock.router.admission import (
+    Admission,
+    LiveAssignment,
+    TierEvent,
+    TierFirstToken,
+    TierTurnedAway,
+    Waiter,
+)
+from penstock.router.core.assignment import Verdict
+from penstock.router.core.effects import Refuse
+from penstock.router.core.router import RunningAt
+from penstock.router.picker import messages as wire
+from penstock.router.picker.channel import Channel
+from penstock.router.policy.slo_monitor import EndedRequest
+
+_MAX_REQUESTS: Final = 1 << 16
+"""Chosen: of one router, more than it may have connections of clients."""
+_MAX_UNSETTLED: Final = 1024
+"""Chosen: ended requests of one router whose failure is still to be proved; each has a client that waits for a retry."""
+_SILENT_TICKS: Final = 10
+"""Chosen: a relay that says nothing for so many ticks is gone; twice as many as for a picker, whose silence costs more."""
+
+
+class RelayedRequest:
+    """One request of another router's, as the core queues it."""
+
+    __slots__ = ("_session", "assignment", "number", "role")
+
+    def __init__(self, session: Session, number: int, role: Role) -> None:
+        """Begin without a worker."""
+        self._session = session
+        self.number = number
+        self.role = role
+        self.assignment: LiveAssignment | None = None
+
+    def assigned(self, assignment: LiveAssignment) -> bool:
+        """Tell its router; returns whether that still wants it."""
+        self.assignment = assignment
+        return self._session.assigned(self)
+
+    def refused(self, refuse: Refuse[Waiter]) -> None:
+        """Tell its router."""
+        self._session.refused(self, refuse)
+
+
+class Session:
+    """One connection of another router.
+
+    Attributes:
+        channel: The connection.
+        term: In which its router follows this one; None: it does not.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        """Begin with nothing asked."""
+        self._desk = desk
+        self._requests: dict[int, RelayedRequest] = {}
+        self._unsettled: OrderedDict[int, LiveAssignment] = OrderedDict()
+        self.channel = Channel(self._take, self._lost)
+        self.term: int | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its router takes this one for the picker of the term that holds."""
+        return self.term is not None and self.term == self._desk.term
+
+    def tick(self) -> None:
+        """Cut off a relay that has been silent for too long."""
+        if self.channel.tick() >= _SILENT_TICKS and self.term is not None:
+            self.channel.abort()
+
+    # ------------------------------------------------------------------ told by the core
+
+    def assigned(self, request: RelayedRequest) -> bool:
+        """Say that a request goes; returns whether anybody still wants it."""
+        assignment = request.assignment
+        if assignment is None or self._requests.get(request.number) is not request or not self.is_followed:
+            return False
+        go = wire.Go(
+            self._desk.term, request.number, assignment.worker.name, assignment.queued_s, assignment.reason
+        )
+        self.channel.send(go)
+        return True
+
+    def refused(self, request: RelayedRequest, refuse: Refuse[Waiter]) -> None:
+        """Say that a request gets no worker."""
+        if self._requests.pop(request.number, None) is None:
+            return
+        role, reason = wire.role_index(refuse.role), refuse.reason.name
+        self.channel.send(
+            wire.Refused(self._desk.term, request.number, role, reason, refuse.message, refuse.retry_after_s)
+        )
+
+    def drop(self) -> None:
+        """Forget its requests, as this router picks no more or the other one is gone."""
+        requests, self._requests, self.term = self._requests, {}, None
+        self._unsettled.clear()
+        admission, now_s = self._desk.admission, self._desk.now_s
+        for request in requests.values():
+            if request.assignment is None:
+                admission.core.cancel(request, request.role, now_s())
+        for request in requests.values():
+            if request.assignment is not None:
+                admission.apply(admission.core.release(request.assignment, now_s()))
+
+    # ------------------------------------------------------------------ told by the relay
+
+    def _lost(self) -> None:
+        self.drop()
+        self._desk.closed(self)
+
+    def _take(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Follow):
+            if message.instance == self._desk.instance:
+                self.drop()
+                self.term = message.term
+                self._desk.followed()
+            return
+        if not self.is_followed:
+            return
+        handle = _HANDLERS.get(type(message))
+        if handle is not None:
+            handle(self, message)
+
+    def _ask(self, message: wire.Ask) -> None:
+        role = wire.role_at(message.role)
+        core = self._desk.admission.core
+        if role not in core.queues or not self._is_free(message.number):
+            raise wire.ProtocolError(f"request {message.number}: not of this graph, or asked already")
+        request = self._requests[message.number] = RelayedRequest(self, message.number, role)
+        effects = core.acquire(
+            request,
+            role,
+            wire.arrival_of(message.prompt),
+            self._desk.now_s(),
+            again=message.again,
+            waited_s=message.waited_s,
+        )
+        self._desk.admission.apply(effects)
+
+    def _holds(self, message: wire.Holds) -> None:
+        role = wire.role_at(message.role)
+        core = self._desk.admission.core
+        if role not in core.queues or not self._is_free(message.number):
+            raise wire.ProtocolError(f"request {message.number}: not of this graph, or held already")
+        request = RelayedRequest(self, message.number, role)
+        stay = RunningAt(message.worker, message.tokens, is_prefilled=message.is_prefilled)
+        arrival = wire.arrival_of(message.prompt)
+        request.assignment = core.adopt(request, role, arrival, stay, self._desk.now_s())
+        if request.assignment is not None:
+            self._requests[message.number] = request
+
+    def _is_free(self, number: int) -> bool:
+        return number not in self._requests and len(self._requests) < _MAX_REQUESTS
+
+    def _knew(self, message: wire.Knew) -> None:
+        self._desk.admission.core.learn(message.worker, wire.arrival_of(message.prompt))
+
+    def _cancel(self, message: wire.Cancel) -> None:
+        request = self._requests.get(message.number)
+        if request is not None and request.assignment is None:
+            del self._requests[message.number]
+            self._desk.admission.core.cancel(request, request.role, self._desk.now_s())
+
+    def _prefilled(self, message: wire.Prefilled) -> None:
+        assignment = self._assignment(message.number)
+        if assignment is not None:
+            self._desk.admission.prefilled(assignment, message.cached_tokens, measured=message.is_measured)
+
+    def _judged(self, message: wire.Judged) -> None:
+        assignment = self._assignment(message.number) or self._unsettled.get(message.number)
+        if assignment is None:
+            return
+        now_s, verdict = self._desk.now_s(), message.verdict
+        if message.is_unreachable:
+            assignment.worker.suspect("refused a connection of another router")
+        if verdict == Verdict.PROVED:
+            assignment.proved()
+        elif verdict == Verdict.SUCCEEDED:
+            assignment.succeeded()
+        elif verdict in {Verdict.FAILED, Verdict.UNPROVEN}:
+            assignment.failed(now_s, message.cause, proven=verdict == Verdict.FAILED)
+            if verdict == Verdict.UNPROVEN:
+                self._unsettled[message.number] = assignment
+                if len(self._unsettled) > _MAX_UNSETTLED:
+                    self._unsettled.popitem(last=False)
+        elif verdict in {Verdict.CONVICTED, Verdict.PARDONED}:
+            self._unsettled.pop(message.number, None)
+            if verdict == Verdict.CONVICTED:
+                assignment.convict(now_s)
+            else:
+                assignment.pardon(now_s)
+
+    def _release(self, message: wire.Release) -> None:
+        request = self._requests.pop(message.number, None)
+        if request is None:
+            return
+        if request.assignment is None:
+            self._desk.admission.core.cancel(request, request.role, self._desk.now_s())
+        else:
+            self._desk.admission.release(request.assignment)
+
+    def _progress(self, message: wire.Progress) -> None:
+        for number, tokens in zip(message.numbers, message.tokens, strict=False):
+            assignment = self._assignment(number)
+            if assignment is not None:
+                assignment.grow(tokens - assignment.tokens)
+
+    def _at_capacity(self, message: wire.AtCapacity) -> None:
+        worker = self._desk.admission.core.pool.get(message.worker)
+        if worker is not None and worker.spec.role in self._desk.admission.core.queues:
+            self._desk.admission.core.refused_at_capacity(worker, self._desk.now_s())
+
+    def _tier_saw(self, message: wire.TierSaw) -> None:
+        ttft_s, e2e_s, tpot_s = message.seconds
+        event: TierEvent = EndedRequest(ttft_s, tpot_s, e2e_s, message.is_failed)
+        if message.event == 0:
+            event = TierFirstToken(ttft_s or 0.0)
+        elif message.event == 2:
+            event = TierTurnedAway()
+        self._desk.admission.tier_saw(wire.tier_at(message.tier), event)
+
+    def _assignment(self, number: int) -> LiveAssignment | None:
+        request = self._requests.get(number)
+        return None if request is None else request.assignment
+
+
+_HANDLERS: Final[dict[type, Callable[[Session, Any], None]]] = {
+    wire.Ask: Session._ask,  # noqa: SLF001 - a table of this class's own
+    wire.Holds: Session._holds,  # noqa: SLF001
+    wire.Knew: Session._knew,  # noqa: SLF001
+    wire.Cancel: Session._cancel,  # noqa: SLF001
+    wire.Prefilled: Session._prefilled,  # noqa: SLF001
+    wire.Judged: Session._judged,  # noqa: SLF001
+    wire.Release: Session._release,  # noqa: SLF001
+    wire.Progress: Session._progress,  # noqa: SLF001
+    wire.AtCapacity: Session._at_capacity,  # noqa: SLF001
+    wire.TierSaw: Session._tier_saw,  # noqa: SLF001
+}
+
+
+class Desk:
+    """All connections of other routers to this one.
+
+    Attributes:
+        admission: Whose core picks.
+        now_s: Tells simulated seconds.
+        instance: This router's name.
+        term: In which it picks; None: it does not.
+        followed: Called when another router has begun to follow this one.
+    """
+
+    def __init__(
+        self, admission: Admission, now_s: Callable[[], float], instance: str, followed: Callable[[], None]
+    ) -> None:
+        """Begin without connections."""
+        self.admission = admission
+        self.now_s = now_s
+        self.instance = instance
+        self.followed = followed
+        self.term = 0
+        self._sessions: set[Session] = set()
+
+    @property
+    def followers(self) -> int:
+        """Routers that follow this one in its term."""
+        return sum(each.is_followed for each in self._sessions)
+
+    def open(self) -> Session:
+        """Return what serves a new connection."""
+        session = Session(self)
+        self._sessions.add(session)
+        return session
+
+    def closed(self, session: Session) -> None:
+        """Take note that a connection is over."""
+        self._sessions.discard(session)
+
+    def begin(self, term: int) -> None:
+        """Pick in a term from now on."""
+        self.term = term
+
+    def end(self) -> None:
+        """Pick no more: what others asked is theirs to ask elsewhere."""
+        self.term = 0
+        for session in self._sessions:
+            session.drop()
+
+    def tick(self) -> None:
+        """Cut off relays that are silent."""
+        for session in tuple(self._sessions):
+            session.tick()
+
+    def tell(self, message: wire.Message, *, followers_only: bool = False) -> None:
+        """Send a message on all connections."""
+        for session in self._sessions:
+            if session.is_followed or not followers_only:
+                session.channel.send(message)
+
+    def close(self) -> None:
+        """Cut all connections off."""
+        for session in tuple(self._sessions):
+            session.channel.abort()

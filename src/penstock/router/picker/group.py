@@ -1,0 +1,232 @@
+"""Ties one router to the others of its graph: who picks, and what follows from it.
+
+Called each 0.1 s and whenever another router says something; `election` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from penstock.core.http.messages import Request, Responder
+from penstock.core.logs import get_logger
+from penstock.router.admission import Admission
+from penstock.router.graph_thresholds import GraphThresholds
+from penstock.router.metrics import RouterMetrics
+from penstock.router.picker import messages as wire
+from penstock.router.picker.channel import NAME
+from penstock.router.picker.desk import Desk
+from penstock.router.picker.election import Leader, RouterView, elect, majority
+from penstock.router.picker.links import Link, Links
+from penstock.router.picker.relay import Relay
+from penstock.router.proxy.auth import GraphSecret
+from penstock.router.proxy.refusal import RequestRefused
+
+log = get_logger(__name__)
+
+_LOADS_TICKS: Final = 5
+"""Chosen: what relays know of the loads is half a second old; they pick by it for a second at most."""
+_START_REAL_S: Final = 0.5
+"""Chosen: longest wait at the start for the others' first word; it takes milliseconds."""
+
+
+class RouterGroup:
+    """This router among those of its graph."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        metrics: RouterMetrics,
+        urls: Callable[[], tuple[str, ...]],
+        *,
+        secret: GraphSecret,
+        thresholds: GraphThresholds,
+        now_s: Callable[[], float],
+    ) -> None:
+        """Tie the parts; nothing is connected before `start`.
+
+        Args:
+            admission: Asks by this group from now on.
+            metrics: Counts.
+            urls: Tells the routers' base URLs; this one's own may be among them.
+            secret: By which routers know each other.
+            thresholds: Of the graph, which routers tell each other.
+            now_s: Tells simulated seconds.
+        """
+        self.instance = uuid.uuid4().hex
+        self._since_s = time.time()
+        self._urls = urls
+        self._secret = secret
+        self._thresholds = thresholds
+        self._admission = admission
+        self._links = Links(secret, self._take)
+        self._relay = Relay(admission, metrics, now_s)
+        self._desk = Desk(admission, now_s, self.instance, self._update)
+        self._now_s = now_s
+        self._term = 0
+        self._leader: Leader | None = None
+        self._is_active = False
+        self._is_stopping = False
+        self._ticks = 0
+        self._met = asyncio.Event()
+        admission.other = self._relay
+
+    @property
+    def is_picker(self) -> bool:
+        """Whether this router picks for the graph."""
+        return self._leader is not None and self._leader.instance == self.instance
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether another router picks, and so counts, what is in flight."""
+        return self._relay.channel is not None
+
+    def is_router(self, request: Request) -> bool:
+        """Return whether a request comes from a router of the graph."""
+        return self._secret.holds(request.headers)
+
+    def accept(self, request: Request, responder: Responder) -> None:
+        """Give another router's connection to the protocol.
+
+        Raises:
+            RequestRefused: it is no router of the graph.
+        """
+        if not self.is_router(request):
+            message = "path: /picker is for routers of the graph, which share its secret"
+            raise RequestRefused(403, message, code="no_router")
+        session = self._desk.open()
+        responder.upgrade(session.channel, NAME)
+        session.channel.send(self._status())
+
+    async def start(self) -> None:
+        """Meet the others, so that the first request is asked of whoever picks."""
+        self._links.follow(self._urls())
+        await self._links.connect()
+        try:
+            async with asyncio.timeout(_START_REAL_S):
+                if self._links.is_waiting:
+                    await self._met.wait()
+        except TimeoutError:
+            log.warning("another router has not said who it is")
+        self._update()
+
+    def tick(self) -> None:
+        """Look after the connections, tell the others that this one lives, and follow who picks."""
+        self._ticks += 1
+        self._links.follow(self._urls())
+        self._links.tick()
+        self._desk.tick()
+        self._update()
+        self._relay.tick()
+        self._desk.tell(self._status())
+        if self._ticks % _LOADS_TICKS == 0 and self._is_active and self._desk.followers:
+            loads = wire.Loads(self._term, self._admission.core.loads(self._now_s()))
+            self._desk.tell(loads, followers_only=True)
+
+    def stop(self) -> None:
+        """Pick for nobody from now on; what is under way goes on."""
+        self._is_stopping = True
+        self._update()
+        self._desk.tell(self._status())
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._links.close()
+        self._desk.close()
+
+    # ------------------------------------------------------------------ within
+
+    def _take(self, link: Link, message: wire.Message) -> None:
+        if not isinstance(message, wire.Status):
+            if link.channel is self._relay.channel:
+                self._relay.take(message)
+            return
+        if not self._links.is_waiting:
+            self._met.set()
+        if message.instance == self.instance:
+            link.is_self()
+            return
+        if message.thresholds is not None:
+            self._thresholds.heard(message.thresholds)
+        self._update()
+
+    def _status(self) -> wire.Status:
+        return wire.Status(
+            self.instance,
+            self._since_s,
+            self._term,
+            self.is_picker,
+            self._is_active,
+            self._is_stopping,
+            tuple(self._sees()),
+            self._thresholds.told(),
+        )
+
+    def _sees(self) -> list[str]:
+        return [
+            self.instance,
+            *(each.status.instance for each in self._links.heard() if each.status is not None),
+        ]
+
+    def _update(self) -> None:
+        """Find out who picks, and act on it."""
+        before = self._leader, self._is_active
+        heard = [(link, link.status) for link in self._links.heard() if link.status is not None]
+        own = RouterView(
+            self.instance,
+            self._since_s,
+            self._term,
+            self.is_picker,
+            self._is_stopping,
+            frozenset(self._sees()),
+        )
+        members = self._links.members
+        leader = elect(own, [_view(status) for _, status in heard], members)
+        self._term = max(self._term, 0 if leader is None else leader.term, *(each.term for _, each in heard))
+        if self.is_picker and leader != self._leader:
+            log.info("this router picks no more", term=self._term)
+            self._desk.end()
+        self._leader = leader
+        if leader is None:
+            self._is_active = False
+            self._relay.lose()
+        elif leader.instance == self.instance:
+            self._pick(leader, members, is_new=leader != before[0])
+        else:
+            self._follow(leader, next(each for each in heard if each[1].instance == leader.instance))
+        if (self._leader, self._is_active) != before:
+            self._desk.tell(self._status())
+
+    def _pick(self, leader: Leader, members: int, *, is_new: bool) -> None:
+        if is_new:
+            log.info("this router picks", term=leader.term, routers=members)
+            self._relay.lose()
+            self._desk.begin(leader.term)
+        self._is_active = 1 + self._desk.followers >= majority(members)
+        if self._is_active:
+            self._relay.own()
+
+    def _follow(self, leader: Leader, found: tuple[Link, wire.Status]) -> None:
+        link, status = found
+        self._is_active = False
+        if link.channel is None:
+            return
+        if self._relay.channel is not link.channel or self._relay.term != leader.term:
+            log.info("another router picks", term=leader.term, url=link.url)
+            self._relay.follow(link.channel, leader.term, leader.instance)
+        if status.is_active and status.is_leader and status.term == leader.term:
+            self._relay.answered()
+
+
+def _view(status: wire.Status) -> RouterView:
+    return RouterView(
+        status.instance,
+        status.since_s,
+        status.term,
+        status.is_leader,
+        status.is_stopping,
+        frozenset(status.sees),
+    )

@@ -1,0 +1,321 @@
+"""What routers of a graph say to each other, and its form on the wire: frames of MessagePack arrays. Pure.
+
+A *relay* is a router that asks the graph's *picker*, another router, for the workers of its own clients' requests. No
+prompt travels: a request is its prefix keys and its numbers. Times are durations, because clocks differ.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final
+
+import msgspec
+
+from penstock.api import Role, Tier
+from penstock.core.errors import PenstockError
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.keys import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
+
+MAX_FRAME_BYTES: Final = 4 << 20
+"""Chosen: 256 messages of the longest prompts take 1.1 MiB."""
+MESSAGES_PER_FRAME: Final = 256
+"""Chosen: a frame of so many is a few milliseconds' work."""
+SESSION_BYTES: Final = 128
+"""Chosen: of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
+_LENGTH_BYTES: Final = 4
+_ROLES: Final = tuple(Role)
+_TIERS: Final = tuple(Tier)
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Keys = Annotated[bytes, msgspec.Meta(max_length=(MAX_BLOCKS + SUB_BLOCK_KEYS) * KEY_BYTES)]
+RoleIndex = Annotated[int, msgspec.Meta(ge=0, lt=len(_ROLES))]
+TierIndex = Annotated[int, msgspec.Meta(ge=0, lt=len(_TIERS))]
+
+
+class ProtocolError(PenstockError):
+    """What came is no message of this protocol, or breaks a bound; the connection is of no more use."""
+
+
+class Prompt(msgspec.Struct, array_like=True, frozen=True):
+    """A request as policies see it; the fields are `Arrival`'s, the keys packed."""
+
+    keys: Keys
+    tokens: Count
+    avoid: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)]
+    block_tokens: Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
+    sub_block_keys: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    session: Annotated[str, msgspec.Meta(max_length=SESSION_BYTES)]
+    is_non_streaming: bool
+    tier: TierIndex
+    tenant: Name
+
+
+def prompt_of(arrival: Arrival) -> Prompt:
+    """Return a request as it is told."""
+    return Prompt(
+        arrival.prefix.packed,
+        arrival.tokens,
+        tuple(arrival.avoid),
+        arrival.block_tokens,
+        arrival.sub_block_keys,
+        arrival.session,
+        arrival.is_non_streaming,
+        arrival.rank,
+        arrival.tenant,
+    )
+
+
+def arrival_of(prompt: Prompt) -> Arrival:
+    """Return a request that was told.
+
+    Raises:
+        ProtocolError: its keys are cut off.
+    """
+    if len(prompt.keys) % KEY_BYTES:
+        raise ProtocolError(f"keys: {len(prompt.keys)} bytes are no whole keys of {KEY_BYTES}")
+    return Arrival(
+        tuple(array("Q", prompt.keys)),
+        prompt.tokens,
+        frozenset(prompt.avoid),
+        prompt.block_tokens,
+        prompt.sub_block_keys,
+        prompt.session,
+        prompt.is_non_streaming,
+        _TIERS[prompt.tier],
+        prompt.tenant,
+    )
+
+
+def role_index(role: Role) -> int:
+    """Return a role as it is told."""
+    return _ROLES.index(role)
+
+
+def role_at(index: int) -> Role:
+    """Return a role that was told."""
+    return _ROLES[index]
+
+
+def tier_at(index: int) -> Tier:
+    """Return a tier that was told, by its rank."""
+    return _TIERS[index]
+
+
+class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """What a router tells every other one, ten times a second: its sign of life.
+
+    Attributes:
+        instance: Unique name of its process.
+        since_s: When it began, Unix seconds.
+        term: Highest fencing number that it has seen.
+        is_leader: It has claimed to be the picker of that term.
+        is_active: Enough routers follow it: it answers.
+        is_stopping: It takes no more requests, and picks for nobody.
+        sees: Instances from which it has heard in the last moments, its own among them.
+        thresholds: ``(version, the file's, what holds)`` of the graph, as far as they were changed.
+    """
+
+    instance: Name
+    since_s: float
+    term: Count
+    is_leader: bool
+    is_active: bool
+    is_stopping: bool
+    sees: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)]
+    thresholds: tuple[Count, list[int | float | None], list[int | float | None]] | None = None
+
+
+class Follow(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """A relay takes the receiver for the picker of a term; what it has in flight follows, then what it asks."""
+
+    term: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+    instance: Name
+
+
+class Knew(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """A prompt of the last minutes, and the worker that computed it."""
+
+    worker: Name
+    prompt: Prompt
+
+
+class Holds(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """A request that a relay has in flight at a worker."""
+
+    number: Count
+    role: RoleIndex
+    worker: Name
+    prompt: Prompt
+    is_prefilled: bool
+    tokens: Count
+
+
+class Ask(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """A request for a worker of a role.
+
+    Attributes:
+        number: Unique among those of the connection.
+        role: Of the worker.
+        prompt: The request.
+        again: A worker has failed it: it waits before all others.
+        waited_s: Since when another picker had it, simulated seconds; None: it is new.
+    """
+
+    number: Count
+    role: RoleIndex
+    prompt: Prompt
+    again: bool = False
+    waited_s: Seconds | None = None
+
+
+class Cancel(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """A request that waits is wanted no more."""
+
+    number: Count
+
+
+class Prefilled(msgspec.Struct, array_like=True, frozen=True, tag=6):
+    """A prompt was computed; see `RouterCore.prefilled`."""
+
+    number: Count
+    cached_tokens: Count | None
+    is_measured: bool
+
+
+class Judged(msgspec.Struct, array_like=True, frozen=True, tag=7):
+    """What a request says of its worker, by the name of a `Verdict`."""
+
+    number: Count
+    verdict: Name
+    cause: Text = ""
+    is_unreachable: bool = False
+
+
+class Release(msgspec.Struct, array_like=True, frozen=True, tag=8):
+    """A request has left its worker."""
+
+    number: Count
+
+
+class Progress(msgspec.Struct, array_like=True, frozen=True, tag=9):
+    """Requests in flight and the tokens that they hold now; a relay's sign of life."""
+
+    numbers: tuple[Count, ...] = ()
+    tokens: tuple[Count, ...] = ()
+
+
+class AtCapacity(msgspec.Struct, array_like=True, frozen=True, tag=10):
+    """A worker has refused a request for want of room."""
+
+    worker: Name
+
+
+class TierSaw(msgspec.Struct, array_like=True, frozen=True, tag=11):
+    """What became of a request of a tier.
+
+    Attributes:
+        tier: Its rank.
+        event: 0: its first token came, 1: it ended, 2: it was turned away.
+        seconds: TTFT of the first, and the end's TTFT, end-to-end time and TPOT as far as known.
+        is_failed: It ended without its whole answer.
+    """
+
+    tier: TierIndex
+    event: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    seconds: tuple[float | None, float | None, float | None] = (None, None, None)
+    is_failed: bool = False
+
+
+class Go(msgspec.Struct, array_like=True, frozen=True, tag=12):
+    """A request goes to a worker now, by the word of the picker of a term."""
+
+    term: Count
+    number: Count
+    worker: Name
+    queued_s: Seconds
+    reason: Text
+
+
+class Refused(msgspec.Struct, array_like=True, frozen=True, tag=13):
+    """A request gets no worker; the fields are those of `effects.Refuse`."""
+
+    term: Count
+    number: Count
+    role: RoleIndex
+    reason: Name
+    message: Text
+    retry_after_s: float | None
+
+
+class Loads(msgspec.Struct, array_like=True, frozen=True, tag=14):
+    """What all routers together have pending at each worker of the first stage: tokens, and its throughput in tokens/s."""
+
+    term: Count
+    tokens: dict[Name, tuple[Count, float | None]]
+
+
+Message = (
+    Status
+    | Follow
+    | Knew
+    | Holds
+    | Ask
+    | Cancel
+    | Prefilled
+    | Judged
+    | Release
+    | Progress
+    | AtCapacity
+    | TierSaw
+    | Go
+    | Refused
+    | Loads
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[tuple[Message, ...]] = msgspec.msgpack.Decoder(tuple[Message, ...])
+
+
+def frames(messages: Iterable[Message]) -> bytes:
+    """Return messages as they are sent, `MESSAGES_PER_FRAME` to a frame."""
+    left, parts = list(messages), []
+    for at in range(0, len(left), MESSAGES_PER_FRAME):
+        content = _encoder.encode(left[at : at + MESSAGES_PER_FRAME])
+        parts += [len(content).to_bytes(_LENGTH_BYTES, "big"), content]
+    return b"".join(parts)
+
+
+class FrameReader:
+    """Cuts what comes into frames, and reads their messages."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        """Begin with nothing read."""
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yield the messages that are complete now.
+
+        Raises:
+            ProtocolError: a frame is too long, or holds something else.
+        """
+        held = self._data
+        held += data
+        while len(held) >= _LENGTH_BYTES:
+            length = int.from_bytes(held[:_LENGTH_BYTES], "big")
+            if length > MAX_FRAME_BYTES:
+                raise ProtocolError(f"frame: {length} bytes exceed {MAX_FRAME_BYTES}")
+            if len(held) < _LENGTH_BYTES + length:
+                return
+            content = bytes(held[_LENGTH_BYTES : _LENGTH_BYTES + length])
+            del held[: _LENGTH_BYTES + length]
+            try:
+                found = _decoder.decode(content)
+            except msgspec.MsgspecError as exc:
+                raise ProtocolError(f"frame: {exc}") from exc
+            yield from found

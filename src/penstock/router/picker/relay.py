@@ -1,0 +1,373 @@
+"""A router's own requests while another one picks: it asks, holds what gets no answer, and tells a new picker what it has.
+
+Requests that run are kept in this router's own core too, so that it can pick when it must: for a moment while there is no
+picker, and for all once it is the picker itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from math import inf
+from typing import Final
+
+from penstock.api import Role, Tier
+from penstock.core.logs import get_logger
+from penstock.router.admission import (
+    REFUSALS,
+    Admission,
+    LiveAssignment,
+    TierEvent,
+    TierFirstToken,
+    TierTurnedAway,
+)
+from penstock.router.core.assignment import Verdict
+from penstock.router.core.effects import RefusalReason
+from penstock.router.core.router import RunningAt
+from penstock.router.core.worker import Worker
+from penstock.router.metrics import RouterMetrics
+from penstock.router.picker import messages as wire
+from penstock.router.picker.channel import TICK_REAL_S, Channel
+from penstock.router.policy.arrival import Arrival
+
+log = get_logger(__name__)
+
+HOLD_REAL_S: Final = 0.9
+"""Chosen: so long after a picker's last word this router picks; twice what the others take to agree on a new one."""
+RECENT_KEYS: Final = 1 << 18
+"""Chosen: of prompts told to a new picker, 2 MiB: the last four minutes at 25 requests/s of 40 keys."""
+_RECENT_PROMPTS: Final = 1 << 14
+
+_Future = asyncio.Future[LiveAssignment]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request without a worker.
+
+    Attributes:
+        number: Its name in messages.
+        role: Of the worker.
+        arrival: What the policy may know.
+        again: A worker has failed it.
+        since_s: When it began to wait, simulated seconds.
+        is_sent: The picker has it.
+        was_admitted: A picker has had it.
+    """
+
+    number: int
+    role: Role
+    arrival: Arrival
+    again: bool
+    since_s: float
+    is_sent: bool = False
+    was_admitted: bool = False
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request at its worker."""
+
+    number: int
+    role: Role
+    arrival: Arrival
+    is_prefilled: bool = False
+    told_tokens: int = 0
+
+
+class RecentPrompts:
+    """The latest prompts and where they were computed, bounded by their keys."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._prompts: deque[tuple[str, Arrival]] = deque()
+        self._keys = 0
+
+    def __iter__(self) -> Iterator[tuple[str, Arrival]]:
+        return iter(self._prompts)
+
+    def add(self, worker: str, arrival: Arrival) -> None:
+        """Remember a prompt, and forget the oldest beyond the bound."""
+        if not arrival.chain and not arrival.session:
+            return
+        self._prompts.append((worker, arrival))
+        self._keys += len(arrival.chain)
+        while self._keys > RECENT_KEYS or len(self._prompts) > _RECENT_PROMPTS:
+            self._keys -= len(self._prompts.popleft()[1].chain)
+
+
+class Relay:
+    """One router's side of the protocol, as `admission.OtherPicker`.
+
+    Attributes:
+        channel: To the router that it follows; None: to none.
+        term: In which it follows, or followed, another one.
+    """
+
+    def __init__(self, admission: Admission, metrics: RouterMetrics, now_s: Callable[[], float]) -> None:
+        """Begin without a picker; ``now_s`` tells simulated seconds."""
+        self._admission = admission
+        self._core = admission.core
+        self._metrics = metrics
+        self._now_s = now_s
+        self._numbers = count(1)
+        self._asked: dict[_Future, _Asked] = {}
+        self._waiters: dict[int, _Future] = {}
+        self._running: dict[LiveAssignment, _Running] = {}
+        self._recent = RecentPrompts()
+        self._is_own = True
+        self._lost_real_s = -inf
+        self.term = 0
+        self._is_answered = False
+        self.channel: Channel | None = None
+
+    # ------------------------------------------------------------------ asked by admission
+
+    def picks_here(self) -> bool:
+        """Return whether this router picks: for all, or alone, where there has been no picker for as long as one is held."""
+        return self._is_own or not (self._is_answered or self._is_holding)
+
+    @property
+    def _is_holding(self) -> bool:
+        return time.monotonic() < self._lost_real_s + HOLD_REAL_S
+
+    def ask(self, waiter: _Future, role: Role, arrival: Arrival, *, again: bool) -> None:
+        """Ask for a worker; the waiter gets the answer."""
+        number = next(self._numbers)
+        asked = _Asked(number, role, arrival, again, self._now_s())
+        self._asked[waiter] = asked
+        self._waiters[number] = waiter
+        if self._is_answered:
+            self._send_ask(asked)
+
+    def cancel(self, waiter: _Future) -> None:
+        """Ask no more."""
+        asked = self._forget(waiter)
+        if asked is not None and asked.is_sent:
+            self._send(wire.Cancel(asked.number))
+
+    def began(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
+        """Remember a request that goes to its worker."""
+        running = self._running.get(assignment)
+        if running is None:
+            running = self._running[assignment] = _Running(next(self._numbers), role, arrival)
+            if self.channel is not None:
+                # Picked here for want of a picker; there is one by now.
+                self._tell_running(assignment, running)
+        assignment.on_verdict = partial(self._judged, assignment.worker, running.number)
+        if role is self._core.entry:
+            self._recent.add(assignment.worker.name, arrival)
+
+    def prefilled(self, assignment: LiveAssignment, cached_tokens: int | None, *, measured: bool) -> None:
+        """Pass on that a prompt was computed."""
+        running = self._running.get(assignment)
+        if running is not None:
+            running.is_prefilled = True
+            self._send(wire.Prefilled(running.number, cached_tokens, measured))
+
+    def ended(self, assignment: LiveAssignment) -> None:
+        """Pass on that a request has left its worker."""
+        running = self._running.pop(assignment, None)
+        if running is not None:
+            self._send(wire.Release(running.number))
+
+    def refused_at_capacity(self, worker: str) -> None:
+        """Pass on that a worker has no room."""
+        self._send(wire.AtCapacity(worker))
+
+    def tier_saw(self, tier: Tier, event: TierEvent) -> bool:
+        """Pass on what became of a request; returns whether there is another router to count it."""
+        if self.channel is None:
+            return False
+        rank = tuple(Tier).index(tier)
+        if isinstance(event, TierFirstToken):
+            self._send(wire.TierSaw(rank, 0, (event.ttft_s, None, None)))
+        elif isinstance(event, TierTurnedAway):
+            self._send(wire.TierSaw(rank, 2))
+        else:
+            self._send(wire.TierSaw(rank, 1, (event.ttft_s, event.e2e_s, event.tpot_s), event.is_failed))
+        return True
+
+    # ------------------------------------------------------------------ who picks
+
+    def follow(self, channel: Channel, term: int, instance: str) -> None:
+        """Take another router for the picker, and tell it what this one has in flight and knows."""
+        self.lose()
+        self.channel, self.term = channel, term
+        self._send(wire.Follow(term, instance))
+        for worker, arrival in self._recent:
+            self._send(wire.Knew(worker, wire.prompt_of(arrival)))
+        for assignment, running in self._running.items():
+            self._tell_running(assignment, running)
+
+    def answered(self) -> None:
+        """Take note that the picker that is followed answers: what waits here is asked of it."""
+        if self._is_answered:
+            return
+        self._is_answered = True
+        self._take_back_waiting()
+        for asked in self._asked.values():
+            self._send_ask(asked)
+
+    def lose(self) -> None:
+        """Take note that the picker that was followed is none any more; what it had is held for the next one."""
+        if self.channel is not None:
+            self._lost_real_s = time.monotonic() - TICK_REAL_S * self.channel.silent_ticks
+        self.channel, self._is_answered, self._is_own = None, False, False
+        for asked in self._asked.values():
+            asked.is_sent = False
+
+    def own(self) -> None:
+        """Pick for all from now on."""
+        if not self._is_own:
+            self._is_own = True
+            self._core.set_peer_loads({}, self._now_s())
+            self._pick_here()
+
+    def tick(self) -> None:
+        """Pick what has been held for too long, and tell how far requests have come; called each 0.1 s."""
+        if self._asked and self.picks_here():
+            log.warning("no router picks: picking here", requests=len(self._asked))
+            self._metrics.picks["alone"] += len(self._asked)
+            self._pick_here()
+        if self.channel is None:
+            return
+        moved = [
+            (running, assignment.tokens)
+            for assignment, running in self._running.items()
+            if assignment.tokens != running.told_tokens
+        ]
+        for running, tokens in moved:
+            running.told_tokens = tokens
+        numbers = tuple(running.number for running, _ in moved)
+        self._send(wire.Progress(numbers, tuple(tokens for _, tokens in moved)))
+
+    # ------------------------------------------------------------------ what the picker says
+
+    def take(self, message: wire.Message) -> None:
+        """Take a message of the picker's; one of an older term is dropped."""
+        if not isinstance(message, wire.Go | wire.Refused | wire.Loads) or message.term != self.term:
+            return
+        if isinstance(message, wire.Go):
+            self._go(message)
+        elif isinstance(message, wire.Refused):
+            self._refused(message)
+        else:
+            self._loads(message)
+
+    def _go(self, message: wire.Go) -> None:
+        waiter = self._waiters.get(message.number)
+        asked = None if waiter is None else self._asked[waiter]
+        if waiter is None or asked is None or waiter.done():
+            self._send(wire.Release(message.number))
+            return
+        stay = RunningAt(
+            message.worker,
+            asked.arrival.tokens,
+            queued_s=self._now_s() - asked.since_s,
+            reason=message.reason,
+        )
+        assignment = self._core.adopt(waiter, asked.role, asked.arrival, stay, self._now_s())
+        if assignment is None:
+            # Discovery has not told this router of the worker yet; `answered` asks once more.
+            self._send(wire.Release(message.number))
+            asked.arrival = asked.arrival.avoiding(frozenset({message.worker}))
+            asked.number, asked.is_sent = next(self._numbers), False
+            del self._waiters[message.number]
+            self._waiters[asked.number] = waiter
+            asyncio.get_running_loop().call_later(TICK_REAL_S, self._ask_again, waiter)
+            return
+        self._forget(waiter)
+        running = _Running(asked.number, asked.role, asked.arrival, told_tokens=assignment.tokens)
+        self._running[assignment] = running
+        self._metrics.picks["other"] += 1
+        waiter.set_result(assignment)
+
+    def _refused(self, message: wire.Refused) -> None:
+        waiter = self._waiters.get(message.number)
+        if waiter is None:
+            return
+        self._forget(waiter)
+        if not waiter.done():
+            reason = RefusalReason.__members__.get(message.reason, RefusalReason.NO_WORKER)
+            waiter.set_exception(REFUSALS[reason](message.message, message.retry_after_s))
+
+    def _loads(self, message: wire.Loads) -> None:
+        queue, now_s = self._core.entry_queue, self._now_s()
+        others = {
+            name: (max(0, tokens - queue.load_of(name, now_s)[0] + queue.peer_tokens(name)), tokens_per_s)
+            for name, (tokens, tokens_per_s) in message.tokens.items()
+        }
+        self._core.set_peer_loads(others, now_s)
+
+    # ------------------------------------------------------------------ within
+
+    def _send(self, message: wire.Message) -> None:
+        if self.channel is not None:
+            self.channel.send(message)
+
+    def _send_ask(self, asked: _Asked) -> None:
+        waited_s = max(0.0, self._now_s() - asked.since_s) if asked.was_admitted else None
+        prompt, role = wire.prompt_of(asked.arrival), wire.role_index(asked.role)
+        asked.is_sent = asked.was_admitted = True
+        self._send(wire.Ask(asked.number, role, prompt, asked.again, waited_s))
+
+    def _ask_again(self, waiter: _Future) -> None:
+        asked = self._asked.get(waiter)
+        if asked is not None and not asked.is_sent and self._is_answered:
+            self._send_ask(asked)
+
+    def _tell_running(self, assignment: LiveAssignment, running: _Running) -> None:
+        running.told_tokens = assignment.tokens
+        self._send(
+            wire.Holds(
+                running.number,
+                wire.role_index(running.role),
+                assignment.worker.name,
+                wire.prompt_of(running.arrival),
+                running.is_prefilled,
+                assignment.tokens,
+            )
+        )
+
+    def _judged(self, worker: Worker, number: int, verdict: Verdict, cause: str) -> None:
+        is_unreachable = worker.health_problem is not None
+        self._send(wire.Judged(number, verdict.value, cause[:1024], is_unreachable))
+
+    def _forget(self, waiter: _Future) -> _Asked | None:
+        asked = self._asked.pop(waiter, None)
+        if asked is not None:
+            del self._waiters[asked.number]
+        return asked
+
+    def _take_back_waiting(self) -> None:
+        """Take out of this router's own queues what waits there, to ask the picker for it."""
+        core, now_s = self._core, self._now_s()
+        for role, queue in core.queues.items():
+            for queued in sorted(queue.waiting_requests(), key=lambda queued: queued.since_s):
+                waiter = queued.item
+                if not isinstance(waiter, asyncio.Future):
+                    continue
+                core.cancel(waiter, role, now_s)
+                number = next(self._numbers)
+                self._asked[waiter] = _Asked(
+                    number, role, queued.arrival, False, queued.since_s, was_admitted=True
+                )
+                self._waiters[number] = waiter
+
+    def _pick_here(self) -> None:
+        for waiter in tuple(self._asked):
+            asked = self._forget(waiter)
+            if asked is None or waiter.done():
+                continue
+            now_s = self._now_s()
+            waited_s = max(0.0, now_s - asked.since_s) if asked.was_admitted else None
+            effects = self._core.acquire(
+                waiter, asked.role, asked.arrival, now_s, again=asked.again, waited_s=waited_s
+            )
+            self._admission.apply(effects)

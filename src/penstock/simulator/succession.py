@@ -1,0 +1,123 @@
+"""The death of a simulation's picker: who relays what, what dies with it, and what its successor is told.
+
+Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself.
+For `ELECTION_S` nothing is picked; then the next oldest does, and knows what the others tell: what they have in flight and
+waiting, and their latest prompts. A new router takes the dead one's place among the relays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.router.core.effects import Effects
+from penstock.router.picker.relay import RECENT_KEYS
+from penstock.simulator.jobs import Job, JobOutcome
+from penstock.simulator.kernel import Kernel, Order
+from penstock.simulator.routing import VirtualRouter
+from penstock.simulator.scenario import RouterGroup
+
+ELECTION_S: Final = 0.6
+"""Seconds without a picker after one was stopped, as `bench/picker.py` measures it; after a kill it takes less."""
+
+
+class Succession:
+    """The routers of one run, of which one picks.
+
+    Attributes:
+        pickers: State machines of those that have picked so far; the last one picks now.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        group: RouterGroup,
+        make: Callable[[], VirtualRouter],
+        *,
+        ready: Callable[[VirtualRouter], None],
+        end: Callable[[Job, JobOutcome], None],
+        apply: Callable[[Effects[Job]], None],
+    ) -> None:
+        """Begin with the first router as the picker.
+
+        Args:
+            kernel: Time of the run.
+            group: How many routers, and when the picker dies.
+            make: Builds a router without workers.
+            ready: Tells a router its workers.
+            end: Ends a job.
+            apply: Does what a router decides.
+        """
+        self._kernel = kernel
+        self._group = group
+        self._make = make
+        self._ready = ready
+        self._end = end
+        self._apply = apply
+        # Names of the living, by their place in turn; the smallest is the oldest.
+        self._relays = list(range(group.count))
+        self._next_name = group.count
+        self._without_until_s = 0.0
+        self._open: dict[int, Job] = {}
+        self._recent: list[Job] = []
+        self.pickers = [make()]
+
+    @property
+    def picker(self) -> VirtualRouter:
+        """The router that picks now."""
+        return self.pickers[-1]
+
+    def start(self) -> None:
+        """Let the picker die when it should."""
+        for at_s in self._group.picker_deaths_s:
+            self._kernel.at(at_s, Order.FLEET, self._die)
+
+    def came(self, job: Job) -> None:
+        """Take note of a job that comes to the router whose turn it is."""
+        job.relay = self._relays[job.index % len(self._relays)]
+        job.router = len(self.pickers) - 1
+        self._open[job.index] = job
+
+    def left(self, job: Job) -> None:
+        """Take note of a job's end."""
+        self._open.pop(job.index, None)
+
+    def computed(self, job: Job) -> None:
+        """Take note of a job whose prompt its relay would tell a successor."""
+        if self._group.picker_deaths_s:
+            self._recent.append(job)
+
+    def delay_s(self, job: Job) -> float:
+        """Return how long a job is on its way to the picker, held while there is none."""
+        way_s = 0.0 if job.relay == min(self._relays) else self._group.pick_delay_s
+        return max(way_s, self._without_until_s - self._kernel.now_s)
+
+    def _die(self) -> None:
+        now_s, dead = self._kernel.now_s, min(self._relays)
+        self.picker.is_away = True
+        self._relays[self._relays.index(dead)] = self._next_name
+        self._next_name += 1
+        self._without_until_s = now_s + ELECTION_S
+        for job in [job for job in self._open.values() if job.relay == dead]:
+            if self.picker.forget_waiting(job, now_s):
+                self._end(job, JobOutcome.FAILED)
+            else:
+                # Its worker computes on for nobody, at most to the end of the answer.
+                job.is_orphan = True
+        self._recent = [job for job in self._recent if job.relay != dead]
+        self._kernel.at(self._without_until_s, Order.FLEET, self._succeed)
+
+    def _succeed(self) -> None:
+        before, now_s = self.picker, self._kernel.now_s
+        after = self._make()
+        self.pickers.append(after)
+        self._ready(after)
+        keys, first = 0, len(self._recent)
+        while first and keys < RECENT_KEYS * (self._group.count - 1):
+            first -= 1
+            keys += len(self._recent[first].chain)
+        for job in self._recent[first:]:
+            after.learn(job)
+        for job in [job for job in self._open.values() if not job.is_orphan]:
+            job.router = len(self.pickers) - 1
+            self._apply(after.take_over(job, before, now_s))

@@ -1,0 +1,506 @@
+"""Several routers of one graph: one picks the workers for all, and its end costs only the streams that it relays itself."""
+
+import asyncio
+import time
+
+import orjson
+import pytest
+
+from penstock.api import Role
+from penstock.router.picker import messages as wire
+from penstock.router.picker.channel import PATH, Channel
+from penstock.router.picker.links import SILENT_TICKS
+from penstock.router.picker.messages import FrameReader, frames, prompt_of
+from penstock.router.policy.arrival import Arrival
+from penstock.router.policy.busy import BusyThresholds
+
+PICKS = "penstock_router_picks_total"
+AGGREGATED = wire.role_index(Role.AGGREGATED)
+
+
+def group_of(router):
+    """What ties it to the others."""
+    return router.server._group
+
+
+def picker_among(routers):
+    """The one router that picks, by its own word; None while there is none that all others follow."""
+    found = [each for each in routers if group_of(each).is_picker]
+    others = [each for each in routers if each not in found]
+    return found[0] if len(found) == 1 and all(group_of(each).is_relay for each in others) else None
+
+
+async def start(harness, write_graph, *workers, count=2, config=None, **settings):
+    """Start routers that know each other; the first is the oldest, so it picks."""
+    routers = []
+    for _ in range(count):
+        file = write_graph(workers, routers)
+        routers.append(
+            await harness.router(
+                config=config or {}, disaggregated=False, ready=False, statefile=file, **settings
+            )
+        )
+        write_graph(workers, routers)
+    await routers[0].until(lambda: picker_among(routers) is routers[0])
+    for router in routers:
+        await router.until(lambda router=router: not router.server.admission.problems())
+    return routers
+
+
+async def cut(router):
+    """Let a router vanish for the others, as if it were killed; it goes on by itself."""
+    server = router.server
+    server._ticker.cancel()
+    await group_of(router).close()
+    await server._http.close(grace_s=0)
+
+
+async def test_the_oldest_picks_for_all_and_each_relays_its_own(harness, write_graph):
+    """A request is an arrival where it came in; what is in flight is counted once, by the picker."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate)]
+    one, two = await start(harness, write_graph, worker)
+    response = await two.stream()
+    assert b"tok0" in await anext(aiter(response))
+    labels = {"worker": worker.name, "role": "aggregated"}
+    inflight = "penstock_router_worker_inflight_requests"
+    assert [await each.metric(inflight, **labels) for each in (one, two)] == [1, 0]
+    assert [await each.metric("penstock_router_is_picker") for each in (one, two)] == [1, 0]
+    gate.set()
+    assert (b"".join([chunk async for chunk in response])).endswith(harness.done)
+    for router in (one, two):
+        await router.assert_idle()
+    assert [each.server.metrics.arrivals for each in (one, two)] == [0, 1]
+    assert await two.metric(PICKS, by="other") == 1
+
+
+async def test_a_failure_at_a_relay_is_known_to_the_picker(harness, write_graph):
+    """Its circuit opens by what another router's requests have met, and the retry goes elsewhere."""
+    bad, good = await harness.worker("aggregated"), await harness.worker("aggregated")
+    bad.otherwise = harness.answers.drop()
+    breaker = {"consecutiveFailures": 2, "maxEjectedFraction": 1}
+    one, two = await start(harness, write_graph, bad, good, config={"breaker": breaker})
+    for number in range(8):
+        assert (await two.post(prompt=f"{number} " * 50)).status == 200
+    assert one.server.core.pool.get(bad.name).breaker.openings >= 1
+    assert not one.server.core.pool.get(good.name).is_failing
+
+
+async def test_a_client_that_leaves_frees_its_place(harness, write_graph):
+    """While it waits at the picker, and while it runs."""
+    worker, started = await harness.worker("aggregated"), asyncio.Event()
+    worker.otherwise = harness.answers.hang(started)
+    config = {"prefillQueue": {"workerTokens": 1}}
+    one, two = await start(harness, write_graph, worker, config=config)
+    running = asyncio.create_task(two.post())
+    await started.wait()
+    waiting = asyncio.create_task(two.post())
+    await one.until(lambda: one.server.core.entry_queue.waiting == 1)
+    for task in (waiting, running):
+        task.cancel()
+    for router in (one, two):
+        await router.assert_idle()
+
+
+async def test_a_full_queue_is_full_for_all(harness, write_graph):
+    """The picker's refusal comes through with its Retry-After."""
+    worker, started = await harness.worker("aggregated"), asyncio.Event()
+    worker.otherwise = harness.answers.hang(started)
+    config = {"prefillQueue": {"workerTokens": 1, "maxRequests": 1}}
+    one, two = await start(harness, write_graph, worker, config=config)
+    tasks = [asyncio.create_task(one.post()), asyncio.create_task(two.post())]
+    await one.until(lambda: one.server.core.entry_queue.waiting == 1)
+    refused = await two.post()
+    assert (refused.status, b"retry-after" in refused.headers) == (429, True)
+    for task in tasks:
+        task.cancel()
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "least-loaded"])
+async def test_a_picker_s_death_costs_other_routers_nothing(harness, write_graph, policy):
+    """What runs goes on, what waits is dispatched by the successor, which knows what is in flight."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate)]
+    config = {"policy": policy, "prefillQueue": {"workerTokens": 1}}
+    one, two, three = await start(harness, write_graph, worker, count=3, config=config)
+    response = await three.stream()
+    assert b"tok0" in await anext(aiter(response))
+    blocked = asyncio.Event()
+
+    async def later(request, responder):
+        await blocked.wait()
+        await worker.complete(request, responder)
+
+    worker.script = [later]
+    tasks = [asyncio.create_task(three.post(stream=True)), asyncio.create_task(three.post(max_tokens=2))]
+    await worker_saw(two, worker, 2 if policy == "prefix-cost" else 3)
+
+    await cut(one)
+    await two.until(lambda: picker_among([two, three]) is two)
+    inflight = two.server.core.pool.get(worker.name)
+    await two.until(lambda: inflight.inflight_requests == 2)
+    blocked.set()
+    gate.set()
+
+    assert [answer.status for answer in await asyncio.gather(*tasks)] == [200, 200]
+    assert (b"".join([chunk async for chunk in response])).endswith(harness.done)
+    for router in (two, three):
+        await router.assert_idle()
+
+
+async def worker_saw(router, worker, count):
+    """Wait until a worker has had so many requests."""
+    await router.until(lambda: len(worker.seen) == count)
+
+
+async def test_a_successor_knows_where_prompts_were(harness, write_graph):
+    """One that came to a third router is found at its worker again."""
+    workers = [await harness.worker("aggregated") for _ in range(4)]
+    one, two, three = await start(harness, write_graph, *workers, count=3)
+    prompt = list(range(3000))
+    assert (await three.post(prompt=prompt, max_tokens=1)).status == 200
+    (first,) = [each for each in workers if each.seen]
+
+    await cut(one)
+    await two.until(lambda: picker_among([two, three]) is two)
+    queue = two.server.core.entry_queue
+    await two.until(lambda: queue.index_of(first.name).count > 0)
+    assert (await two.post(prompt=prompt, max_tokens=1)).status == 200
+    assert len(first.seen) == 2
+
+
+async def test_a_router_that_stops_hands_on_at_once(harness, write_graph):
+    """Its own stream goes on; the next request is picked by the other."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate)]
+    one, two = await start(harness, write_graph, worker)
+    response = await one.stream()
+    assert b"tok0" in await anext(aiter(response))
+    closing = asyncio.create_task(one.server.close())
+    await two.until(lambda: group_of(two).is_picker)
+    inflight = two.server.core.pool.get(worker.name)
+    await two.until(lambda: inflight.inflight_requests == 1)
+    assert (await two.post()).status == 200
+    gate.set()
+    assert (b"".join([chunk async for chunk in response])).endswith(harness.done)
+    await closing
+    await two.assert_idle()
+
+
+async def test_routers_without_a_secret_pick_each_for_itself(harness, write_graph):
+    """A client could be taken for the other one."""
+    worker = await harness.worker("aggregated")
+    file = write_graph([worker], [])
+    options = {"disaggregated": False, "ready": False, "statefile": file, "graph_secret": b""}
+    routers = [await harness.router(**options) for _ in range(2)]
+    write_graph([worker], routers)
+    for router in routers:
+        await router.until(lambda router=router: not router.server.admission.problems())
+        await router.until(lambda router=router: len(router.server._discovery.routers()) == 2)
+        assert (await router.post()).status == 200
+        assert group_of(router).is_picker
+
+
+@pytest.mark.parametrize("policy", ["prefix-cost", "dualmap"])
+async def test_a_router_rejects_for_what_another_has_sent(harness, write_graph, policy):
+    """1,200 tokens by one router are above 1,000: all reject, until they are computed."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(event=gate)]
+    admission = {"mode": "token-capacity", "activePrefillTokensThreshold": 1000}
+    one, two = await start(harness, write_graph, worker, config={"policy": policy, "admission": admission})
+    task = asyncio.ensure_future(two.post(prompt=[1] * 1200, stream=True))
+    await worker_saw(one, worker, 1)
+    assert [(await each.post(max_tokens=1)).status for each in (one, two)] == [503, 503]
+    gate.set()
+    await task
+    assert [(await each.post(max_tokens=1)).status for each in (one, two)] == [200, 200]
+
+
+# ---------------------------------------------------------------------- thresholds
+
+
+async def thresholds_of(router):
+    """What a router says that the thresholds are."""
+    (shown,) = orjson.loads((await router.get("/busy_threshold")).body)["thresholds"]
+    return shown["active_decode_blocks_threshold"], shown["active_prefill_tokens_threshold"]
+
+
+async def until_thresholds(router, *expected):
+    """Wait until a router has heard of them, and shows them."""
+    await router.until(lambda: router.server.thresholds.now == BusyThresholds(*expected))
+    assert await thresholds_of(router) == expected
+
+
+async def set_threshold(router, **body):
+    """Change thresholds at one router."""
+    raw = orjson.dumps({"model": "llama", **body})
+    assert (await router.post("/busy_threshold", raw=raw)).status == 200
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_thresholds_set_at_any_router_hold_for_the_graph(harness, write_graph, asked):
+    """Whichever is asked, both show them and both reject by them, the picker included."""
+    worker = await harness.worker("aggregated")
+    worker.kv_usage = "0.9"
+    routers = await start(harness, write_graph, worker)
+    await set_threshold(routers[asked], active_decode_blocks_threshold=0.5)
+    for router in routers:
+        await until_thresholds(router, 0.5, None)
+        await router.until(lambda router=router: router.server.core.busy[router.server.core.entry].is_any)
+        assert (await router.post(max_tokens=1)).status == 503
+
+    await set_threshold(routers[1 - asked], active_decode_blocks_threshold=None)
+    for router in routers:
+        await until_thresholds(router, None, None)
+        assert (await router.post(max_tokens=1)).status == 200
+
+
+async def test_thresholds_outlive_the_router_that_was_asked(harness, write_graph, tmp_path):
+    """The survivor has them, and a router that joins has them before its first request."""
+    worker = await harness.worker("aggregated")
+    one, two = await start(harness, write_graph, worker)
+    await set_threshold(one, active_prefill_tokens_threshold=700)
+    await until_thresholds(two, None, 700)
+    await one.server.close()
+
+    options = {"disaggregated": False, "ready": False, "statefile": tmp_path / "state.json"}
+    joined = await harness.router(**options)
+
+    assert await thresholds_of(two) == (None, 700)
+    assert await thresholds_of(joined) == (None, 700)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [(1, [None] * 3, [2, None, None]), (1, [None] * 2, [None] * 3), (1, [], []), (0, [None] * 3, [None] * 3)],
+)
+async def test_thresholds_that_cannot_be_are_passed_over(harness, told):
+    """Out of range, cut off, or older than what holds."""
+    router = await harness.router(await harness.worker("aggregated"))
+    before = router.server.thresholds.state
+    router.server.thresholds.heard(told)
+    assert router.server.thresholds.state == before
+
+
+# ---------------------------------------------------------------------- hostile neighbours
+
+
+class FakePicker:
+    """A router that claims to pick, and answers what a test tells it to."""
+
+    def __init__(self, term=5):
+        self.term = term
+        self.asked = []
+        self.follows = []
+        self.writers = []
+        self.is_silent = False
+        self._beat = None
+
+    async def start(self):
+        """Listen; a sign of life goes out ten times a second."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._beat = asyncio.create_task(self._live())
+        return self
+
+    async def close(self):
+        """Vanish."""
+        self._beat.cancel()
+        self._server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+
+    def say(self, *messages):
+        """Send messages to whoever is connected."""
+        for writer in self.writers:
+            if not writer.is_closing():
+                writer.write(frames(messages))
+
+    async def _live(self):
+        while True:
+            if not self.is_silent:
+                sees = ("old", *self.follows_from)
+                self.say(wire.Status("old", 1.0, self.term, True, True, False, sees))
+            await asyncio.sleep(0.05)
+
+    follows_from = ()
+
+    async def _serve(self, reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+        self.writers.append(writer)
+        frame_reader = FrameReader()
+        while data := await reader.read(65536):
+            for message in frame_reader.feed(data):
+                if isinstance(message, wire.Ask):
+                    self.asked.append(message)
+                elif isinstance(message, wire.Follow):
+                    self.follows.append(message)
+
+
+async def under_a_fake(harness, write_graph, worker):
+    """Start a router that follows a fake picker."""
+    fake = await FakePicker().start()
+    harness._closers.append(fake.close)
+    file = write_graph([worker], [fake])
+    router = await harness.router(disaggregated=False, ready=False, statefile=file)
+    fake.follows_from = (group_of(router).instance,)
+    await router.until(lambda: fake.follows)
+    await router.until(lambda: group_of(router).is_relay)
+    await router.until(lambda: not router.server.admission.problems())
+    await router.until(lambda: not router.server.admission.other.picks_here())
+    return fake, router
+
+
+async def test_a_picker_that_falls_silent_is_waited_for_less_than_a_second(harness, write_graph):
+    """Its connection stays open, as of a stopped process: the router picks by itself, and drops what comes late."""
+    worker = await harness.worker("aggregated")
+    fake, router = await under_a_fake(harness, write_graph, worker)
+    fake.is_silent = True
+    began_s = time.monotonic()
+    assert (await router.post()).status == 200
+    waited_s = time.monotonic() - began_s
+    assert SILENT_TICKS * 0.1 - 0.2 < waited_s < 2.0
+    assert len(fake.asked) == 1
+    fake.say(wire.Go(fake.term, fake.asked[0].number, worker.name, 0.0, "late"))
+    assert (await router.post()).status == 200
+    assert len(worker.seen) == 2
+    await router.assert_idle()
+
+
+async def test_a_word_of_an_older_term_is_dropped(harness, write_graph):
+    """Only that of the term that is followed counts."""
+    worker = await harness.worker("aggregated")
+    fake, router = await under_a_fake(harness, write_graph, worker)
+    task = asyncio.create_task(router.post())
+    await router.until(lambda: fake.asked)
+    number = fake.asked[0].number
+    refused = wire.Refused(fake.term - 1, number, AGGREGATED, "QUEUE_FULL", "of an older term", None)
+    fake.say(wire.Go(fake.term - 1, number, worker.name, 0.0, "old"), refused)
+    fake.say(wire.Go(fake.term, number + 1000, worker.name, 0.0, "asked by nobody"))
+    await asyncio.sleep(0.05)
+    assert not worker.seen
+    fake.say(wire.Go(fake.term, number, worker.name, 0.0, "new"))
+    assert (await task).status == 200
+    assert len(worker.seen) == 1
+
+
+async def test_a_worker_that_a_router_does_not_know_is_asked_for_again(harness, write_graph):
+    """The picker's discovery may be ahead of this router's."""
+    worker = await harness.worker("aggregated")
+    fake, router = await under_a_fake(harness, write_graph, worker)
+    task = asyncio.create_task(router.post())
+    await router.until(lambda: fake.asked)
+    fake.say(wire.Go(fake.term, fake.asked[0].number, "nobody knows it", 0.0, "ahead"))
+    await router.until(lambda: len(fake.asked) == 2)
+    assert fake.asked[1].prompt.avoid == ("nobody knows it",)
+    fake.say(wire.Go(fake.term, fake.asked[1].number, worker.name, 0.0, "known"))
+    assert (await task).status == 200
+
+
+async def connect(router, *, secret):
+    """Ask a router for the protocol; return the answer's status and both streams."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.server.port)
+    writer.write(b"GET %s HTTP/1.1\r\nhost: x\r\n%s\r\n" % (PATH.encode(), secret))
+    head = await reader.readuntil(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), reader, writer
+
+
+def follows(router):
+    """What makes a connection count."""
+    group = group_of(router)
+    return frames([wire.Follow(group._term, group.instance)])
+
+
+async def test_only_a_router_of_the_graph_is_let_in(harness, write_graph):
+    """A wrong secret or none is a 403."""
+    (router,) = await start(harness, write_graph, await harness.worker("aggregated"), count=1)
+    for secret in (b"", b"x-penstock-graph-secret: guessed\r\n"):
+        status, _, writer = await connect(router, secret=secret)
+        assert status == 403
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (wire.MAX_FRAME_BYTES + 1).to_bytes(4, "big"),
+        b"POST / HTTP/1.1\r\n\r\n",
+        frames([wire.Ask(1, AGGREGATED, prompt_of(Arrival((), 1)))] * 2),
+        frames(
+            [wire.Holds(1, AGGREGATED, "w", wire.Prompt(b"odd", 1, (), 1.0, 1, "", False, 2, ""), False, 1)]
+        ),
+    ],
+    ids=["a frame too long", "another protocol", "asked twice", "keys cut off"],
+)
+async def test_what_breaks_the_protocol_ends_the_connection_alone(harness, write_graph, data):
+    """The router lives, and serves."""
+    (router,) = await start(harness, write_graph, await harness.worker("aggregated"), count=1)
+    name, value = harness.as_router
+    status, reader, writer = await connect(router, secret=name + b": " + value + b"\r\n")
+    assert status == 101
+    writer.write(follows(router) + data)
+    async with asyncio.timeout(5):
+        while await reader.read(65536):
+            pass
+    writer.transport.abort()
+    assert (await router.post()).status == 200
+    await router.assert_idle()
+
+
+async def test_what_a_relay_holds_ends_with_its_connection(harness, write_graph):
+    """Neither waits nor weighs any more; before it follows, nothing that it says counts."""
+    worker = await harness.worker("aggregated")
+    (router,) = await start(harness, write_graph, worker, count=1)
+    name, value = harness.as_router
+    _, _, writer = await connect(router, secret=name + b": " + value + b"\r\n")
+    prompt = prompt_of(Arrival((), 300))
+    holds = wire.Holds(1, AGGREGATED, worker.name, prompt, False, 300)
+    load = router.server.core.pool.get(worker.name)
+    writer.write(frames([holds]))
+    await asyncio.sleep(0.05)
+    assert load.inflight_tokens == 0
+    writer.write(follows(router) + frames([holds, wire.Ask(2, AGGREGATED, prompt)]))
+    await router.until(lambda: load.inflight_tokens == 600)
+    writer.write(frames([wire.Progress((1,), (340,)), wire.Release(2)]))
+    await router.until(lambda: load.inflight_tokens == 340)
+    writer.transport.abort()
+    await router.assert_idle()
+
+
+class Unread(asyncio.Transport):
+    """A connection whose other side does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+        self.is_aborted = False
+
+    def write(self, data):
+        """Keep what is never sent."""
+        self.bytes += len(data)
+
+    def get_write_buffer_size(self):
+        """All of it."""
+        return self.bytes
+
+    def is_closing(self):
+        """After the end."""
+        return self.is_aborted
+
+    def abort(self):
+        """Cut off."""
+        self.is_aborted = True
+
+
+async def test_a_router_that_does_not_read_is_cut_off():
+    """Before what it has left unread fills the memory."""
+    channel, transport = Channel(lambda _: None, lambda: None), Unread()
+    channel.connection_made(transport)
+    ask = wire.Ask(1, 0, prompt_of(Arrival(tuple(range(512)), 9)))
+    for _ in range(10):
+        for _ in range(1000):
+            channel.send(ask)
+        await asyncio.sleep(0)
+    assert transport.is_aborted
+    assert transport.bytes < 24 << 20
