@@ -248,6 +248,16 @@ async def test_the_finalizer_goes_when_the_reconciler_is_done(running):
     assert server.objects["graphdeployments"] == {}
 
 
+async def test_a_long_deletion_is_waited_for_again(running, monkeypatch):
+    """The handler's bound passes; kopf comes back by a touch of the graph."""
+    monkeypatch.setattr(handlers_module, "DELETION_S", 0.01)
+    server = running.server
+    server.put("graphdeployments", "first", deletionTimestamp="2026-01-01T00:00:00Z")
+    await running.until(lambda: any(isinstance(each, dict) for each in server.patches))
+    running.finished.set()
+    await running.until(lambda: not server.objects["graphdeployments"])
+
+
 async def test_what_happened_while_no_operator_ran_is_handled(harness):
     """A graph whose deletion was asked for meanwhile."""
     metadata = {"finalizers": [DRAIN], "deletionTimestamp": "2026-01-01T00:00:00Z"}
