@@ -171,7 +171,7 @@ $(DYNAMO_VENV)/.installed: tests/real/dynamo/requirements.txt tests/real/dynamo/
 dynamo: $(DYNAMO_VENV)/.installed ## Install NVIDIA's Dynamo, frontend and mocker, into .venv-dynamo (0.5 GB), apart from all else
 
 test-dynamo: dynamo $(VENV)/.dev ## Tests with Dynamo's own frontend and mocker: served, scaled, drained; a few minutes
-	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py tests/real/test_dynamo_kubernetes.py -v -p no:randomly $(ARGS)
+	PENSTOCK_DYNAMO=$(DYNAMO_VENV) $(BIN)/pytest tests/real/test_dynamo.py -v -p no:randomly $(ARGS)
 
 image-dynamo: ## Build the image of Dynamo's frontend and mocker for clusters without a GPU (0.7 GB), DYNAMO_IMAGE=name:tag
 	$(CONTAINER_TOOL) build --tag $(DYNAMO_IMAGE) $(IMAGE_BUILD_FLAGS) tests/real/dynamo

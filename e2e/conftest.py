@@ -22,12 +22,11 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from images import CLUSTER, NODES, ROOT, container_tool, load_image
-from kube import OUTPUT, SYSTEM, Graph, Kube, say, wait_for
+from images import CLUSTER, NODES, ROOT, SAMPLES, container_tool, load_image
+from kube import OUTPUT, SYSTEM, Graph, Kube, merge, say, wait_for
 from traffic import IMAGE
 
 CHART = ROOT / "charts" / "penstock"
-SAMPLES = ROOT / "manifests" / "samples"
 KEEP = os.environ.get("PENSTOCK_E2E_KEEP") == "1"
 LIMIT_S = 900
 """Of one test, the first one's cluster and image included; a hung cluster then ends with diagnostics."""
@@ -210,12 +209,3 @@ _SMALL = {
     "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}}]}
 }
 """So that a dozen workers fit on nodes that share two cores."""
-
-
-def merge(base: dict[str, Any], changes: dict[str, Any]) -> None:
-    """Lay ``changes`` over ``base``, map by map."""
-    for key, value in changes.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict):
-            merge(base[key], value)
-        else:
-            base[key] = value

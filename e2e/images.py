@@ -8,6 +8,7 @@ from pathlib import Path
 from kube import Kube, say
 
 ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ROOT / "manifests" / "samples"
 CLUSTER = "penstock-e2e"
 NODES = (f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
 """As kind names them; no pod of ours runs on the control plane."""

@@ -208,3 +208,12 @@ def is_ready(pod: dict[str, Any]) -> bool:
     """Whether a pod is ready and not leaving."""
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Lay ``changes`` over ``base``, map by map."""
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            merge(base[key], value)
+        else:
+            base[key] = value

@@ -12,9 +12,8 @@ import os
 
 import pytest
 import yaml
-from conftest import SAMPLES, merge
-from images import NODES, put_image
-from kube import Graph, wait_for
+from images import NODES, SAMPLES, put_image
+from kube import Graph, merge, wait_for
 from traffic import Load, client_of
 
 from penstock.local.random_model import RandomModel, write_model

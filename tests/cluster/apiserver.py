@@ -78,6 +78,17 @@ def asset(name: str) -> str:
     return str(Path(os.environ[ASSETS]) / name)
 
 
+def own_address() -> str | None:
+    """Return an address of this machine that the API takes in place of loopback; None where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # chooses a route; nothing is sent
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+    return None if address.startswith("127.") else address
+
+
 def free_port() -> int:
     """Return a port that was free a moment ago."""
     with socket.socket() as probe:

@@ -125,6 +125,7 @@ async def running(client, namespace, *, loads=None, pace=None, resync_s=300.0):
     pace = pace or RateLimits(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
     operator = Operator(client, settings, loads=loads or NoLoads(), metrics=metrics, pace=pace)
     operator.task = task = asyncio.create_task(operator.run())
+    operator.page = metrics.page
     try:
         yield operator
     finally:

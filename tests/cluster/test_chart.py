@@ -70,37 +70,6 @@ def test_the_api_server_takes_every_object(api_server, make_namespace, name):
     )  # fmt: skip
 
 
-def test_the_plain_manifests_are_taken(api_server):
-    """`kubectl apply --server-side -f manifests/install.yaml`, as documented; its Namespace is made first."""
-    objects = list(yaml.safe_load_all((ROOT / "manifests" / "install.yaml").read_text()))
-    first = [each for each in objects if each["kind"] == "Namespace"]
-    assert [each["metadata"]["name"] for each in first] == ["penstock-system"]
-    api_server.kubectl("apply", "--server-side", "-f", "-", stdin=listed(first))
-
-    api_server.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=listed(objects))
-
-
-def test_its_pods_are_admitted_under_restricted_pod_security(api_server, make_namespace):
-    """Admission itself, not a reading of it, passes each pod template."""
-    namespace = make_namespace("chart", RESTRICTED)
-    objects = rendered(namespace, VALUES["everything"])
-    accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
-    api_server.kubectl("apply", "--server-side", "-f", "-", stdin=listed(accounts))
-    pods = [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": each["metadata"]["name"], "namespace": namespace},
-            "spec": each["spec"]["template"]["spec"],
-        }
-        for each in objects
-        if each["kind"] == "Deployment"
-    ]
-
-    assert len(pods) == 3
-    api_server.kubectl("create", "--dry-run=server", "-f", "-", stdin=listed(pods))
-
-
 @pytest.mark.parametrize(
     "path",
     [

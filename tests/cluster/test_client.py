@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 
 import pytest
 import yaml
@@ -11,13 +10,11 @@ from penstock.core.errors import (
     ConflictError,
     ForbiddenError,
     InvalidObjectError,
-    NotFoundError,
-    UnavailableError,
 )
 from penstock.kube import client as client_module
 from penstock.kube import credentials as credentials_module
 from penstock.kube.client import KubeClient
-from penstock.kube.kinds import ACCESS_REVIEW, CONFIG_MAP, NODE, POD, SERVICE_ACCOUNT
+from penstock.kube.kinds import CONFIG_MAP, POD, SERVICE_ACCOUNT
 
 pytestmark = pytest.mark.cluster
 
@@ -44,13 +41,6 @@ async def test_applied_fields_are_read_back_and_those_left_out_go(client, namesp
     assert found["metadata"]["managedFields"][0]["manager"] == ME
 
 
-async def test_equal_apply_changes_nothing(client, namespace):
-    """Applying the same object again leaves its resourceVersion."""
-    first = await client.apply(config_map(namespace, a="1"), field_manager=ME)
-    second = await client.apply(config_map(namespace, a="1"), field_manager=ME)
-    assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
-
-
 async def test_a_field_of_another_manager_is_a_conflict_unless_forced(client, namespace):
     """Without force the other owner is named; with force the field is taken."""
     await client.apply(config_map(namespace, a="1"), field_manager="somebody")
@@ -58,21 +48,6 @@ async def test_a_field_of_another_manager_is_a_conflict_unless_forced(client, na
         await client.apply(config_map(namespace, a="2"), field_manager=ME, force=False)
     taken = await client.apply(config_map(namespace, a="2"), field_manager=ME)
     assert taken["data"] == {"a": "2"}
-
-
-async def test_a_dry_run_stores_nothing(client, namespace):
-    """Apply and create with dry_run answer the object, and it is not there afterwards."""
-    assert (await client.apply(config_map(namespace, a="1"), field_manager=ME, dry_run=True))["data"]
-    assert (await client.create(config_map(namespace, a="1"), field_manager=ME, dry_run=True))["data"]
-    with pytest.raises(NotFoundError, match='"settings" not found'):
-        await client.get(CONFIG_MAP, "settings", namespace=namespace)
-
-
-async def test_a_second_create_is_a_conflict(client, namespace):
-    """Create never overwrites."""
-    await client.create(config_map(namespace, a="1"), field_manager=ME)
-    with pytest.raises(ConflictError, match="already exists"):
-        await client.create(config_map(namespace, a="2"), field_manager=ME)
 
 
 async def test_an_invalid_object_is_refused_in_the_servers_words(client, namespace):
@@ -83,45 +58,6 @@ async def test_an_invalid_object_is_refused_in_the_servers_words(client, namespa
         await client.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {}}, field_manager=ME)
     with pytest.raises(InvalidObjectError, match="not a kind"):
         await client.create({"apiVersion": "v1", "kind": "Teapot"}, field_manager=ME)
-
-
-async def test_a_merge_patch_with_a_version_loses_against_a_newer_one(client, namespace):
-    """A resourceVersion in a merge patch makes it a compare-and-swap."""
-    old = await client.apply(config_map(namespace, a="1"), field_manager=ME)
-    version = old["metadata"]["resourceVersion"]
-    patch = {"metadata": {"resourceVersion": version}, "data": {"a": "2"}}
-    options = {"namespace": namespace, "field_manager": ME}
-    changed = await client.patch(CONFIG_MAP, "settings", patch, **options)
-    assert changed["data"] == {"a": "2"}
-    with pytest.raises(ConflictError, match="modified"):
-        await client.patch(CONFIG_MAP, "settings", patch, **options)
-
-
-async def test_a_json_patch_applies_only_if_its_test_holds(client, namespace):
-    """A sequence is a JSON patch; a failed test changes nothing."""
-    await client.apply(config_map(namespace, a="1"), field_manager=ME)
-
-    async def swap(old, new):
-        steps = [
-            {"op": "test", "path": "/data/a", "value": old},
-            {"op": "replace", "path": "/data/a", "value": new},
-        ]
-        return await client.patch(CONFIG_MAP, "settings", steps, namespace=namespace, field_manager=ME)
-
-    assert (await swap("1", "2"))["data"] == {"a": "2"}
-    with pytest.raises(InvalidObjectError, match="422"):
-        await swap("1", "3")
-
-
-async def test_delete_spares_another_incarnation(client, namespace):
-    """With a uid only that object is deleted; a missing one is reported."""
-    await client.create(config_map(namespace), field_manager=ME)
-    with pytest.raises(ConflictError, match="UID"):
-        await client.delete(CONFIG_MAP, "settings", namespace=namespace, uid="another")
-    found = await client.get(CONFIG_MAP, "settings", namespace=namespace)
-    await client.delete(CONFIG_MAP, "settings", namespace=namespace, uid=found["metadata"]["uid"])
-    with pytest.raises(NotFoundError):
-        await client.delete(CONFIG_MAP, "settings", namespace=namespace)
 
 
 async def test_a_list_is_complete_over_many_pages(client, namespace, monkeypatch):
@@ -138,18 +74,6 @@ async def test_a_list_is_complete_over_many_pages(client, namespace, monkeypatch
     assert (await client.list(CONFIG_MAP, namespace=namespace, labels={"app": "other"})).items == []
     everywhere = await client.list(CONFIG_MAP, namespace=None, labels={"app": "test"})
     assert len(everywhere.items) >= 23
-
-
-async def test_cluster_wide_kinds_and_raw_paths(client):
-    """Kinds without namespaces, /version and an access review work alike."""
-    assert (await client.list(NODE, namespace=None)).resource_version
-    assert (await client.raw_get("/version"))["major"] == "1"
-    review = {
-        "apiVersion": ACCESS_REVIEW.api_version,
-        "kind": ACCESS_REVIEW.kind,
-        "spec": {"resourceAttributes": {"verb": "list", "resource": "pods"}},
-    }
-    assert (await client.create(review, field_manager=ME))["status"]["allowed"] is True
 
 
 async def test_a_service_account_without_rights_is_told_which_it_lacks(api_server, client, namespace):
@@ -199,25 +123,6 @@ async def test_a_pod_uses_its_service_account(api_server, namespace, tmp_path, m
         await client.close()
 
 
-async def test_a_refused_token_is_read_again_from_its_file(api_server, namespace):
-    """401: the token file is read again and the call repeated; with a still wrong one it is an error with a reason."""
-    good = api_server.kubectl("create", "token", "default", "--namespace", namespace).strip()
-    kubeconfig = api_server.kubeconfig_for("rotating", "expired", namespace=namespace, file=True)
-    rotating = await connect(kubeconfig)
-    review = {
-        "apiVersion": ACCESS_REVIEW.api_version,
-        "kind": ACCESS_REVIEW.kind,
-        "spec": {"nonResourceAttributes": {"path": "/", "verb": "get"}},
-    }
-    try:
-        with pytest.raises(ForbiddenError, match="Unauthorized"):
-            await rotating.create(review, field_manager=ME)
-        kubeconfig.with_suffix(".token").write_text(good)
-        assert "status" in await rotating.create(review, field_manager=ME)
-    finally:
-        await rotating.close()
-
-
 async def test_a_new_certificate_authority_is_read_again(api_server, own_api_server, tmp_path):
     """The file held another cluster's authority and holds the right one now: the next call succeeds."""
     kubeconfig = yaml.safe_load(api_server.kubeconfig.read_text())
@@ -245,32 +150,5 @@ async def test_many_calls_at_once_renew_the_credentials_once(api_server, namespa
         answers = await asyncio.gather(*(client.raw_get("/version") for _ in range(20)))
         assert all(each["major"] == "1" for each in answers)
         assert client.credentials_version == 2
-    finally:
-        await client.close()
-
-
-async def test_calls_wait_for_a_server_that_is_restarted(own_api_server):
-    """A call made while the server is away succeeds once it is back on the same etcd."""
-    client = await connect(own_api_server.kubeconfig)
-    try:
-        await client.apply(config_map("default", a="1"), field_manager=ME)
-        own_api_server.kill("kube-apiserver")
-        reading = asyncio.create_task(client.get(CONFIG_MAP, "settings", namespace="default"))
-        await asyncio.to_thread(own_api_server.start_api_server)
-        assert (await reading)["data"] == {"a": "1"}
-    finally:
-        await client.close()
-
-
-async def test_an_absent_server_is_unavailable_within_the_budget(own_api_server, monkeypatch):
-    """Without a server the error says so after the budget, not after minutes."""
-    monkeypatch.setattr("penstock.kube.transport.BUDGET_S", 1.0)
-    client = await connect(own_api_server.kubeconfig)
-    own_api_server.kill("kube-apiserver")
-    started_s = time.monotonic()
-    try:
-        with pytest.raises(UnavailableError, match="does not answer"):
-            await client.raw_get("/version")
-        assert time.monotonic() - started_s < 5.0
     finally:
         await client.close()

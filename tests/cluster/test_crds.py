@@ -6,7 +6,6 @@ import random
 import re
 import ssl
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import yaml
 from manifest_table import SCHEMA, TABLE, breaks_rules_alone, cel_says, manifest_of, merged, python_says
 
 from penstock.api import GraphDeployment, ProfileRequest, ScalingAdapter
-from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, SCALING_ADAPTER
 
 pytestmark = pytest.mark.cluster
@@ -115,31 +113,6 @@ def test_the_server_refuses_each_broken_rule_by_its_key_in_the_rules_words(judge
     said = judge([manifest(each["patch"], DRY) for each in entries])
     wrong = {each["name"]: (missing(each, text), text) for each, text in zip(entries, said, strict=True)}
     assert {name: found for name, found in wrong.items() if found[0] or not found[1]} == {}
-
-
-def test_an_unknown_key_is_dropped_and_said_when_the_client_does_not_ask(kubectl):
-    """--validate=warn keeps going; the key never becomes part of the object."""
-    text = yaml.safe_dump(manifest({"spec": {"planner": {"maxGpuBudjet": 8}}}, DRY))
-    code, said = kubectl(
-        "apply",
-        "--dry-run=server",
-        "--validate=warn",
-        "-o",
-        "jsonpath={.spec.planner}",
-        "-f",
-        "-",
-        stdin=text,
-    )
-    assert code == 0
-    assert 'unknown field "spec.planner.maxGpuBudjet"' in said
-    assert '"maxGpuBudjet"' not in said.splitlines()[-1]
-
-
-async def test_another_version_is_not_served(client, crds):
-    """There is one version so far."""
-    entry = next(each for each in TABLE["invalid"] if each["name"] == "other version")
-    with pytest.raises(NotFoundError):
-        await client.create(manifest(entry["patch"], DRY), field_manager="test", dry_run=True)
 
 
 async def test_immutable_keys_are_refused_by_the_server(client, namespace, judge):
@@ -455,16 +428,3 @@ async def test_kubectl_scale_sets_an_adapter(client, namespace, kubectl):
     code, said = kubectl("scale", "gsa/llama-decode", "--replicas=1001", "-n", namespace)
     assert code != 0
     assert "spec.replicas" in said
-
-
-def test_kubectl_explains_every_part(kubectl):
-    """Descriptions come from the models."""
-    # The server publishes a new kind's description a moment after it serves the kind.
-    until_s = time.monotonic() + 30
-    code, said = kubectl("explain", "gd.spec.planner")
-    while code and time.monotonic() < until_s:
-        time.sleep(0.2)
-        code, said = kubectl("explain", "gd.spec.planner")
-    assert "Most GPUs of prefill plus decode; null: no ceiling" in " ".join(said.split())
-    assert "enum: router, prometheus, scrape" in kubectl("explain", "gd.spec.planner.metrics")[1]
-    assert "Desired replicas" in kubectl("explain", "gsa.spec")[1]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,8 +15,8 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 import pytest
+from apiserver import free_port, own_address
 
-from penstock.core.errors import ClusterError
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, NODE, POD
 from penstock.operator.doctor.check import check
@@ -103,15 +102,6 @@ async def test_server_clock_and_definitions(look):
     for name in ("graphdeployments", "scalingadapters"):
         ((finding),) = found[f"CRD {name}.penstock.dev"]
         assert finding.message == "is established and current"
-
-
-async def test_a_graph_that_nobody_looks_at(look, client, namespace):
-    """Without an operator there is no status."""
-    await client.create(graph_object(namespace), field_manager=ME)
-    found = await look()
-    messages = [each.message for each in found[f"graph {namespace}/llama"]]
-    assert "no operator has looked at it" in messages
-    assert f"graph {namespace}/llama" not in await look(graph="other")
 
 
 async def test_operator_lease_and_rights(look, client, namespace):
@@ -277,24 +267,6 @@ def made_processes():
     for each in started:
         each.kill()
         each.wait()
-
-
-def own_address():
-    """An address of this machine that the API server's proxy may reach; it refuses loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("198.51.100.1", 9))  # a datagram socket sends nothing here
-        except OSError:
-            return None
-        address = probe.getsockname()[0]
-    return None if address.startswith("127.") else address
-
-
-def free_port():
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def workers_of(router_port):
@@ -477,11 +449,3 @@ def test_the_command_prints_json_and_its_exit_code_is_the_verdict(api_server, cr
     assert done.returncode == (1 if problems else 0)
     assert all(set(each) == {"severity", "subject", "message", "remedy"} for each in report["findings"])
     assert done.stderr == ""
-
-
-async def test_text_at_a_path_and_the_servers_clock(client):
-    """The two readings that the doctor takes beside objects."""
-    assert await client.raw_text("/livez") == "ok"
-    with pytest.raises(ClusterError, match="404"):
-        await client.raw_text("/nowhere")
-    assert abs(await client.server_time_s() - time.time()) < 3

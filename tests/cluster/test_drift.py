@@ -15,7 +15,7 @@ from penstock.core.errors import ForbiddenError, InvalidObjectError
 from penstock.kube.kinds import KINDS
 from penstock.kube.objects.names import OPERATOR
 from penstock.operator.plan.drift import drifted, stamped
-from penstock.operator.resources import BuildContext, adapter, children
+from penstock.operator.resources import BuildContext, children
 
 pytestmark = pytest.mark.cluster
 
@@ -155,24 +155,6 @@ async def test_what_was_applied_has_not_drifted(client, namespace, path):
             assert [drifted(want, each) for each in listed if each["metadata"]["name"] == name] == [None]
 
 
-async def test_an_adapter_has_not_drifted_whoever_sets_its_number(client, namespace, crds):
-    """The operator's part of a ScalingAdapter does not hold the number, so a new desired is no drift."""
-    manifest = manifests(SAMPLES[0])[0]
-    manifest["metadata"]["namespace"] = namespace
-    graph = GraphDeployment.model_validate(manifest)
-    name = next(name for name, each in graph.spec.services.items() if each.scaling is not None)
-    context = BuildContext(owner_uid="", namespace=namespace)
-    await client.create(adapter(graph, name, context, replicas=1), field_manager=f"{OPERATOR}-init")
-    want = stamped(adapter(graph, name, context, replicas=None))
-    await client.apply(want, field_manager=OPERATOR)
-    kind, child = KINDS[want["kind"]], want["metadata"]["name"]
-    answer = await client.patch(
-        kind, child, {"spec": {"replicas": 3}}, namespace=namespace, field_manager=PERSON
-    )
-    assert drifted(want, answer) is None
-    assert answer["spec"]["replicas"] == 3
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("stem", "only"),
@@ -193,21 +175,3 @@ async def test_every_hand_edit_is_seen_and_repaired(client, namespace, stem, onl
     counts = sum((found for found, _ in results), Counter())
     assert [each for _, wrong in results for each in wrong] == []
     assert counts["drift"] > 80, counts
-
-
-async def test_what_is_no_longer_wanted_has_drifted_and_goes(client, namespace):
-    """A variable that is dropped from a graph is removed from its Deployment by the apply that follows."""
-    objects = wanted(manifests(SAMPLES[0])[0], namespace)
-    want = next(each for each in objects if each["kind"] == "Deployment")
-    plain = {key: each for key, each in want.items() if key != "metadata"}
-    plain["metadata"] = {key: each for key, each in want["metadata"].items() if key != "annotations"}
-    more = copy.deepcopy(plain)
-    more["spec"]["template"]["spec"]["containers"][0].setdefault("env", []).append(
-        {"name": "OLD", "value": "1"}
-    )
-    before = await client.apply(stamped(more), field_manager=OPERATOR)
-    assert drifted(stamped(plain), before) is not None
-    after = await client.apply(stamped(plain), field_manager=OPERATOR)
-    assert drifted(stamped(plain), after) is None
-    names = [each["name"] for each in after["spec"]["template"]["spec"]["containers"][0].get("env", [])]
-    assert "OLD" not in names

@@ -57,11 +57,3 @@ async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alon
         finally:
             await theirs.close()
     assert await names(client, DYNAMO_WORKER_METADATA.kind, NAMESPACE) == {"g-worker", "g-router"}
-
-
-async def test_a_definition_of_dynamos_own_is_left_alone(own):
-    """`kubectl create`, as the docs say, refuses to replace it."""
-    plane, _ = own
-    plane.kubectl("create", f"--filename={DEFINITION}")
-    with pytest.raises(AssertionError, match="AlreadyExists"):
-        plane.kubectl("create", f"--filename={DEFINITION}")

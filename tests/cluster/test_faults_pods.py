@@ -63,45 +63,28 @@ async def kubelet_says(client, pod, *, ready, state):
 
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 PULL = 'rpc error: code = NotFound desc = failed to pull image "example.com/none:1": not found'
+PULLING = {
+    "waiting": {"reason": "ImagePullBackOff", "message": f"Back-off pulling image: ErrImagePull: {PULL}"}
+}
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "words"),
-    [
-        (
-            {
-                "waiting": {
-                    "reason": "ImagePullBackOff",
-                    "message": f"Back-off pulling image: ErrImagePull: {PULL}",
-                }
-            },
-            "ImagePull",
-            ["cannot be pulled", "not found", "correct the image"],
-        ),
-        (
-            {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}},
-            "CreateContainerConfigError",
-            ["hf-token", "create Secret hf-token"],
-        ),
-        (
-            {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
-            "OutOfMemory",
-            ["killed for want of memory", "raise its memory limit"],
-        ),
-    ],
-    ids=["image", "secret", "memory"],
-)
-async def test_a_container_that_cannot_run_is_told_until_it_does(  # noqa: PLR0917 - fixtures
-    crds, kwok, make_node, client, namespace, state, reason, words
-):
+async def test_a_container_that_cannot_run_is_told_until_it_does(crds, kwok, make_node, client, namespace):
     """Named in Degraded, and Ready is false while it is the only one of its role; both end with it."""
     make_node(gpus=8)
     await client.create(graph(namespace), field_manager="test")
     async with running(client, namespace):
         await until(is_ready(client, namespace), "readiness", timeout_s=WAIT_S)
         pod = await pod_of(client, namespace, "decode")
-        await kubelet_says(client, pod, ready=False, state=state)
-        told = says(client, namespace, "Degraded", reason, pod["metadata"]["name"], *words)
+        await kubelet_says(client, pod, ready=False, state=PULLING)
+        told = says(
+            client,
+            namespace,
+            "Degraded",
+            "ImagePull",
+            pod["metadata"]["name"],
+            "not found",
+            "correct the image",
+        )
         await until(told, "the condition", timeout_s=WAIT_S)
         assert (await condition(client, namespace, "Ready"))["status"] == "False"
         assert (await pod_of(client, namespace, "decode"))["metadata"]["uid"] == pod["metadata"]["uid"]

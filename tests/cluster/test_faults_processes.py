@@ -7,12 +7,10 @@ import contextlib
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 
 import pytest
-from accounts import EVERYTHING, account
 from operating import (
     CHILDREN,
     BudgetWatch,
@@ -29,7 +27,7 @@ from operating import (
 )
 
 from penstock.core.errors import ClusterError, NotFoundError
-from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, LEASE, POD, SCALING_ADAPTER, SERVICE
+from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
 
 pytestmark = [
     pytest.mark.cluster,
@@ -117,71 +115,6 @@ async def test_twenty_kills_change_nothing_but_the_time(crds, kwok, make_node, c
             assert live["status"]["phase"] == "Ready"
     assert budget.most == 4
     assert budget.seen > 20
-
-
-def writes_of(plane, mark, namespace, name):
-    """Return when one account's writes arrived, in order; those to Leases left out."""
-    user = f"system:serviceaccount:{namespace}:{name}"
-    return sorted(each["requestReceivedTimestamp"] for each in plane.audit_writes(after=mark, user=user))
-
-
-@pytest.mark.nightly
-async def test_a_frozen_leader_never_writes_beside_the_next_one(crds, client, namespace):
-    """Stopped in the middle of its work and woken when another one leads: its last write is before their first."""
-    await client.create(graph(namespace), field_manager="test")
-    mark = crds.audit_mark()
-    stop = asyncio.Event()
-    number = 0
-
-    async def change():
-        """Give whoever leads something to write all the time."""
-        nonlocal number
-        while not stop.is_set():
-            number += 1
-            await edit(client, namespace, number)
-            with contextlib.suppress(NotFoundError):
-                await client.delete(SERVICE, "g-decode", namespace=namespace)
-            await asyncio.sleep(0.2)
-
-    async def leader():
-        lease = await client.get(LEASE, "penstock-operator", namespace=namespace)
-        return lease["spec"]["holderIdentity"]
-
-    one, two = (account(crds, namespace, name, EVERYTHING) for name in ("one", "two"))
-    with process(one, namespace) as (first, first_port), process(two, namespace) as (second, second_port):
-        leads = "penstock_operator_leader 1.0"
-        both = [says(first_port, "/metrics", leads), says(second_port, "/metrics", leads)]
-
-        async def somebody():
-            return [await each() for each in both].count(True) == 1
-
-        await until(somebody, "a leader", timeout_s=WAIT_S)
-        await until(lambda: all_children(client, namespace), "all children", timeout_s=WAIT_S)
-        names = ("one", "two") if await both[0]() else ("two", "one")
-        frozen = first if names[0] == "one" else second
-        task = asyncio.create_task(change())
-        try:
-            await asyncio.sleep(random.Random(9).uniform(1.0, 2.0))
-            frozen.send_signal(signal.SIGSTOP)
-            before = await leader()
-
-            async def other():
-                return await leader() not in {before, ""}
-
-            await until(other, "another leader", timeout_s=WAIT_S)
-
-            async def writes():
-                return len(writes_of(crds, mark, namespace, names[1])) > 2
-
-            await until(writes, "the other one to write", timeout_s=WAIT_S)
-            frozen.send_signal(signal.SIGCONT)
-            await asyncio.sleep(5.0)
-        finally:
-            stop.set()
-            await task
-        await until(lambda: has_round(client, namespace, number), "the last change", timeout_s=WAIT_S)
-        assert frozen.poll() is None
-    assert max(writes_of(crds, mark, namespace, names[0])) < min(writes_of(crds, mark, namespace, names[1]))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from penstock.core.errors import ClusterError
 from penstock.kube import informer as informer_module
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer
-from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, LEADER_WORKER_SET
+from penstock.kube.kinds import CONFIG_MAP, LEADER_WORKER_SET
 
 pytestmark = [
     pytest.mark.cluster,
@@ -141,30 +141,6 @@ async def test_a_watch_that_ends_goes_on_without_another_list(api_server, client
         assert followed.informer.problem is None
 
 
-async def test_an_expired_version_is_listed_again(own_api_server):
-    """410: everything is listed again, and only real differences are told."""
-    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
-    followed = Followed(client, "default", labels={"app": "test"})
-    try:
-        for name in ("kept", "leaving"):
-            await client.create(config_map("default", name), field_manager=ME)
-        await followed.informer.relist()
-        await client.delete(CONFIG_MAP, "leaving", namespace="default")
-        await client.create(config_map("default", "new"), field_manager=ME)
-        # A fresh server keeps no changes from before its start.
-        await asyncio.to_thread(own_api_server.restart_api_server)
-        followed.informer.resource_version = "1"
-        mark = own_api_server.audit_mark()
-        async with running(followed):
-            await followed.until(lambda: followed.names == ["kept", "new"])
-            first = [("ADDED", "kept"), ("ADDED", "leaving")]
-            assert followed.changes == [*first, ("DELETED", "leaving"), ("ADDED", "new")]
-            assert reads(own_api_server, mark, "list", "default") == 1
-            assert followed.informer.problem is None
-    finally:
-        await client.close()
-
-
 async def test_relist_shows_what_was_written_before_it(client, namespace):
     """After relist() a write made before the call is in the copy, with and without run()."""
     async with following(client, namespace) as followed:
@@ -211,41 +187,6 @@ async def test_the_copy_survives_a_killed_server(own_api_server):
             assert informer.problem is None
             first = [("ADDED", "kept"), ("ADDED", "leaving")]
             assert sorted(followed.changes) == sorted([*first, ("DELETED", "leaving"), ("ADDED", "new")])
-    finally:
-        await client.close()
-
-
-async def test_a_frozen_server_is_noticed(own_api_server, monkeypatch):
-    """A server that keeps the connection but says nothing is taken for dead after the silence."""
-    monkeypatch.setattr("penstock.kube.transport.SILENCE_S", 1.0)
-    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
-    try:
-        async with following(client, "default") as followed:
-            await followed.informer.synced.wait()
-            own_api_server.freeze("kube-apiserver")
-            await followed.until(lambda: followed.informer.problem is not None)
-            own_api_server.thaw("kube-apiserver")
-            await client.create(config_map("default", "after"), field_manager=ME)
-            await followed.until(lambda: ("default", "after") in followed.informer.objects, limit_s=30)
-    finally:
-        await client.close()
-
-
-async def test_a_kind_that_appears_later_is_found(own_api_server, request):
-    """Without its CustomResourceDefinition the problem says 404; once it is there, the copy fills."""
-    crds = sorted((request.config.rootpath / "crds").glob("*.yaml"))
-    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig, rng=random.Random(1))
-    try:
-        async with following(client, None, GRAPH_DEPLOYMENT) as followed:
-            await followed.until(lambda: followed.informer.problem is not None)
-            assert "404" in followed.informer.problem
-            assert not followed.informer.synced.is_set()
-            for file in crds:
-                await asyncio.to_thread(own_api_server.kubectl, "apply", "--server-side", "-f", str(file))
-            # Its storage may still refuse requests for a moment after the list.
-            await followed.until(
-                lambda: followed.informer.synced.is_set() and followed.informer.problem is None, limit_s=30
-            )
     finally:
         await client.close()
 

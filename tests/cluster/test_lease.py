@@ -168,39 +168,6 @@ async def test_blocked_renewals_end_the_work_before_another_begins(clients, name
     assert disjoint(first, second)
 
 
-async def test_a_leader_that_cannot_stop_its_work_does_not_stand_again(
-    clients, namespace, monkeypatch, caplog
-):
-    """Work that ignores its cancellation is waited for and reported, and never runs twice."""
-    runs = 0
-    release = asyncio.Event()
-    election = Election(clients[0], name=LEASE_NAME, namespace=namespace, identity="a", duration_s=1.0)
-
-    async def stubborn():
-        nonlocal runs
-        runs += 1
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
-
-    task = asyncio.create_task(election.lead(stubborn))
-    async with asyncio.timeout(20):
-        await until(lambda: runs)
-        foreign = {"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 60}}
-        await clients[1].patch(LEASE, LEASE_NAME, foreign, namespace=namespace, field_manager="test")
-        await until(lambda: "work goes on" in caplog.text)
-        assert not election.is_leading
-        assert not task.done()
-        release.set()
-        await asyncio.sleep(0.3)
-    assert runs == 1
-    assert election.holder == "somebody"
-    task.cancel()
-    await asyncio.wait([task])
-
-
 async def test_a_foreign_clock_says_nothing(clients, namespace):
     """A lease renewed in 1999 by its holder's clock is respected for its whole term, counted by the candidate."""
     spec = {"holderIdentity": "other", "leaseDurationSeconds": 2, "renewTime": "1999-12-31T23:59:59.000000Z"}

@@ -10,12 +10,11 @@ from operating import graph, running, until
 
 from penstock.core.errors import NotFoundError
 from penstock.kube.informer import Informer
-from penstock.kube.kinds import JOB, POD, PROFILE_REQUEST, Kind
+from penstock.kube.kinds import JOB, POD, PROFILE_REQUEST
 from penstock.operator.plan.pods import pod_view
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
-QUOTA = Kind("v1", "ResourceQuota", "resourcequotas")
 POOL = {"gpu": {"gpuResourceName": "nvidia.com/gpu"}}
 
 
@@ -126,35 +125,6 @@ async def test_wrong_options_are_not_tried_again(crds, controllers, client, name
         message = await until(check, "the end", timeout_s=60)
     assert "Error: --isl: too long; lower it" in message
     assert len(await pods_of(client, namespace)) == 1
-
-
-async def test_a_failed_try_is_told_and_followed_by_another_until_none_is_left(
-    crds, controllers, client, namespace
-):
-    """One retry: Retrying with the last words, then the end."""
-    await client.create(request(namespace, retries=1), field_manager="test")
-    async with running(client, namespace):
-        [pod] = await until(pods_are(client, namespace, 1), "the pod", timeout_s=60)
-        await fail(client, namespace, pod["metadata"]["name"], 1, "boom")
-        first = pod["metadata"]["name"]
-
-        async def second():
-            return [each for each in await pods_of(client, namespace) if each["metadata"]["name"] != first]
-
-        [pod] = await until(second, "the second pod", timeout_s=90)
-        await fail(client, namespace, pod["metadata"]["name"], 1, "bang")
-        message = await until(
-            says(client, namespace, "Failed", "BackoffLimitExceeded"), "the end", timeout_s=60
-        )
-    assert "it ended with exit code 1" in message
-
-
-async def test_a_job_beyond_its_time_is_ended(crds, controllers, client, namespace):
-    """timeoutSeconds; the remedy names the key."""
-    await client.create(request(namespace, timeoutSeconds=10), field_manager="test")
-    async with running(client, namespace):
-        message = await until(says(client, namespace, "Failed", "DeadlineExceeded"), "the end", timeout_s=90)
-    assert "raise timeoutSeconds, or measure fewer sizes" in message
 
 
 async def test_a_job_that_a_quota_refuses_waits_for_it(crds, controllers, client, namespace):

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-
 import pytest
 import yaml
 from operating import graph, running, until
 
-from penstock.api import ProfileRequest
-from penstock.cli.profile_cluster import follow
-from penstock.cli.profile_config_map import write_result
 from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import (
@@ -20,7 +14,6 @@ from penstock.kube.kinds import (
     GRAPH_DEPLOYMENT,
     JOB,
     KINDS,
-    POD,
     PROFILE_REQUEST,
     ROLE,
 )
@@ -145,25 +138,6 @@ async def test_a_request_becomes_one_job_and_its_result_is_told(crds, client, na
     assert printed.split("\n")[1].split()[:5] == ["fast", "Succeeded", "1", "2", "fast"]
 
 
-async def test_the_command_follows_its_request_to_the_recommendation(crds, client, namespace):
-    """`penstock profile --kubernetes`: applied, told step by step, and its words returned."""
-    model = ProfileRequest.model_validate(request(namespace))
-    told: list[str] = []
-    async with running(client, namespace):
-        following = asyncio.create_task(follow(client, model, namespace, tell=told.append, poll_s=0.1))
-        await until(lambda: _is_told(told, "Profiling"), "the Job")
-        await write_result(client, "fast", namespace, {"profile.json": "{}", "recommendation.txt": LINES})
-        await end(client, namespace, "Complete")
-        status = await asyncio.wait_for(following, 30)
-    assert status["recommendation"]["summary"] == LINES.splitlines()
-    assert told[0].startswith(f"ProfileRequest {namespace}/fast: applied")
-    assert told[-1].startswith("Succeeded: ConfigMap fast holds the profile.")
-
-
-async def _is_told(told, word):
-    return any(each.startswith(word) for each in told)
-
-
 async def test_the_job_measures_the_deployed_graph(crds, client, namespace):
     """`graph` names one; until it is there the request waits and says for what."""
     await client.create(request(namespace, template=None, graph="g", ttftSeconds=0.2), field_manager="test")
@@ -180,86 +154,6 @@ async def test_the_job_measures_the_deployed_graph(crds, client, namespace):
         "profile --config /etc/penstock-profile/graph.yaml --output-dir /tmp/profile --isl 3000 --osl 150 "
         "--ttft 200 --itl 50 --gpus 2 --config-map fast"
     )
-
-
-async def test_the_jobs_account_may_fill_its_config_map_and_nothing_else(crds, client, namespace):
-    """By the API server's own word."""
-    await client.create(request(namespace), field_manager="test")
-    async with running(client, namespace):
-        await until(status_is(client, namespace, "Profiling"), "the Job")
-
-    async def may(verb, resource, name="", group=""):
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {
-                "user": f"system:serviceaccount:{namespace}:fast-profile",
-                "resourceAttributes": {
-                    "namespace": namespace, "verb": verb, "group": group, "resource": resource, "name": name,
-                },
-            },
-        }  # fmt: skip
-        return json.loads(crds.kubectl("create", "-o", "json", "-f", "-", stdin=json.dumps(review)))[
-            "status"
-        ]["allowed"]
-
-    assert await may("get", "configmaps", "fast")
-    assert await may("patch", "configmaps", "fast")
-    for verb, resource, name in (
-        ("patch", "configmaps", "fast-profile"),
-        ("create", "configmaps", ""),
-        ("delete", "configmaps", "fast"),
-        ("list", "configmaps", ""),
-        ("get", "secrets", ""),
-        ("list", "pods", ""),
-    ):
-        assert not await may(verb, resource, name), (verb, resource, name)
-
-
-async def test_a_failed_job_is_told_with_its_last_words(crds, client, namespace):
-    """The reason of the Job, the container's last lines, and what to do; a Warning Event too."""
-    await client.create(request(namespace), field_manager="test")
-    async with running(client, namespace):
-        await until(status_is(client, namespace, "Profiling"), "the Job")
-        job = await client.get(JOB, "fast-profile", namespace=namespace)
-        template = job["spec"]["template"]
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": "fast-profile-x",
-                "namespace": namespace,
-                "labels": template["metadata"]["labels"],
-            },
-            "spec": {**template["spec"], "nodeName": "n"},
-        }
-        await client.create(pod, field_manager="test")
-        ended = {
-            "exitCode": 2,
-            "message": "Error: --isl: 3000 exceeds contextTokens 2048; lower it",
-            "finishedAt": "2026-01-01T00:01:00Z",
-        }
-        state = {"name": "main", "image": "i", "imageID": "", "ready": False, "restartCount": 0}
-        pod_status = {"phase": "Failed", "containerStatuses": [{**state, "state": {"terminated": ended}}]}
-        await client.patch(
-            POD, "fast-profile-x", {"status": pod_status}, namespace=namespace, subresource="status",
-            field_manager="kubelet",
-        )  # fmt: skip
-        await end(client, namespace, "Failed", reason="PodFailurePolicy", message="Container main failed")
-        status = await until(status_is(client, namespace, "Failed", "PodFailurePolicy"), "failure")
-    [condition] = status["conditions"]
-    assert condition["status"] == "False"
-    assert "exit code 2: Error: --isl: 3000 exceeds contextTokens 2048; lower it" in condition["message"]
-    assert condition["message"].endswith("then delete the request and apply it again")
-
-
-async def test_a_job_without_a_result_has_failed(crds, client, namespace):
-    """Completed, yet the ConfigMap holds no profile."""
-    await client.create(request(namespace), field_manager="test")
-    async with running(client, namespace):
-        await until(status_is(client, namespace, "Profiling"), "the Job")
-        await end(client, namespace, "Complete", reason="CompletionsReached")
-        await until(status_is(client, namespace, "Failed", "ResultMissing"), "failure")
 
 
 async def test_an_object_of_another_is_not_overwritten(crds, client, namespace):
@@ -279,11 +173,6 @@ async def test_an_object_of_another_is_not_overwritten(crds, client, namespace):
     ("changes", "part"),
     [
         ({"nodePool": "h100"}, "spec.nodePool: h100 is no node pool of graph fast"),
-        (
-            {"podTemplate": {"spec": {"hostNetwork": True}}},
-            "spec.podTemplate.spec.hostNetwork: true is not allowed",
-        ),
-        ({"template": {"model": {"name": "m"}, "services": {}}}, "spec.template.services"),
         (
             {"template": {"model": {"name": "m"}, "services": {"w": {"role": "aggregated"}}}},
             "spec.image: null, but the release's image holds no vllm",

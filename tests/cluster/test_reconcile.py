@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 from contextlib import suppress
 
 import pytest
@@ -74,24 +72,6 @@ async def test_children_follow_the_graphs_labels_without_a_rollout(crds, client,
         await until(lambda: children_say({"team": None, "tier": "gold"}, None), "the changed labels")
     after = await client.get(DEPLOYMENT, "g-decode", namespace=namespace)
     assert after["spec"] == before["spec"]
-
-
-async def test_nothing_is_written_at_rest(crds, client, namespace):
-    """Not one call in 8 s, by the API server's own audit log, though every graph is reconciled every second."""
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace, resync_s=1.0) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
-        mark = crds.audit_mark()
-        looks = operator.reconciler._parts.metrics.page()
-        await asyncio.sleep(8)
-        events = [
-            each
-            for each in crds.audit_events(after=mark)
-            if each.get("objectRef", {}).get("namespace") == namespace and each["verb"] != "watch"
-        ]
-        assert operator.reconciler._parts.metrics.page() != looks
-    assert events == []
 
 
 async def test_deleted_children_come_back(crds, client, namespace):
@@ -227,44 +207,6 @@ async def test_somebody_elses_object_of_that_name_is_never_touched(crds, client,
         await until(lambda: all_children(client, namespace), "all children")
 
 
-async def test_deletion_leaves_nothing(crds, client, namespace):
-    """Routers, workers, the rest, then the finalizer; without any garbage collector."""
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
-        await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
-
-        async def gone():
-            with suppress(NotFoundError):
-                await client.get(GRAPH_DEPLOYMENT, "g", namespace=namespace)
-                return False
-            return True
-
-        await until(gone, "the graph to go")
-        assert await all_children(client, namespace, {kind: set() for kind in CHILDREN})
-        await asyncio.sleep(0.2)
-        assert operator.cluster.known() == []
-
-
-async def test_an_invalid_graph_keeps_its_children_and_says_every_problem(crds, client, namespace):
-    """Should the API server's rules be older than the operator's: here a rule that only the models know."""
-    await client.create(graph(namespace), field_manager="test")
-    async with running(client, namespace) as operator:
-        await until(lambda: all_children(client, namespace), "all children")
-        await settled(client, namespace, operator)
-        overlay = {"spec": {"containers": [{"name": "main", "$patch": "delete"}]}}
-        edit = {"spec": {"services": {"decode": {"podTemplate": overlay}}}}
-        await client.patch(GRAPH_DEPLOYMENT, "g", edit, namespace=namespace, field_manager="test")
-
-        async def told():
-            return (await condition(client, namespace, "Ready")).get("reason") == "InvalidSpec"
-
-        await until(told, "the condition")
-        assert "services.decode.podTemplate" in (await condition(client, namespace, "Ready"))["message"]
-        assert await all_children(client, namespace)
-
-
 async def test_an_orphaned_service_account_is_taken_back(crds, client, namespace):
     """Children whose owner reference was lost are still the graph's."""
     await client.create(graph(namespace), field_manager="test")
@@ -279,24 +221,3 @@ async def test_an_orphaned_service_account_is_taken_back(crds, client, namespace
             return live["metadata"].get("ownerReferences")
 
         await until(owned, "the owner reference")
-
-
-async def test_many_graphs_of_one_namespace_do_not_meet(crds, client, namespace):
-    """Each has its own children."""
-    for number in range(5):
-        await client.create(graph(namespace, name=f"n{number}"), field_manager="test")
-    wanted = {f"n{number}-{each}" for number in range(5) for each in ("frontend", "prefill", "decode")}
-
-    async def there():
-        return await names(client, "Deployment", namespace) == wanted
-
-    async with running(client, namespace):
-        await until(there, "all deployments")
-
-
-def test_the_fixture_graph_is_not_shared(namespace):
-    """Each test makes its own."""
-    one = graph(namespace)
-    other = copy.deepcopy(one)
-    one["spec"]["services"]["decode"]["replicas"] = 2
-    assert graph(namespace) == other

@@ -220,13 +220,6 @@ def test_a_chat_is_streamed(graph):
     assert chunks[-1].usage.completion_tokens == 8
 
 
-def test_a_completion_is_answered_in_one_piece(graph):
-    """Without streaming."""
-    answer = graph.client().completions.create(model="llama", prompt="The gate", max_tokens=5)
-    assert answer.choices[0].text
-    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
-
-
 def test_processes_listen_on_loopback_alone(graph):
     """Dynamo's requests carry no credentials; its events and the mocker's KV transfers know no other address."""
     open_ports = {}

@@ -235,18 +235,6 @@ def test_model_flags_and_mocker():
     assert [each.value for each in result.unconverted] == ['"2"']
 
 
-def test_workers_of_different_models_are_told():
-    """A graph serves one model; the other is listed."""
-    text = DISAGGREGATED.replace(
-        "[-m, dynamo.vllm, --model, Qwen/Small", "[-m, dynamo.vllm, --model, Qwen/Large"
-    )
-    result = import_dgd(text)
-    assert result.graph.spec.model.name == "Qwen/Small"
-    assert [(each.value, "the graph keeps 'Qwen/Small'" in each.why) for each in result.unconverted] == [
-        ('"Qwen/Large"', True)
-    ]
-
-
 def test_frontend_flags_become_the_router():
     """Router mode and busy thresholds are carried, from flags or environment; the port is not."""
     frontend = {

@@ -1,6 +1,5 @@
 """Invariants of the engine under arbitrary workloads, cache sizes, roles and aborts."""
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -129,27 +128,3 @@ def test_aborts_at_any_time_are_clean(chosen, rows, aborts):
     assert aborted | finished == {f"r{n}" for n in range(len(rows))}
     assert timeline.is_idle
     assert timeline.engine.kv_used_blocks == 0
-
-
-@pytest.mark.parametrize("policy", [False, True])
-def test_overload_is_survived(policy):
-    """200 requests in a cache for five: preemptions happen and everybody is served."""
-    chosen = {
-        "role": EngineRole.AGGREGATED,
-        "blocks": 40,
-        "seqs": 16,
-        "budget": 32,
-        "by_priority": policy,
-        "caching": True,
-    }
-    rows = [
-        {"prompt": 12 + n % 7, "outputs": 20, "gap_s": 0.01, "family": n, "priority": n % 3, "remote": False}
-        for n in range(200)
-    ]
-    timeline = build(chosen)
-    submit_all(timeline, chosen, rows)
-    timeline.run_until(1e9, max_steps=100_000)
-    counters = timeline.engine.counters
-    assert counters.generation_tokens == 4000
-    assert counters.preemptions > 10
-    assert timeline.is_idle

@@ -18,17 +18,6 @@ def test_terms_follow_from_the_duration(duration_s, interval_s, extension_s):
     assert terms.extension_s == extension_s
 
 
-def test_worked_example_of_default_terms():
-    """Granted at 0: heartbeats at 5 and 10 leave the end at 30, then 15, 20, 25 move it to 35, 40, 45."""
-    table = LeaseTable()
-    table.grant("a", 30)
-    ends = []
-    for at in (5, 10, 15, 20, 25):
-        table.extend(["a"], at + 20)
-        ends.append(table.expiry_s("a"))
-    assert ends == [30, 30, 35, 40, 45]
-
-
 def test_a_long_lease_in_front_does_not_hide_expired_ones():
     """The reaper looks past an unexpired entry that was granted first, or that heartbeats keep alive."""
     table = LeaseTable()
@@ -39,25 +28,6 @@ def test_a_long_lease_in_front_does_not_hide_expired_ones():
     assert table.expire(35) == [("dead", 31)]
     assert table.next_expiry_s() == 45
     assert table.expire(480) == [("renewed", 45), ("turn", 480)]
-
-
-def test_unknown_ids_are_ignored_and_reported():
-    """A heartbeat for a lease that is gone creates none."""
-    table = LeaseTable()
-    table.grant("a", 30)
-    assert table.extend(["a", "gone"], 35) == (1, ["gone"])
-    assert "gone" not in table
-
-
-def test_ended_leases_do_not_pile_up():
-    """Prompts that are read at once leave no entries behind, however long their lease would have been."""
-    table = LeaseTable()
-    table.grant("kept", 30)
-    for number in range(10_000):
-        table.grant(f"r{number}", 1e9)
-        table.end(f"r{number}")
-    assert len(table._heap) < 200
-    assert table.expire(30) == [("kept", 30)]
 
 
 operations = st.lists(

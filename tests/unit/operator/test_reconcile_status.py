@@ -104,36 +104,6 @@ async def test_a_wish_beyond_the_bounds_is_no_progress(api):
     assert any("scaling.minReplicas is 1" in each["message"] for each in told_of)
 
 
-async def test_pods_that_the_api_server_refuses_are_told_everywhere(api):
-    """Conditions of graph and adapter, one Event; all of it ends with the refusal."""
-    words = "exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4"
-    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
-    async with operator(api) as made:
-        await to_rest(api, made)
-        live = api.at("Deployment", "g-decode")
-        message = f'pods "g-decode-7f9-x2b" is forbidden: {words}'
-        live["status"] = {"conditions": [{**failure, "message": message}]}
-        api.stored(live, "MODIFIED")
-        await told(api)
-        await to_rest(api, made)
-        held = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
-        for kind, status in (("Degraded", "True"), ("Schedulable", "False")):
-            assert (held[kind]["status"], held[kind]["reason"]) == (status, "FailedCreate")
-            assert words in held[kind]["message"]
-        adapter = api.at("ScalingAdapter", "g-decode")["status"]["conditions"]
-        assert [(each["status"], words in each["message"]) for each in adapter][1] == ("True", True)
-        events = [each for (kind, *_), each in api.objects.items() if kind == "Event"]
-        assert [each["type"] for each in events if each["reason"] == "FailedCreate"] == ["Warning"]
-        live["status"] = {"conditions": []}
-        api.stored(live, "MODIFIED")
-        await told(api)
-        await to_rest(api, made)
-    held = {each["type"]: each["status"] for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
-    assert (held["Degraded"], held["Schedulable"]) == ("False", "True")
-    adapter = api.at("ScalingAdapter", "g-decode")["status"]["conditions"]
-    assert [each["status"] for each in adapter] == ["False", "False"]
-
-
 async def test_every_declared_role_has_a_series_also_without_a_pod(api):
     """A series that vanishes alarms no one; a graph that is being deleted has none."""
     await api.create(

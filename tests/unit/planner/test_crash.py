@@ -183,24 +183,6 @@ async def test_a_kill_at_any_step_changes_no_decision(new_world, kill_type, monk
         assert replay(read_ledger(world.folder)).differences == ()
 
 
-async def test_dying_again_and_again_changes_no_decision(new_world, kill_type, monkeypatch):
-    """A planner that dies at every 11th step still makes the same decisions."""
-    expected = _prepare(new_world())
-    await _live(expected, None, kill_type)
-    world = _prepare(new_world())
-    deaths = 0
-    while True:
-        world.killer.at = world.killer.steps + 11
-        try:
-            await world.run_until(HORIZON_S)
-        except kill_type:
-            deaths += 1
-        else:
-            break
-    assert deaths > 20
-    assert _outcome(world) == _outcome(expected)
-
-
 async def test_a_recorded_decision_is_carried_out_after_the_restart(world, kill_type):
     """Killed between the ledger and the backend: the next planner asks the backend."""
     world.killer.at = world.killer.steps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -130,17 +129,6 @@ def test_a_restarted_router_is_unknown_for_one_pull(after):
     assert (next_one.arrivals, next_one.period_s) == (2, 1.0)
 
 
-def test_a_router_that_cannot_be_read_is_not_zero():
-    """Unknown meanwhile; the next difference covers the gap, so that no arrival is lost."""
-    both = {"a": _frontend(arrivals=10), "b": _frontend(arrivals=10)}
-    later = {"a": _frontend(arrivals=13), "b": _frontend(arrivals=14)}
-    _, gap, demand = _metered(
-        (0.0, both), (1.0, {"a": _frontend(arrivals=11)}), (2.0, later), routers=("a", "b")
-    )
-    assert gap is None
-    assert (demand.arrivals, demand.period_s) == (7, 2.0)
-
-
 def test_a_router_that_joins_or_leaves_makes_one_pull_unknown():
     """What it counted before it was known belongs to no period."""
     found = _metered(
@@ -230,15 +218,6 @@ def test_the_gauge_for_an_autoscaler_counts_what_was_turned_away_lately_as_waiti
         'penstock_router_unserved_requests{model_name="llama",role="decode"} 0.0',
         'penstock_router_unserved_requests{model_name="llama",role="prefill"} 7.0',
     ]
-
-
-def test_what_was_turned_away_is_told_by_role():
-    """Differences of the counters, summed over routers."""
-    one, two = {Role.PREFILL: 5.0, Role.DECODE: 1.0}, {Role.PREFILL: 9.0, Role.DECODE: 1.0}
-    before = {name: replace(_frontend(), turned_away=one) for name in "ab"}
-    after = {"a": replace(_frontend(), turned_away=two), "b": before["b"]}
-    demand = _metered((1.0, before), (2.0, after), routers=("a", "b"))[1]
-    assert demand.turned_away == {Role.PREFILL: 4.0, Role.DECODE: 0.0}
 
 
 @pytest.mark.parametrize("count", ["", "NaN", "+Inf"], ids=["missing", "NaN", "infinite"])

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from served import served
 
 from penstock.api import Role
-from penstock.api.runtimes import RuntimeTraits
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ConfigError, ObservationError
+from penstock.core.errors import ObservationError
 from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.reading import Quality
@@ -105,13 +104,6 @@ def test_prompts_are_as_long_as_the_newest_answered_ones():
     assert demand.prefilled_tokens == pytest.approx(600 * 2 / 3)
 
 
-def test_an_idle_frontend_has_no_demand_and_a_known_one():
-    """Nothing came and nothing is in flight: that is zero, not unknown."""
-    idle = counted(started=0.0, finished=0.0, input_sum=0.0, input_count=0.0)
-    demand = metered(idle, idle)
-    assert (demand.arrivals, demand.prompt_tokens) == (0, 0)
-
-
 def test_the_size_of_unanswered_prompts_is_that_of_those_in_prefill():
     """Before any is answered, the tokens assigned to workers tell; without them nothing does."""
     blank = counted(started=0.0, finished=0.0, input_sum=0.0, input_count=0.0)
@@ -125,14 +117,6 @@ def test_without_kv_routing_prefill_is_known_by_requests_alone():
     demand = metered(counted(), counted(prefilling=3.0, pending=None, inflight=5.0))
     assert (demand.in_flight_tokens, demand.prefilling_workers) == (300, 1)
     assert demand.in_flight == {Role.PREFILL: 3, Role.DECODE: 2}
-
-
-def test_aggregated_workers_have_everything_in_flight():
-    """What is queued at the frontend is not assigned."""
-    page = counted(prefilling=None, inflight=7.0, unanswered=5.0, queued=2.0, queued_tokens=50.0)
-    demand = metered(counted(), page, first=Role.AGGREGATED)
-    assert demand.in_flight == {Role.AGGREGATED: 5}
-    assert (demand.waiting, demand.waiting_tokens) == (2, 50)
 
 
 @pytest.mark.parametrize("what", ["restart", "missing", "joined", "same time"])
@@ -212,14 +196,6 @@ async def test_workers_and_frontends_are_read_together():
     assert readings.latency["ttft"][-1] == (float("inf"), 15)
 
 
-async def test_a_prefill_worker_that_reports_its_queue_is_believed():
-    """As vLLM's workers under Dynamo do."""
-    pages = {"prefill": recorded("prefill") + "vllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc 0.5\n"}
-    async with serving(frontend=recorded("frontend-1"), decode=recorded("decode"), **pages) as urls:
-        readings = await readings_of(urls, frontends=[urls["frontend"]])
-    assert readings.queue.value == 3
-
-
 async def test_one_frontend_of_two_that_cannot_be_read_leaves_the_queue_unknown():
     """The sum of a part would be too small."""
     pages = {name: recorded(name) for name in ("prefill", "decode")}
@@ -247,14 +223,3 @@ def test_the_runtime_decides_what_stands_at_the_frontend(build, runtime, expecte
         graph, pages, at("http://h:1"), workers=ScrapeSource(pages), clock=SimulatedClock(1.0)
     )
     assert isinstance(source, expected)
-
-
-def test_a_source_that_is_not_installed_is_refused(build, monkeypatch):
-    """With those that are."""
-    traits = RuntimeTraits(image="i", metric_source="absent")
-    monkeypatch.setattr("penstock.api.graph.traits_of", lambda _: traits)
-    pages = MetricsPages(None, real_now_s=lambda: 0.0)
-    with pytest.raises(ConfigError, match="absent is not installed; there is dynamo, router"):
-        frontend_source(
-            build(), pages, at("http://h:1"), workers=ScrapeSource(pages), clock=SimulatedClock(1.0)
-        )

@@ -14,11 +14,6 @@ def test_the_demand_step_holds_forecast_and_supply():
     assert forecast_of(steps) == Forecast(15.0, 9000.0, 2, 8000.0)
 
 
-def test_a_falling_trend_ends_at_zero():
-    """Nobody sends a negative number of tokens."""
-    assert forecast_of([("demand", {**INPUTS, "tokens_per_s_ahead": -50.0})]).tokens_per_s == 0.0
-
-
 def test_supply_is_unknown_before_any_throughput_was_seen():
     """Unknown is never zero, in words as well."""
     found = forecast_of([("demand", {**INPUTS, "worker_tokens_per_s": None})])

@@ -48,13 +48,6 @@ def test_percentiles_of_the_routers_buckets_are_within_a_tenth_of_the_samples(bo
         assert quantile(buckets, q) == pytest.approx(exact, rel=0.1)
 
 
-def test_only_what_was_gained_counts():
-    """The interval's own samples, not those since the router's start."""
-    before = ((0.1, 10.0), (INF, 10.0))
-    after = ((0.1, 10.0), (INF, 14.0))
-    assert gained(before, after) == ((0.1, 0.0), (INF, 4.0))
-
-
 def test_a_restarted_counter_counts_from_zero():
     """A count that fell is a new process."""
     assert gained(((0.1, 10.0), (INF, 10.0)), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
@@ -69,10 +62,3 @@ def test_the_share_within_a_bound_counts_its_bucket_in_part(bound_s, missed, sha
     """Ten samples in (0.1, 0.2], ten in (0.2, 0.4]; what was missed lies beyond any bound."""
     buckets = ((0.1, 0.0), (0.2, 10.0), (0.4, 20.0), (INF, 20.0))
     assert share_within(buckets, bound_s, missed=missed) == pytest.approx(share)
-
-
-def test_samples_beyond_the_largest_bound_are_within_none():
-    """One of four is in the infinite bucket; without samples nothing is known, and only missed ones are 0."""
-    assert share_within(((0.1, 3.0), (INF, 4.0)), 100.0) == pytest.approx(0.75)
-    assert share_within((), 1.0) is None
-    assert share_within((), 1.0, missed=2) == 0.0

@@ -27,13 +27,6 @@ def _lines(ledger):
     return [orjson.loads(line) for line in ledger.path.read_bytes().splitlines()]
 
 
-def test_records_stand_one_to_a_line_in_order(ledger):
-    """The folder is made with the first record; each append adds one whole line."""
-    ledger.append({"type": "pull", "slot": 1})
-    ledger.append({"type": "decision", "at_s": 0.1 + 0.2}, durable=True)
-    assert _lines(ledger) == [{"type": "pull", "slot": 1}, {"type": "decision", "at_s": 0.1 + 0.2}]
-
-
 def test_a_torn_last_line_is_dropped_with_a_note(ledger):
     """A kill in the middle of a write costs that record only, for readers and for the next writer."""
     ledger.append({"type": "pull", "slot": 1})
@@ -73,14 +66,6 @@ def test_what_is_no_record_of_this_version_is_refused(tmp_path, line, message):
         read_ledger(tmp_path)
 
 
-def test_a_missing_ledger_says_what_to_give(tmp_path):
-    """The message names the folder that was looked in."""
-    with pytest.raises(
-        LedgerError, match="cannot be read: No such file or directory; give the planner's --log-dir"
-    ):
-        read_ledger(tmp_path)
-
-
 def test_a_full_disk_leaves_only_whole_records(ledger, monkeypatch):
     """Half a line is cut off again, the error is counted, and the next record follows the last whole one."""
     ledger.append({"type": "pull", "slot": 1})
@@ -105,24 +90,6 @@ def test_a_full_disk_leaves_only_whole_records(ledger, monkeypatch):
     assert [r["type"] for r in _lines(ledger)] == ["pull", "decision"]
 
 
-def test_a_tail_that_cannot_be_cut_at_once_is_cut_before_the_next_record(ledger, monkeypatch):
-    """Even truncating may fail on a broken disk; no later record is glued to half a line."""
-    ledger.append({"type": "pull"})
-    real = os.pwrite
-
-    def half(descriptor, data, position):
-        real(descriptor, bytes(data)[:9], position)
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "pwrite", half)
-    monkeypatch.setattr(os, "ftruncate", _full_disk)
-    with pytest.raises(LedgerError):
-        ledger.append({"type": "decision"})
-    monkeypatch.undo()
-    ledger.append({"type": "settled"})
-    assert [r["type"] for r in _lines(ledger)] == ["pull", "settled"]
-
-
 def test_a_decision_that_does_not_reach_the_disk_is_not_in_the_ledger(ledger, monkeypatch):
     """Fsync failing means unrecorded."""
     ledger.append({"type": "pull"})
@@ -145,15 +112,6 @@ def test_a_header_that_could_not_be_written_comes_before_the_first_record_that_c
     assert [r["type"] for r in _lines(ledger)] == ["header", "decision", "pull"]
 
 
-def test_a_row_of_failures_is_logged_once(ledger, monkeypatch, caplog):
-    """A full disk makes one line, not one a second."""
-    monkeypatch.setattr(os, "pwrite", _full_disk)
-    for _ in range(5):
-        ledger.try_append({"type": "pull"})
-    assert [r.getMessage() for r in caplog.records] == ["ledger not written"]
-    assert ledger.errors == 5
-
-
 def test_one_ledger_has_one_writer(ledger):
     """A second planner on the same folder is told so at its start."""
     ledger.append({"type": "pull"})
@@ -163,14 +121,6 @@ def test_one_ledger_has_one_writer(ledger):
     ledger.close()
     other.append({"type": "pull"})
     other.close()
-
-
-def test_the_tail_begins_at_the_last_anchor(ledger):
-    """Records before the newest anchor are not needed and not returned; without a file there are none."""
-    assert ledger.tail(ANCHORS) == []
-    for record in ("decision", "pull", "decision", "actuation", "pull"):
-        ledger.append({"type": record})
-    assert [r["type"] for r in ledger.tail(ANCHORS)] == ["decision", "actuation", "pull"]
 
 
 def test_a_resumed_header_is_no_anchor(ledger):

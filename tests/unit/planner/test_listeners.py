@@ -6,7 +6,6 @@ import math
 import os
 import re
 import threading
-from dataclasses import replace
 
 import orjson
 import pytest
@@ -17,14 +16,11 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
 from penstock.core.http.client import ConnectionPool
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner import dashboard as dashboard_module
 from penstock.planner.dashboard import Dashboard
-from penstock.planner.dashboard_layout import layout_of
-from penstock.planner.decide.config import DecideConfig, Mode
+from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Demand
-from penstock.planner.figures import Figures, shares_within
+from penstock.planner.figures import Figures
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.series import points
 from penstock.planner.snapshot import SnapshotWriter
@@ -74,24 +70,6 @@ def _values(events, tag):
     return {e.step: round(e.value, 6) for e in events.Scalars(tag)}
 
 
-def test_signals_are_drawn_with_their_thresholds(drawn):
-    """Mean and thresholds share a step axis of simulated seconds since the start."""
-    assert set(_values(drawn, "kv/mean").values()) == {0.95}
-    assert set(_values(drawn, "kv/scale_up").values()) == {0.9}
-    assert set(_values(drawn, "kv/scale_down").values()) == {0.5}
-    assert set(_values(drawn, "prefill_queue/compared").values()) == {0.3}
-    assert max(_values(drawn, "kv/scale_up")) <= 120
-
-
-def test_replicas_desired_and_gpus_rise_step_by_step(drawn):
-    """Desired leads ready; GPUs count the starting worker at once."""
-    ready, desired = _values(drawn, "replicas/decode_ready"), _values(drawn, "replicas/decode_desired")
-    assert (ready[31], desired[31]) == (1, 2)
-    assert (ready[43], desired[43]) == (2, 2)
-    assert _values(drawn, "gpus/in_use")[33] == 3
-    assert set(_values(drawn, "gpus/budget").values()) == {8}
-
-
 def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
     """About 2 GPUs for 30 s, 3 for 42 s, 4 for 42 s, 5 for the rest."""
     hours = _values(drawn, "gpu_hours/cumulative")
@@ -99,13 +77,6 @@ def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
     expected = (2 * 30 + 3 * 42 + 4 * (last - 72)) / 3600 if last <= 114 else None
     expected = expected or (2 * 30 + 3 * 42 + 4 * 42 + 5 * (last - 114)) / 3600
     assert hours[last] == pytest.approx(expected, abs=10 / 3600)
-
-
-def test_latencies_are_quantiles_of_each_interval(drawn):
-    """Half of the samples up to 0.1 s, the rest in (0.1 s, 0.5 s]."""
-    assert set(_values(drawn, "ttft/p50_seconds").values()) == {0.05}
-    assert list(_values(drawn, "ttft/p99_seconds").values()) == pytest.approx([math.sqrt(0.05)] * 3, abs=1e-3)
-    assert "itl/p50_seconds" not in drawn.Tags()["scalars"]
 
 
 def test_demand_supply_and_waits_are_drawn(drawn):
@@ -137,90 +108,6 @@ def test_a_point_averages_over_requests_and_samples():
     assert not [tag for tag in _points() if tag.startswith("demand")]
 
 
-async def test_no_pull_goes_undrawn_where_every_second_one_is_decided_on(world, tmp_path):
-    """Two and four arrivals by turns are three a second."""
-    world.config = replace(world.config, mode=Mode.ADAPTIVE)
-    world.load.demand = lambda now: Demand(period_s=1.0, arrivals=2 + 2 * (round(now) % 2))
-    drawn = await _drawn_in(world, 20)
-    assert set(_values(drawn, "demand/arrivals_per_second").values()) >= {3.0}
-
-
-def test_targets_and_the_share_within_them_are_those_of_mode_sla():
-    """8 of 10 first tokens within 2 s, and 6 requests rejected: half. Gaps only where there is a target for them."""
-    latency = {"ttft": ((1.0, 4.0), (2.0, 8.0), (math.inf, 10.0)), "itl": ((0.05, 90.0), (math.inf, 100.0))}
-    config = DecideConfig(mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.95)
-
-    targets = {"ttft/target_seconds": 2.0, "itl/target_seconds": 0.05, "attainment/goal": 0.95}
-    assert targets.items() <= _points(config=config).items()
-    assert shares_within(latency, config, rejected=6) == pytest.approx({"ttft": 0.5, "itl": 0.9})
-    assert list(shares_within(latency, replace(config, itl_slo_s=None), rejected=0)) == ["ttft"]
-    assert shares_within({}, config, rejected=0) == {}
-    adaptive = replace(config, mode=Mode.ADAPTIVE)
-    assert shares_within(latency, adaptive, rejected=6) == {}
-    assert not targets.keys() & _points(config=adaptive).keys()
-
-
-def _engine():
-    """Return a profile of 1,000 prompt tokens/s and an ITL of 20 ms at any load."""
-    decode = DecodeTable((100.0, 9000.0), (0.1, 1.0), ((0.02, 0.02),) * 2, ((500.0, 5000.0),) * 2, 100_000.0)
-    return PerformanceProfile(PrefillTable((100.0, 10_000.0), (0.1, 10.0)), decode)
-
-
-async def test_mode_sla_draws_prediction_targets_attainment_factors_and_need(world, tmp_path):
-    """1,500 tokens/s on workers of 1,000 that take twice as long as their profile says, so the factor goes to two."""
-    world.config = replace(
-        world.config, mode=Mode.SLA, ttft_slo_s=2.0, itl_slo_s=0.05, attainment=0.9, performance=_engine()
-    )
-    demand = Demand(
-        period_s=1.0,
-        arrivals=3,
-        prompt_tokens=1500,
-        uncached_tokens=1500,
-        prefilled_tokens=1500,
-        prefilling_workers=3,
-        refused=1,
-        turned_away={Role.DECODE: 1},
-    )
-    world.load.demand = lambda _now: demand
-    world.measure_latency(lambda count: {"ttft": ((2.0, 2 * count), (math.inf, 2 * count)), "itl": ()})
-    drawn = await _drawn_in(world, 120)
-
-    assert set(_values(drawn, "ttft/target_seconds").values()) == {2.0}
-    assert set(_values(drawn, "attainment/goal").values()) == {0.9}
-    # Two first tokens in time for each request that is refused, once per interval of 30 s.
-    shares = _values(drawn, "attainment/ttft")
-    assert list(shares.values()) == pytest.approx([2 / 3] * len(shares), abs=0.01)
-    assert len(shares) == 3
-    assert "attainment/itl" not in drawn.Tags()["scalars"]
-    factors = _values(drawn, "correction/prefill")
-    assert factors[max(factors)] == pytest.approx(2.0, abs=0.1)
-    needed, desired = _values(drawn, "replicas/prefill_needed"), _values(drawn, "replicas/prefill_desired")
-    assert needed[max(needed)] >= 4 > needed[min(needed)]
-    assert desired[max(desired)] >= needed[max(needed)]
-    _each_scalar_is_in_one_chart(drawn)
-
-
-async def test_forecast_and_supply_are_drawn_beside_what_came(world):
-    """At the times that forecasts are for: 30 s of start-up and a pull after the first decision, at 2 s."""
-    world.config = replace(world.config, mode=Mode.ADAPTIVE)
-    world.load.demand = lambda _now: Demand(
-        period_s=1.0, arrivals=2, uncached_tokens=500, prefilled_tokens=1000, prefilling_workers=1
-    )
-    drawn = await _drawn_in(world, 60)
-    forecasts = _values(drawn, "prefill/forecast_tokens_per_second")
-    assert (min(forecasts), max(forecasts) <= 60) == (33, True)
-    assert forecasts[max(forecasts)] == pytest.approx(500, rel=0.1)
-    supply = _values(drawn, "prefill/supply_tokens_per_second")
-    assert supply[max(supply)] == pytest.approx(1000)
-
-
-def test_decisions_are_texts_with_reasons(drawn):
-    """One text per decision at its step."""
-    texts = [(e.step, e.tensor_proto.string_val[0].decode()) for e in drawn.Tensors("decisions/text_summary")]
-    assert [step for step, _ in texts] == [30, 72, 114]
-    assert "decode 1 -> 2: KV 0.95 > 0.90 (`above_threshold`)" in texts[0][1]
-
-
 def _each_scalar_is_in_one_chart(drawn):
     """Check it, and return the categories' titles."""
     proto = drawn.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
@@ -241,25 +128,6 @@ def test_the_layout_arranges_every_drawn_tag(drawn):
         "Latency",
         "Planner",
     ]
-
-
-def test_an_aggregated_graph_has_no_queue_chart():
-    """Only what there is."""
-    layout = layout_of({Role.AGGREGATED}, Mode.LOAD)
-    assert list(layout["Load and thresholds"]) == ["KV usage"]
-    assert list(layout["Replicas"]) == ["aggregated replicas"]
-    assert "Targets and profile" not in layout
-
-
-@pytest.mark.parametrize("mode", [Mode.ADAPTIVE, Mode.HPA])
-def test_thresholds_are_drawn_only_where_they_are_compared_with(mode):
-    """In other modes the dashboard begins with demand, and the load stands without lines that nothing follows."""
-    layout = layout_of({Role.PREFILL, Role.DECODE}, mode)
-    assert next(iter(layout)) == "Demand and supply"
-    assert layout["Load"] == {
-        "KV usage": ["Multiline", ["^kv/mean$"]],
-        "Prefill queue": ["Multiline", ["^prefill_queue/compared$"]],
-    }
 
 
 async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, caplog):
@@ -315,17 +183,6 @@ async def test_the_metrics_page_shows_demand_decisions_replicas_and_ages(world):
         ("ledger_errors_total",): 0,
     }
     assert {key: found.get(key) for key in expected} == expected
-
-
-async def test_unknown_readings_are_nan_on_the_page(world):
-    """Unknown is not zero."""
-    world.load.kv = lambda _now, _workers: None
-    world.load.queue = lambda _now, _workers: None
-    found = await page_after(world, 5)
-    rates = ("arrivals_per_second", "rejected_per_second", "oldest_wait_seconds")
-    for name in ("kv_usage_fraction", "prefill_queue_requests", *rates):
-        assert math.isnan(found[name,]), name
-    assert found["unknown_readings", "kv"] == 1
 
 
 async def test_a_forgotten_graph_leaves_the_page_and_a_restarted_loop_counts_on(world):

@@ -27,13 +27,6 @@ async def test_it_pulls_every_second_and_decides_every_thirty(world):
     assert [len(d["window"]["pulls"]) for d in world.records("decision")] == [30, 30, 30]
 
 
-async def test_intervals_that_do_not_divide_end_with_a_pull_at_the_decision(world):
-    """Pulls every 8 s of 30: at 8, 16, 24 and 30."""
-    world.config = replace(world.config, metric_pulling_interval_s=8.0)
-    await world.run_until(40)
-    assert [p["at_s"] - 1000 for p in world.records("pull")] == [8.0, 16.0, 24.0, 30.0, 38.0]
-
-
 async def test_a_ramp_scales_decode_by_one_per_interval_and_blocks_in_between(world):
     """Each decision waits until the worker of the last one is ready; then a new interval begins."""
     world.load.kv = lambda _now, _workers: 0.95
@@ -177,18 +170,6 @@ async def test_slow_pulls_are_skipped_not_made_up_for(world):
     assert world.watcher.views[-1].lag_p99_s == 0.0
 
 
-async def test_a_late_wake_up_is_lag(world):
-    """2 s late on one tick shows in the 99th percentile of few samples."""
-    sleep = world.time.sleep_until
-
-    async def oversleep(due_s, stop):
-        await sleep(due_s + (2.0 if due_s == 1010.0 else 0.0), stop)
-
-    world.time.sleep_until = oversleep
-    await world.run_until(20)
-    assert world.watcher.views[-1].lag_p99_s == 2.0
-
-
 async def test_a_failing_observer_is_logged_once_and_stops_nothing(world, caplog):
     """A broken dashboard is not worth an outage."""
 
@@ -199,23 +180,6 @@ async def test_a_failing_observer_is_logged_once_and_stops_nothing(world, caplog
     await world.run_until(65)
     assert len(world.records("decision")) == 2
     assert [r.getMessage() for r in caplog.records if "observer" in r.getMessage()] == ["observer failed"]
-
-
-async def test_an_unreadable_ledger_is_set_aside_and_planning_begins_anew(world):
-    """One clear error; the old file is kept."""
-    (world.folder / "ledger.jsonl").write_bytes(b"garbage\n" * 3)
-    await world.run_until(35)
-    assert (world.folder / "ledger.jsonl.unreadable-1").read_bytes() == b"garbage\n" * 3
-    assert [d.id for d in world.watcher.decisions] == ["d000001"]
-
-
-async def test_an_aggregated_graph_has_one_pool_and_no_queue(world):
-    """The queue is neither asked for nor missed."""
-    world.backend.replicas = {Role.AGGREGATED: 1}
-    world.load.kv = lambda _now, _workers: 0.95
-    world.load.queue = lambda _now, prefill_workers: None if prefill_workers == 0 else 0.3
-    await world.run_until(35)
-    assert world.backend.calls == [(Role.AGGREGATED, 2, "d000001")]
 
 
 async def test_ids_go_on_behind_those_known_elsewhere(world):

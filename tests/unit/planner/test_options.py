@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from sla_load import FEW_POINTS
 
@@ -9,8 +7,8 @@ from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.api.planner import PlannerConfig
 from penstock.core.errors import InvalidSpecError
-from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.options import FLAGS, SETTINGS, PlannerOptions, join
+from penstock.planner.decide.config import Mode
+from penstock.planner.options import SETTINGS, PlannerOptions, join
 
 GRAPH = """\
 apiVersion: penstock.dev/v1alpha1
@@ -33,35 +31,6 @@ spec:
 
 def _problems(excinfo):
     return [str(problem) for problem in excinfo.value.problems]
-
-
-def test_the_documents_fifteen_options_have_its_defaults():
-    """Names and defaults of the planner document, exactly and in its order."""
-    documented = {
-        "namespace": "dynamo",
-        "environment": "local",
-        "served-model-name": "vllm",
-        "no-operation": False,
-        "log-dir": None,
-        "adjustment-interval": 30,
-        "metric-pulling-interval": 1,
-        "max-gpu-budget": 8,
-        "min-gpu-budget": 1,
-        "decode-kv-scale-up-threshold": 0.9,
-        "decode-kv-scale-down-threshold": 0.5,
-        "prefill-queue-scale-up-threshold": 0.5,
-        "prefill-queue-scale-down-threshold": 0.2,
-        "decode-engine-num-gpu": 1,
-        "prefill-engine-num-gpu": 1,
-    }
-    options = join(given={}).model_dump(mode="json", by_alias=True)
-    assert list(FLAGS[:15]) == list(documented)
-    assert {key: options[key] for key in documented} == documented
-
-
-def test_the_rules_own_defaults_are_the_same():
-    """A planner without options decides by the documented numbers, and on demand."""
-    assert join(given={}).decide_config() == replace(DecideConfig(), mode=Mode.ADAPTIVE)
 
 
 def test_every_setting_of_a_graphs_planner_has_one_declaration():
@@ -154,18 +123,6 @@ def test_wrong_options_name_key_value_and_remedy(given, problem):
     assert problem in _problems(excinfo)[0]
 
 
-def test_all_problems_come_at_once(tmp_path):
-    """Nobody fixes one to meet the next."""
-    file = tmp_path / "planner.yaml"
-    file.write_text("Planner: {adjustmentInterval: 60, min-gpu-budget: -1}\n")
-    with pytest.raises(InvalidSpecError) as excinfo:
-        join(given={"max-gpu-budget": "0"}, file=file)
-    text = "\n".join(_problems(excinfo))
-    assert "Planner.adjustmentInterval: unknown option; known are namespace, environment" in text
-    assert f"{file}: --min-gpu-budget: -1" in text
-    assert "planner: --max-gpu-budget: '0'" in text
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -216,17 +173,6 @@ def test_mode_sla_takes_its_targets_from_the_graph_and_its_profile_as_given():
     assert adaptive.ttft_slo == graph.spec.router.ttft_slo_seconds
     other = adaptive.decide_config(graph, FEW_POINTS)
     assert (other.itl_slo_s, other.performance) == (None, None)
-
-
-def test_an_aggregated_graph_needs_only_one_floor():
-    """One GPU is enough for one aggregated worker."""
-    text = GRAPH.replace(
-        "    prefill: {role: prefill, gpusPerReplica: 1, scaling: {minReplicas: 1, maxReplicas: 4}}\n", ""
-    )
-    text = text.replace("role: decode, gpusPerReplica: 2", "role: aggregated, gpusPerReplica: 1")
-    text = text.replace("minReplicas: 2", "minReplicas: 1").replace("replicas: 2}", "replicas: 1}")
-    options = join(given={"max-gpu-budget": "1"}, graph=load_graph(text))
-    assert options.max_gpu_budget == 1
 
 
 def test_scaling_to_zero_is_the_graphs_to_say_and_the_flags_to_change(tmp_path):

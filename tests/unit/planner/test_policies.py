@@ -1,6 +1,5 @@
 """Policies by entry point: the guide's own distribution in a manifest, the simulator, the scoreboard and the live loop."""
 
-import importlib
 import re
 import sys
 import tomllib
@@ -20,7 +19,6 @@ from penstock.planner.decide.registry import policy_of
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import join
 from penstock.planner.replay import replay
-from penstock.simulator.workload import WorkloadSpec
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs" / "add-a-planner-policy.md"
@@ -126,15 +124,3 @@ def test_the_simulator_compares_it(installed):
     result = CliRunner().invoke(cli, ["simulate", "--trace", trace, "--planner", "queue,load"])
     assert result.exit_code == 0, result.output
     assert {"queue", "load"} <= set(result.output.split())
-
-
-def test_the_scoreboard_compares_it(installed, monkeypatch):
-    """A cell of a shortened case."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench" / "planner"))
-    cells, workloads = importlib.import_module("cells"), importlib.import_module("workloads")
-    case = next(case for case in workloads.cases(None) if case.name == "poisson")
-    short = replace(
-        case, spec=WorkloadSpec("poisson:rate=3,duration_s=90,input_tokens=8000,output_tokens=50")
-    )
-    found = cells.run_cell(cells.Cell(short, "queue", 0))
-    assert (found["policy"], found["changes"] > 0) == ("queue", True)

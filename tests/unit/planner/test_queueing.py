@@ -24,11 +24,6 @@ def test_constant_services_wait_half_as_long():
     assert constant == pytest.approx(2.0)
 
 
-def test_a_pool_that_cannot_keep_up_makes_everything_late():
-    """From as many erlangs as workers on the queue never ends."""
-    assert queueing.late_share(2, 2.0, service_s=1.0, variability=2.0, may_wait_s=9.0) == 1.0
-
-
 @given(
     workers=st.integers(1, 200),
     service_s=st.floats(0.01, 10),
@@ -46,11 +41,3 @@ def test_the_greatest_load_is_the_one_at_which_the_share_is_reached(
     assert queueing.late_share(workers, load * (1 - 1e-6), **given_) <= late
     above = min(load + 0.01 * workers, workers)
     assert above == workers or queueing.late_share(workers, above, **given_) > late
-
-
-def test_more_workers_in_one_queue_may_each_be_busier():
-    """Pooling: the reason why requests wait in the router and not in the workers."""
-    given_ = {"service_s": 1.0, "variability": 2.0, "may_wait_s": 5.0, "late": 0.01}
-    shares = [queueing.most_load(count, **given_) / count for count in (1, 2, 4, 8, 16)]
-    assert shares == sorted(shares)
-    assert shares[0] < 0.5 < shares[-1]

@@ -34,11 +34,6 @@ def test_a_number_is_fresh_stale_or_missing_with_the_reason(value, age_s, qualit
     assert (reading.value is None) == (quality is Quality.MISSING)
 
 
-def test_a_count_may_exceed_one():
-    """A queue has no upper bound."""
-    assert assess(41.0, age_s=0.0, max_age_s=1.0, source="router").value == 41.0
-
-
 @given(st.floats(), st.floats(), st.floats(min_value=0, max_value=1e6))
 def test_whatever_comes_in_a_known_value_is_a_fraction(value, age_s, max_age_s):
     """No float at all can pass as a fresh fraction outside 0 to 1 or older than allowed."""

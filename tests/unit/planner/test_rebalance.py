@@ -11,7 +11,6 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Reason
 from penstock.planner.decide.observation import PoolCounts
 from penstock.planner.decide.pipeline import decide
-from penstock.planner.decide.stabilise import rolled_back
 from penstock.planner.decide.state import PlannerState, RoleState
 from penstock.planner.ledger import read_ledger
 from penstock.planner.replay import replay
@@ -44,14 +43,6 @@ def test_the_idle_role_gives_up_a_worker_and_the_pressed_one_is_remembered(make)
         "decode 2: KV 0.95 > 0.90, but 4 + 1 GPUs exceed the budget of 4; prefill gives up one for it"
     )
     assert (state.of(D).owed, state.of(P).owed) == (True, False)
-
-
-def test_nobody_is_owed_while_the_other_role_holds_too(make):
-    """Prefill between its thresholds gives nothing up."""
-    window = make.steady(kv=[0.95, 0.95], queue=0.6, prefill=_pool(2))
-    decision, state = decide(window, PlannerState(), FULL)
-    assert _steps(decision, D) == []
-    assert not state.of(D).owed
 
 
 def test_the_claim_waits_until_the_worker_has_drained(make):
@@ -128,11 +119,6 @@ def test_a_move_that_the_giver_can_never_pay_for_is_not_begun(make):
     assert _role(decision, P).action is Action.DOWN
     assert _steps(decision, D) == [("rebalance", "not begun: no more than 1 of 4 GPUs can come free for it")]
     assert not state.of(D).owed
-
-
-def test_a_withdrawal_ends_the_claim():
-    """What never became ready is not owed another try."""
-    assert not rolled_back(RoleState(seen=2, asked=3, owed=True), DecideConfig()).owed
 
 
 async def test_rebalancing_never_exceeds_the_budget_and_survives_a_kill_at_every_step(new_world, kill_type):

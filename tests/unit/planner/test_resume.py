@@ -19,7 +19,6 @@ from penstock.planner.decide.memories import resumed
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock.planner.decide.pipeline import decide
 from penstock.planner.decide.state import PlannerState
-from penstock.planner.ledger import read_ledger
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -123,29 +122,3 @@ def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first
         for of in (memory, adaptive_memory.read(state.memory))
     )
     assert learnt == was
-
-
-async def test_a_folder_used_again_at_another_time_scale_holds_nothing_down_for_hours(world):
-    """63,000 s on the clock of the first run, 12,000 on the second's: the pool that idles shrinks as soon as ever."""
-    world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0)
-    world.backend.replicas = {P: 1, D: 3}
-    busy, idle = Demand(period_s=1.0, arrivals=2.0), Demand(period_s=1.0)
-    world.load.kv = lambda now, _workers: 0.9 if now > 60_000 else 0.01
-    world.load.demand = lambda now: busy if now > 60_000 else idle
-    world.time.at_s, world.timeline = 63_000.0, "boot@20"
-    await world.run_until(62_060)
-    world.time.at_s, world.timeline = 12_000.0, "boot@4"
-    world.backend.starting.clear()
-    decode = world.backend.replicas[D]
-    await world.run_until(11_400)
-    left_s = [
-        step["inputs"]["left_s"]
-        for record in read_ledger(world.folder).records
-        if record["type"] == "decision" and record["timeline"] == "boot@4"
-        for role in record["decision"]["roles"]
-        for step in role["steps"]
-        if step["name"] == "hold_down"
-    ]
-    assert left_s
-    assert max(left_s) <= 600
-    assert world.backend.replicas[D] < decode

@@ -9,7 +9,6 @@ import pytest
 from served import HANG, served
 
 from penstock.api import Role
-from penstock.core.errors import ObservationError
 from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.reading import Quality
 from penstock.planner.sources import pages
@@ -118,19 +117,6 @@ async def test_the_freshest_kv_reading_counts(routers, source, one, other, expec
     await routers.put("b", _page(queue=0, kv=other[0], age=other[1]))
     reading = (await source.read(QUERY)).kv["llama-decode-a"]
     assert (reading.quality, reading.value) == expected
-
-
-async def test_routers_may_come_and_go_between_reads(routers, source):
-    """The next read asks whom there is then; with nobody the source as a whole is gone."""
-    await routers.put("a", _page(queue=3))
-    assert (await source.read(QUERY)).queue.value == 3
-    await routers.put("b", _page(queue=4))
-    assert (await source.read(QUERY)).queue.value == 7
-    routers.remove("a")
-    assert (await source.read(QUERY)).queue.value == 4
-    routers.remove("b")
-    with pytest.raises(ObservationError, match="no ready router"):
-        await source.read(QUERY)
 
 
 async def test_latencies_of_all_routers_add_up_and_survive_their_restarts(routers, source):

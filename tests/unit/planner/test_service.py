@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from pathlib import Path
 
@@ -36,30 +35,6 @@ penstock_router_worker_metrics_age_seconds{worker="llama_decode",role="decode"} 
 def _dry_run(*arguments, **keys):
     answer = CliRunner().invoke(planner, ["run", "--dry-run", *arguments], catch_exceptions=False, **keys)
     return orjson.loads(answer.stdout)
-
-
-def test_all_fifteen_options_are_flags():
-    """By the document's names."""
-    flags = {
-        "namespace": "llama",
-        "environment": "kubernetes",
-        "served-model-name": "llama",
-        "log-dir": "log/planner",
-        "adjustment-interval": 60.0,
-        "metric-pulling-interval": 2.0,
-        "max-gpu-budget": 16,
-        "min-gpu-budget": 2,
-        "decode-kv-scale-up-threshold": 0.8,
-        "decode-kv-scale-down-threshold": 0.4,
-        "prefill-queue-scale-up-threshold": 1.5,
-        "prefill-queue-scale-down-threshold": 0.1,
-        "decode-engine-num-gpu": 4,
-        "prefill-engine-num-gpu": 2,
-    }
-    arguments = [text for key, value in flags.items() for text in (f"--{key}", str(value))]
-    options = _dry_run("--no-operation", *arguments)
-    assert options["no-operation"] is True
-    assert {key: options[key] for key in flags} == flags
 
 
 def test_a_flag_beats_the_environment_and_that_beats_the_file(tmp_path):
@@ -207,19 +182,6 @@ async def test_a_local_ledger_rotates_while_the_planner_runs(tmp_path, monkeypat
     assert [r["type"] for r in read_ledger(tmp_path).records].count("header") == 2
 
 
-async def test_a_planner_that_only_observes_draws_without_a_log_dir(tmp_path, monkeypatch):
-    """In a folder of its own, named by the time, beside the ledger; one that acts draws nothing there."""
-    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
-
-    async def drawn(**given):
-        await _run(_Backend(lambda: True), namespace="llama", **given)
-        return list((tmp_path / "llama-planner").glob("runs/*/events.out.tfevents.*"))
-
-    assert await drawn() == []
-    (events,) = await drawn(no_operation=True)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", events.parent.name)
-
-
 async def test_what_keeps_a_planner_from_starting_is_named(tmp_path):
     """Source router without a URL, and a file in place of the log folder."""
     with pytest.raises(ConfigError, match="--router-url: not given and not in the statefile"):
@@ -227,14 +189,6 @@ async def test_what_keeps_a_planner_from_starting_is_named(tmp_path):
     (tmp_path / "log").write_text("in the way")
     with pytest.raises(ConfigError, match=r"--log-dir .*: cannot be written to: Not a directory"):
         await _run(_Backend(), log_dir=str(tmp_path / "log" / "planner"))
-
-
-def test_real_floors_keep_high_speeds_sane():
-    """At speed 200 nothing is stale within one real second or withdrawn within thirty."""
-    fast, calm = _service(200.0).settings(), _service(1.0).settings()
-    assert (fast.max_age_s, fast.adjustment_deadline_s) == (200.0, 6000.0)
-    assert (calm.max_age_s, calm.adjustment_deadline_s) == (10.0, 600.0)
-    assert fast.timeline != calm.timeline
 
 
 def test_the_ledger_names_the_graph_that_was_given(tmp_path, monkeypatch):

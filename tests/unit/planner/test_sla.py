@@ -50,15 +50,6 @@ def test_decode_grows_until_the_itl_is_held():
     assert calm[Role.DECODE].action is not Action.UP
 
 
-def test_without_an_itl_target_decode_goes_by_kv_alone():
-    """The same load without a target: nothing to grow for."""
-    found, _ = decided_after(
-        60, rate=24.0, prefill=10, running=60.0, kv=0.05, config=replace(CONFIG, itl_slo_s=None)
-    )
-    assert found[Role.DECODE].action is not Action.UP
-    assert not [step for step in found[Role.DECODE].steps if step.name.startswith("itl")]
-
-
 @pytest.mark.parametrize("speed", [0.7, 1.0, 1.3])
 def test_a_wrong_profile_is_corrected_by_what_is_observed(speed):
     """Engines of 0.7 or 1.3 times the profile's speed are known for it within five minutes."""
@@ -129,10 +120,3 @@ def test_what_was_read_off_the_profile_is_astep_of():
     assert inputs["prompt_s"] == pytest.approx(0.1, rel=0.01)
     assert inputs["may_wait_s"] == pytest.approx(0.9, rel=0.01)
     assert (inputs["attainment"], inputs["predictor"]) == (0.99, "trend")
-
-
-def test_nothing_is_needed_of_what_cannot_be_looked_up_yet():
-    """Without an answer so far nobody knows how long requests decode."""
-    found, _ = decided_after(10, completed=0.0, output_tokens=0.0)
-    assert "needed" not in {step.name for step in found[Role.DECODE].steps}
-    assert "needed" in {step.name for step in found[Role.PREFILL].steps}

@@ -152,15 +152,6 @@ async def test_a_dead_worker_is_missing_and_a_dead_prefill_worker_hides_the_queu
     assert readings.queue.why.startswith("llama_prefill_1: ")
 
 
-async def test_a_negative_queue_is_refused_with_the_workers_name(pages):
-    """One worker's nonsense is not averaged away."""
-    async with served("vllm:num_requests_waiting -3\n") as p, served("vllm:other 1\n") as q:
-        readings = await ScrapeSource(pages).read(Query((_prefill(0, p), _prefill(1, q)), 10.0))
-    assert readings.queue.why == (
-        "llama_prefill_0: value -3 is negative; llama_prefill_1: vllm:num_requests_waiting not reported"
-    )
-
-
 # ---------------------------------------------------------------- chain
 
 
@@ -217,23 +208,6 @@ QUERY = Query((_decode(0), _prefill(0)), 10.0)
 GONE = ObservationError("connection refused")
 
 
-AGGREGATED = Query((Endpoint("llama_decode_0", Role.AGGREGATED, "http://x"),), 10.0)
-
-
-@pytest.mark.parametrize(
-    ("answer", "demand", "query"),
-    [((0.9, 3), None, QUERY), ((0.9, 3), (), QUERY), ((0.9, None), None, AGGREGATED)],
-    ids=["all", "all but the demand of a first pull", "all that an aggregated graph has"],
-)
-async def test_the_second_source_is_not_asked_while_the_first_knows_everything(answer, demand, query):
-    """No worker is scraped for what it could not tell or what the graph does not have."""
-    first, second = _Scripted("router", answer, demand=demand), _Scripted("scrape", (0.1, 0))
-    chain, _ = _chain(first, second)
-    readings = await chain.read(query)
-    assert (readings.kv["llama_decode_0"].value, readings.demand, second.calls) == (0.9, None, 0)
-    assert chain.serving == "router"
-
-
 async def test_the_second_takes_over_when_the_first_is_gone_and_says_so():
     """The reading's source names both; the change is logged once."""
     first, second = _Scripted("router", GONE), _Scripted("scrape", (0.7, 2))
@@ -262,14 +236,6 @@ async def test_a_backup_that_cannot_see_the_routers_queue_gives_a_lower_bound():
     chosen, _ = _chain(_Scripted("scrape", (0.7, 0), whole=False), _Scripted("router", GONE))
     assert (await backup.read(QUERY)).queue.at_least
     assert not (await chosen.read(QUERY)).queue.at_least
-
-
-async def test_when_nobody_knows_all_reasons_are_kept():
-    """Why is it unknown: both sources' words."""
-    chain, _ = _chain(_Scripted("router", GONE), _Scripted("scrape", (None, None)))
-    readings = await chain.read(QUERY)
-    assert readings.queue.quality is Quality.MISSING
-    assert readings.queue.why == "connection refused; scrape: not reported"
 
 
 async def test_the_last_value_is_kept_with_its_age_until_it_is_too_old():
@@ -301,16 +267,6 @@ async def test_a_source_that_failed_rests_for_a_doubling_while():
     assert chain.serving == "router"
 
 
-async def test_workers_that_left_are_forgotten():
-    """A name that comes back later starts without an old value."""
-    first = _Scripted("router", (0.9, 3), (0.9, 3), GONE)
-    chain, _ = _chain(first)
-    await chain.read(QUERY)
-    await chain.read(Query((_decode(5), _prefill(0)), 10.0))
-    readings = await chain.read(QUERY)
-    assert readings.kv["llama_decode_0"].quality is Quality.MISSING
-
-
 async def test_demand_comes_from_the_first_source_that_counts_it():
     """The preferred source cannot know it: the router is asked for it, and the workers are not."""
     demand = Demand(period_s=1.0, arrivals=5)
@@ -322,16 +278,6 @@ async def test_demand_comes_from_the_first_source_that_counts_it():
     assert readings.demand == demand
     assert (readings.queue.value, readings.queue.source) == (3.0, "prometheus")
     assert (second.calls, third.calls) == (1, 0)
-
-
-async def test_waiting_requests_of_workers_are_kept_like_their_kv():
-    """From the source that tells them, then with their age, then not at all."""
-    first = _Scripted("router", (0.9, 3), (0.9, 3), GONE, waiting=6)
-    chain, clock = _chain(first)
-    assert (await chain.read(QUERY)).worker_waiting["llama_decode_0"].value == 6.0
-    assert (await chain.read(QUERY)).worker_waiting["llama_decode_0"].value == 6.0
-    clock.model_s = 11.0
-    assert not (await chain.read(QUERY)).worker_waiting["llama_decode_0"].is_known
 
 
 # ---------------------------------------------------------------- Prometheus

@@ -64,20 +64,6 @@ async def test_mode_sla_shows_expected_beside_arrived_the_profile_and_the_target
     assert found["attained_fraction", "itl"] == pytest.approx(1.0)
 
 
-async def test_what_is_unknown_is_absent(world):
-    """No demand and no latencies: the targets alone; zero would be a claim."""
-    found = await _shown(world, SLA, 60, demand=lambda _now: None)
-    assert {key[0] for key in found} <= {"target_seconds", "attainment_goal_fraction", "correction_factor"}
-
-
-async def test_an_old_forecast_is_none_of_now(world):
-    """Demand becomes unknown: a minute after the last expected time nothing is expected."""
-    found = await _shown(world, SLA, 60, demand=lambda now: DEMAND if now < 1030 else None)
-    assert ("forecast_tokens_per_second",) in found
-    found = await _shown(world, SLA, 400, demand=lambda now: DEMAND if now < 1090 else None)
-    assert ("forecast_tokens_per_second",) not in found
-
-
 @pytest.mark.parametrize(
     ("mode", "more"), [(Mode.ADAPTIVE, {"forecast_tokens_per_second"}), (Mode.LOAD, set())]
 )

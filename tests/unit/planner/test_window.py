@@ -85,14 +85,6 @@ def test_requests_that_wait_inside_weigh_on_kv(make):
     assert kv_signal([replace(pull, worker_waiting=waiting)]).mean == pytest.approx(0.4)
 
 
-def test_only_the_first_reasons_are_named(make):
-    """A thousand missing workers make one short reason and a count."""
-    readings = {f"w{i}": make.reading(None) for i in range(1000)}
-    pull = summarise(Observation(1.0, {Role.DECODE: PoolCounts(1000)}, readings, None))
-    assert pull.kv.unknown == 1000
-    assert pull.kv.why.count(";") == 2
-
-
 def test_a_prefill_pool_without_a_queue_reading_has_a_missing_one():
     """An observation that forgot the queue is unknown, never zero."""
     pull = summarise(Observation(1.0, {Role.PREFILL: PoolCounts(1), Role.DECODE: PoolCounts(0)}, {}, None))
