@@ -9,6 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
+from penstock.api import Role
 from penstock.core.errors import ForbiddenError
 from penstock.kube.kinds import POD
 from penstock.kube.objects.names import ROLE_LABEL, SERVICE_LABEL
@@ -16,12 +17,14 @@ from penstock.operator.apply import Applier
 from penstock.operator.cluster import GraphSnapshot
 from penstock.operator.draining import DrainingPool, Drains
 from penstock.operator.plan.deletion import Child, DeletionStep, next_step
+from penstock.operator.plan.drain import is_idle
 from penstock.operator.plan.pods import PodView
 from penstock.operator.trim import Object
 from penstock.operator.workloads import WORKLOADS, is_own, known_replicas, replicas_of
 
 IDLE_END_S: Final = 1
-"""Grace of an idle worker of a graph whose routers are gone; real seconds, the shortest that still sends SIGTERM."""
+"""Grace of an idle router of a graph that goes, and of an idle worker behind it; real seconds, the shortest that still
+sends SIGTERM."""
 
 
 class Deletion:
@@ -44,7 +47,8 @@ class Deletion:
         """
         uid = raw["metadata"]["uid"]
         own = {key: each for key, each in snapshot.children.items() if is_own(each, uid)}
-        step = next_step([_child(each) for each in own.values()], snapshot.views())
+        ended = await self._end_idle_routers(snapshot, now_s)
+        step = next_step([_child(each) for each in own.values()], snapshot.views(), ended=ended)
         for (kind, _), child in sorted(own.items()):
             if kind in WORKLOADS and _label(child, SERVICE_LABEL) in step.drain:
                 await self._drain(child, snapshot, now_s, has_senders=False)
@@ -65,7 +69,7 @@ class Deletion:
         """
         if workload["metadata"].get("deletionTimestamp"):
             return
-        is_router = _label(workload, ROLE_LABEL) == "router"
+        is_router = _label(workload, ROLE_LABEL) == Role.ROUTER
         pods = _pods_of(workload, snapshot)
         if is_router or not any(each["view"].alive for each in pods):
             await self._applier.delete(workload)
@@ -93,6 +97,33 @@ class Deletion:
         if not has_senders and not plan.spec_replicas:
             await self._end_idle(pods, plan.leaving, now_s)
 
+    async def _end_idle_routers(self, snapshot: GraphSnapshot, now_s: float) -> frozenset[str]:
+        """End the routers once all leave and all are idle, without their hooks' pause; return those that end.
+
+        One that is idle may pass requests on for another, so a busy one keeps all. Workers are asked as well, because
+        their idleness counts from the first look.
+        """
+        pods = [each for each in snapshot.pods.values() if not each["view"].finished]
+        routers = [each for each in pods if each["view"].role == Role.ROUTER]
+        leaving = [each for each in routers if each["view"].deleted_s is not None]
+        ended = {each["view"].name for each in leaving if each["view"].deleted_s <= now_s + IDLE_END_S}
+        rest = [each for each in leaving if each["view"].name not in ended]
+        if rest and len(leaving) == len(routers):
+            loads = await self._drains.loads(pods)
+            if all(is_idle(loads[each["view"].name]) for each in rest):
+                ended |= {each["view"].name for each in rest if await self._end(each)}
+        return frozenset(ended)
+
+    async def _end(self, pod: Object) -> bool:
+        """Delete a pod with the shortest grace; return False where that right is missing."""
+        metadata = {**pod["metadata"], "uid": pod["view"].uid}
+        with suppress(ForbiddenError):  # rights of an older chart: the pod ends a little later by itself
+            await self._applier.delete(
+                {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}, grace_s=IDLE_END_S
+            )
+            return True
+        return False
+
     async def _end_idle(self, pods: tuple[Object, ...], leaving: Collection[str], now_s: float) -> None:
         """End the pods that leave because they are idle, without the pause that their hooks make for routers.
 
@@ -103,10 +134,7 @@ class Deletion:
             since_s = now_s if view.drain_since_s is None else view.drain_since_s
             if view.name not in leaving or now_s - since_s >= view.grace_s:
                 continue
-            metadata = {**each["metadata"], "uid": view.uid}
-            pod = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}
-            with suppress(ForbiddenError):  # rights of an older chart: the pod ends a little later by itself
-                await self._applier.delete(pod, grace_s=IDLE_END_S)
+            await self._end(each)
 
 
 def _pods_of(workload: Object, snapshot: GraphSnapshot) -> tuple[Object, ...]:

@@ -69,6 +69,10 @@ class Drains:
         self._applier = applier
         self._loads = loads
 
+    async def loads(self, pods: Sequence[Object]) -> dict[str, Load | None]:
+        """Return what each pod does, by name; None where it is unknown."""
+        return await self._loads.read([(each["view"], each["ip"]) for each in pods])
+
     async def step(self, pool: DrainingPool, *, now_s: float) -> ScalePlan:
         """Mark and unmark pods as the plan says; return the plan, whose ``spec_replicas`` is yet to be written.
 

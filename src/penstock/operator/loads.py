@@ -1,6 +1,6 @@
-"""What draining workers still do: their own metrics, read by pod address while something drains and never else.
+"""What draining pods still do: their own metrics, read by pod address while something drains and never else.
 
-A worker that does not answer, or whose page lacks a series, is unknown, which is not idle.
+A pod that does not answer, or whose page lacks a series, is unknown, which is not idle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from penstock.api import Role
 from penstock.core.errors import ObservationError, SaturatedError, UpstreamError
 from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool, Timeouts
-from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
+from penstock.core.metric_names import (
+    DYNAMO_WORKER_INFLIGHT,
+    ROUTER_DECODE_QUEUE_REQUESTS,
+    ROUTER_QUEUE_REQUESTS,
+    ROUTER_WORKER_INFLIGHT_REQUESTS,
+    VLLM_KV_USAGE,
+    VLLM_RUNNING,
+    VLLM_WAITING,
+)
 from penstock.kube.objects.names import WORKER_PORT
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.scale import Load
@@ -28,6 +36,7 @@ TIMEOUTS: Final = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=
 """Real seconds. Chosen: an overloaded worker answers in tenths; a longer wait would hold up the whole graph."""
 
 _SERIES: Final = (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE, DYNAMO_WORKER_INFLIGHT)
+_OF_ROUTERS: Final = (ROUTER_QUEUE_REQUESTS, ROUTER_DECODE_QUEUE_REQUESTS, ROUTER_WORKER_INFLIGHT_REQUESTS)
 
 FORGET_S: Final = 60.0
 """A worker not looked at for so long starts its idleness anew; real seconds, chosen."""
@@ -65,12 +74,12 @@ class MetricsReader:
     async def _load(self, pod: PodView, address: str) -> Load | None:
         uid = pod.uid
         page = await self._page(address) if address else None
-        found = None if page is None else _load_of(page)
+        found = None if page is None else _load_of(page, is_router=pod.role == Role.ROUTER)
         if found is None:
             self._idle_since.pop(uid, None)
             return None
         now_s = self._now_s()
-        load = replace(found, keeps_leases=pod.role != Role.DECODE)
+        load = replace(found, keeps_leases=pod.role != Role.DECODE)  # a router reports no KV
         if not load.is_idle:
             self._idle_since.pop(uid, None)
             return load
@@ -89,19 +98,24 @@ class MetricsReader:
         return answer.body.decode("utf-8", errors="replace") if answer.status == 200 else None
 
 
-def _load_of(page: str) -> Load | None:
-    """Return what a worker's page says, engines added up and the fullest KV cache; None if it does not say it.
+def _load_of(page: str, *, is_router: bool = False) -> Load | None:
+    """Return what a pod's page says, engines added up and the fullest KV cache; None if it does not say it.
 
     A Dynamo worker counts its requests itself, those that its engine has not seen yet included. Where it does, vLLM's
     gauges may be absent: Dynamo's mocker has none for prefill.
     """
     try:
-        samples = parse_samples(page, _SERIES)
+        wanted = _OF_ROUTERS if is_router else _SERIES
+        samples = parse_samples(page, wanted)
     except ObservationError:
         return None
-    found = {name: [each.value for each in samples if each.name == name] for name in _SERIES}
+    found = {name: [each.value for each in samples if each.name == name] for name in wanted}
     if not all(math.isfinite(each) and each >= 0 for values in found.values() for each in values):
         return None
+    if is_router:
+        waiting = int(sum(found[ROUTER_QUEUE_REQUESTS]) + sum(found[ROUTER_DECODE_QUEUE_REQUESTS]))
+        running = int(sum(found[ROUTER_WORKER_INFLIGHT_REQUESTS]))
+        return Load(running, waiting, None) if found[ROUTER_QUEUE_REQUESTS] else None
     running, waiting = int(sum(found[VLLM_RUNNING])), int(sum(found[VLLM_WAITING]))
     kv_usage_fraction = max(found[VLLM_KV_USAGE], default=None)
     if found[DYNAMO_WORKER_INFLIGHT]:

@@ -484,7 +484,9 @@ class Reconciler:
                     deleting=step.message,
                 )
                 await self._statuses.graph(raw, facts, now_s=self._now_s())
-                return ReconcileResult("waiting", DRAIN_REQUEUE_S if step.drain else UNREADY_REQUEUE_S)
+                return ReconcileResult(
+                    "waiting", DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
+                )
         log.info("graph deleted", namespace=key[0], name=key[1])
         # Kopf's handler waits for this, and kopf removes the finalizer then.
         self._deletions.setdefault(raw["metadata"]["uid"], asyncio.Event()).set()

@@ -47,6 +47,24 @@ async def _read(pool, address="10.0.0.7", clock=None):
 
 
 @pytest.mark.parametrize(
+    ("page", "load"),
+    [
+        (
+            b'penstock_router_prefill_queue_requests 2\npenstock_router_worker_inflight_requests{worker="d"} 3\n',
+            (3, 2),
+        ),
+        (b"penstock_router_prefill_queue_requests 0\npenstock_router_decode_queue_requests 1\n", (0, 1)),
+        (b"dynamo_frontend_inflight_requests 0\n", None),
+    ],
+)
+async def test_a_router_does_what_waits_in_it_and_what_it_has_sent(page, load):
+    """Another runtime's own frontend is unknown."""
+    router = PodView(name="r-1", uid="u-2", role="router")
+    found = (await MetricsReader(Pool(page), now_s=Clock()).read([(router, "10.0.0.7")]))["r-1"]
+    assert found == (None if load is None else Load(*load, None))
+
+
+@pytest.mark.parametrize(
     ("address", "url"),
     [("10.0.0.7", "http://10.0.0.7:8000/metrics"), ("fd00::7", "http://[fd00::7]:8000/metrics")],
 )

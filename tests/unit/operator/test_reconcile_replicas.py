@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from graph_harness import KEY, Loads, operator, pod, to_rest, told
+from graph_harness import KEY, Loads, operator, pod, router, to_rest, told
 
 from penstock.core.errors import (
     UnavailableError,
@@ -214,9 +214,8 @@ async def test_a_service_that_is_no_longer_wanted_goes(api):
     assert set(deleted[1:]) == {("Service", "g-second"), ("PodDisruptionBudget", "g-second")}
 
 
-async def test_idle_workers_of_a_deleted_graph_end_at_once(api):
-    """Routers are gone, so nothing is waited for but idleness; a busy worker keeps its own grace period."""
-    idle, busy = Load(0, 0, 0.0, idle_s=60.0), Load(3, 0, 0.4)
+async def _ended(api, loads):
+    """Delete a graph with two routers, prefill and decode; return the pods that were ended and their grace."""
     given = {}
     delete = api.delete
 
@@ -226,15 +225,48 @@ async def test_idle_workers_of_a_deleted_graph_end_at_once(api):
         await delete(kind, name, grace_s=grace_s, **keys)
 
     api.delete = noted
-    async with operator(api, Loads({"decode-1": idle, "prefill-1": busy})) as made:
+    async with operator(api, Loads(loads)) as made:
         await to_rest(api, made)
-        for service in ("decode", "prefill"):
-            made_pod = pod(f"{service}-1", service, gated=False, ready=True, phase="Running")
+        for name, service in (
+            ("f-1", "frontend"),
+            ("f-2", "frontend"),
+            ("decode-1", "decode"),
+            ("prefill-1", "prefill"),
+        ):
+            made_pod = (
+                router()
+                if service == "frontend"
+                else pod(name, service, gated=False, ready=True, phase="Running")
+            )
+            made_pod["metadata"]["name"] = name
             made_pod["spec"]["terminationGracePeriodSeconds"] = 10**9
-            await api.create(made_pod, field_manager="kubelet")
+            if service == "frontend" and name in loads:
+                made_pod["metadata"]["deletionTimestamp"] = "2099-01-01T00:00:00Z"
+            if service != "frontend" or name in loads:
+                await api.create(made_pod, field_manager="kubelet")
         await api.delete(GRAPH_DEPLOYMENT, "g", namespace="ns")
         await told(api)
         for _ in range(4):
             await made.reconciler.reconcile(KEY)
             await told(api)
-    assert given == {"decode-1": 1}
+    return given
+
+
+IDLE, BUSY = Load(0, 0, 0.0, idle_s=60.0), Load(3, 0, 0.4)
+
+
+async def test_idle_workers_of_a_deleted_graph_end_at_once(api):
+    """Routers are gone, so nothing is waited for but idleness; a busy worker keeps its own grace period."""
+    assert await _ended(api, {"decode-1": IDLE, "prefill-1": BUSY}) == {"decode-1": 1}
+
+
+async def test_idle_routers_of_a_deleted_graph_end_at_once_and_workers_beside_them(api):
+    """They have left their Service, and hold no request."""
+    loads = dict.fromkeys(("f-1", "f-2", "decode-1", "prefill-1"), IDLE)
+    assert await _ended(api, loads) == dict.fromkeys(loads, 1)
+
+
+@pytest.mark.parametrize("load", [BUSY, Load(0, 0, None), None])
+async def test_a_router_that_may_hold_a_request_keeps_the_others(api, load):
+    """They may pass requests on for it; one that was idle once, or does not answer, may hold some."""
+    assert await _ended(api, {"f-1": IDLE, "f-2": load, "decode-1": IDLE, "prefill-1": IDLE}) == {}

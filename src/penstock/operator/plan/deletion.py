@@ -2,8 +2,8 @@
 
 Pure: what still exists decides the next step.
 
-1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun.
-2. Once no router pod is left, workers can only be finishing: each is drained (`drain.plan_scale` with desired 0),
+1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun. Idle ones are ended.
+2. Once no router pod is left but those, workers can only be finishing: each is drained (`drain.plan_scale` with desired 0),
    its workload deleted when none of its pods lives.
 3. When no pod of the graph is left, everything else is deleted: adapters, Services, and so on.
 4. When nothing is left, the finalizer goes.
@@ -14,7 +14,7 @@ of workers last, because routers find workers through them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,18 +73,28 @@ class DeletionStep:
     release: bool = False
     message: str = ""
 
+    @property
+    def waits_for_idleness(self) -> bool:
+        """Whether pods are to be asked again soon."""
+        return bool(self.drain) or self.stage is DeletionStage.ROUTERS
 
-def next_step(children: Iterable[Child], pods: Sequence[PodView]) -> DeletionStep:
+
+def next_step(
+    children: Iterable[Child], pods: Sequence[PodView], *, ended: Collection[str] = ()
+) -> DeletionStep:
     """Return the next step of the deletion of a graph.
 
     Args:
         children: Every object that exists of it, pods aside.
         pods: Every pod that exists of it; finished ones are waited for too, their workload deletes them.
+        ended: Router pods that hold no request and end within a second or two.
     """
     present = sorted(children)
     workloads = [child for child in present if child.is_workload]
     routers = [child for child in workloads if child.role == Role.ROUTER]
-    router_pods = [pod for pod in pods if pod.role == Role.ROUTER and not pod.finished]
+    router_pods = [
+        pod for pod in pods if pod.role == Role.ROUTER and not pod.finished and pod.name not in ended
+    ]
     if routers or router_pods:
         return DeletionStep(DeletionStage.ROUTERS, _undeleted(routers), message=_told("router", router_pods))
     worker_pods = [pod for pod in pods if not pod.finished]

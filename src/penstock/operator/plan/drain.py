@@ -120,6 +120,11 @@ class _Clock:
         return _busy_with(self.load(pod))
 
 
+def is_idle(load: Load | None) -> bool:
+    """Return whether two looks far enough apart found nothing to do."""
+    return _busy_with(load) is None
+
+
 def _busy_with(load: Load | None) -> str | None:
     if load is None:
         return "its load is unknown; it leaves when its grace is over"

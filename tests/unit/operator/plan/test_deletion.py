@@ -15,6 +15,14 @@ def pod(name, role, **more):
     return PodView(name, role=role, service="frontend" if role == "router" else role, **more)
 
 
+def test_an_idle_router_that_ends_is_waited_for_only_by_what_it_needs():
+    """Workers go beside it; Services and the rest behind it."""
+    ending = pod("r", "router", terminating=True)
+    step = next_step([DECODE, CONFIG], [ending, pod("d", "decode")], ended={"r"})
+    assert (step.stage, step.drain) == (DeletionStage.WORKERS, ("decode",))
+    assert next_step([CONFIG], [ending], ended={"r"}).delete == ()
+
+
 def test_then_workers_are_drained_and_deleted():
     """A service with living pods drains; one without loses its workload."""
     step = next_step([PREFILL, DECODE, CONFIG], [pod("d", "decode"), pod("p", "prefill", terminating=True)])
