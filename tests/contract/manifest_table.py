@@ -64,7 +64,7 @@ def cel_says(data, old=None) -> list[str]:
 
 
 def cel_breaks(data, old=None) -> list[tuple[str, str]]:
-    """The emitted rules that a manifest breaks, with what each says."""
+    """What the emitted rules that a manifest breaks demand, with what each says."""
     return list(_broken(SCHEMA, _stored(SCHEMA, data), old=old and _stored(SCHEMA, old)))
 
 
@@ -120,14 +120,14 @@ def _evaluate(expression: str, value: Any, old: Any) -> Any:
 
 
 def _broken(part: dict[str, Any], value: Any, path: str = "", old: Any = None) -> Iterator[tuple[str, str]]:
-    """Yield each emitted rule that a stored value breaks, with its message behind the path that the server names."""
+    """Yield what each emitted rule that a stored value breaks demands, with its message behind the path that the server names."""
     for entry in part.get("x-kubernetes-validations", ()):
         if "oldSelf" in entry["rule"] and old is None:
             continue
         if not _evaluate(entry["rule"], value, old):
             message = _evaluate(entry["messageExpression"], value, old)
             at = f"{path}{entry.get('fieldPath', '')}".lstrip(".")
-            yield entry["rule"], message if message.startswith("spec.") else f"{at}: {message}"
+            yield entry["message"], message if message.startswith("spec.") else f"{at}: {message}"
     if isinstance(value, list):
         for index, each in enumerate(value):
             yield from _broken(part.get("items", {}), each, f"{path}[{index}]")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Any, get_args
+from typing import Any
 
 from pydantic.alias_generators import to_camel
 
 from penstock.api.base import SpecModel
 from penstock.api.router import RetriesConfig, RouterConfig
-from penstock.api.rule import Rule, quoted, unless
+from penstock.api.rule import Rule, literal, quoted, unless
 from penstock.api.runtimes import DEFAULT_RUNTIME, OwnFrontend
 from penstock.api.tiers import TiersConfig
 
@@ -54,21 +53,7 @@ def _is_default(path: str, value: Any, annotation: Any) -> str:
         return f"(!has({path}) || {' && '.join(parts)})"
     if isinstance(value, tuple | dict):
         return f"(!has({path}) || size({path}) == 0)"
-    return f"{path} == {_literal(value, annotation)}"
-
-
-def _literal(value: Any, annotation: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Enum):
-        return quoted(str(value.value))
-    if isinstance(value, str):
-        return quoted(value)
-    return repr(float(value)) if _holds_float(annotation) else str(value)
-
-
-def _holds_float(annotation: Any) -> bool:
-    return annotation is float or any(map(_holds_float, get_args(annotation)))
+    return f"{path} == {literal(value, annotation)}"
 
 
 def policy_rule(runtime: str, frontend: OwnFrontend) -> Rule[Any]:

@@ -4,7 +4,8 @@
 `penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
 
 CEL is that of Kubernetes 1.29: ``[x].map(v, …)[0]`` binds a name, since that version has no ``cel.bind``. A null or
-absent key makes ``has()`` false; keys with a default are always there. The API server takes the text of a number for
+absent key makes ``has()`` false. A row reads a key as if its default were stored, and `penstock.api.crd.absent_keys`
+emits it for objects that hold only what was written. The API server takes the text of a number for
 boundlessly long, so a message is one ``format`` with nothing appended; and its cost grows with the services' bound,
 25, for each loop in a loop.
 """
@@ -15,7 +16,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from enum import Enum
+from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
@@ -149,6 +151,26 @@ def dotted(path: KeyPath) -> str:
 def quoted(text: str) -> str:
     """Return text as a CEL string."""
     return "'" + text.replace("'", "\\'") + "'"
+
+
+def literal(value: object, annotation: Any) -> str:
+    """Return a scalar as CEL has it.
+
+    Args:
+        value: The scalar.
+        annotation: Its field's type; tells a number's CEL type, which a whole number does not.
+    """
+    if isinstance(value, Enum):
+        return quoted(str(value.value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return quoted(value)
+    return repr(float(str(value))) if _holds_float(annotation) else str(value)
+
+
+def _holds_float(annotation: Any) -> bool:
+    return annotation is float or any(map(_holds_float, get_args(annotation)))
 
 
 def _keys(path: str) -> tuple[str, ...]:

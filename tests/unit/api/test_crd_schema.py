@@ -7,6 +7,7 @@ from pydantic import Field, JsonValue
 
 from penstock.api import Condition, GraphDeployment, Role, ScalingAdapter
 from penstock.api.base import DnsLabel, Flag, Integer, Number, SpecModel
+from penstock.api.crd.absent_keys import with_absent_keys
 from penstock.api.crd.schema import openapi
 from penstock.api.rule import Rule
 
@@ -78,9 +79,9 @@ def made_body():
         ),
         (
             "limit",
-            {"description": "Limit.", "type": "integer", "minimum": 1, "nullable": True, "default": 8},
+            {"description": "Limit.", "type": "integer", "minimum": 1, "nullable": True},
         ),
-        ("flag", {"description": "Flag.", "type": "boolean", "default": False}),
+        ("flag", {"description": "Flag.", "type": "boolean"}),
         (
             "args",
             {
@@ -96,7 +97,7 @@ def made_body():
         ),
     ],
 )
-def test_a_key_keeps_type_bounds_default_and_description(body, key, schema):
+def test_a_key_keeps_type_bounds_and_description(body, key, schema):
     """Each sort of key becomes what a structural schema can say."""
     assert body[key] == schema
 
@@ -109,17 +110,52 @@ def test_a_map_has_one_schema_for_its_values_and_a_bound(body):
     assert set(parts["additionalProperties"]["properties"]) == {"size", "label"}
 
 
-def test_a_section_with_rules_has_its_default_written_out():
-    """The API server judges a default before it fills in keys."""
-    ruled = openapi(Thing)["properties"]["spec"]["properties"]["ruled"]
-    assert ruled["default"] == {"size": 1}
-    assert ruled["x-kubernetes-validations"] == [
+def test_a_rule_finds_the_defaults_that_the_object_does_not_hold(body):
+    """No default is written into an object, so that a later release may have another."""
+    assert "default" not in body["part"] | body["ruled"]
+    assert body["ruled"]["x-kubernetes-validations"] == [
         {
-            "rule": "self.size > 0",
+            "rule": "(has(self.size) ? self.size : 1.0) > 0",
             "message": "must hold: size is above 0; raise it",
             "messageExpression": "'it is 0; raise it'",
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("cel", "expected"),
+    [
+        ("self.role == 'self.flag'", "self.role == 'self.flag'"),
+        ("!self.flag", "!(has(self.flag) ? self.flag : false)"),
+        ("self.part.size > 1", "(has(self.part) && has(self.part.size) ? self.part.size : 1.0) > 1"),
+        ("has(self.part.label)", "(has(self.part) && has(self.part.label))"),
+        ("self.args.all(a, a != '')", "self.args.all(a, a != '')"),
+        (
+            "self.parts.all(k, self.parts[k].size < 2)",
+            "self.parts.all(k, (has(self.parts) && has(self.parts[k].size) ? self.parts[k].size : 1.0) < 2)",
+        ),
+    ],
+)
+def test_a_read_of_an_absent_key_is_one_of_its_default(cel, expected):
+    """Also below an absent section; what a rule guards itself, and text, stay as they are."""
+    assert with_absent_keys(cel, Body) == expected
+
+
+def test_the_few_defaults_that_are_stored():
+    """Those whose change a rule forbids, the budget, whose null means something else, and the number of /scale."""
+
+    def stored(schema, path=""):
+        for key, value in schema.get("properties", {}).items():
+            yield from [f"{path}.{key}"] * ("default" in value)
+            yield from stored(value, f"{path}.{key}")
+
+    assert set(stored(openapi(GraphDeployment))) == {
+        ".spec.runtime",
+        ".spec.operatorClass",
+        ".spec.planner",
+        ".spec.planner.maxGpuBudget",
+    }
+    assert set(stored(openapi(ScalingAdapter))) == {".spec.replicas"}
 
 
 def test_a_rule_of_a_key_stands_at_the_key():
@@ -128,15 +164,14 @@ def test_a_rule_of_a_key_stands_at_the_key():
     assert [each["rule"] for each in size["x-kubernetes-validations"]] == ["self != 1.5"]
 
 
-def test_a_status_has_no_defaults():
-    """A default would claim what no controller has seen; several writers own one condition each."""
+def test_several_writers_own_one_condition_each():
+    """So a list of conditions is a map by their type."""
     status = openapi(Thing)["properties"]["status"]["properties"]
-    assert "default" not in status["phase"]
     assert status["conditions"]["x-kubernetes-list-type"] == "map"
     assert status["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
 
 
-def test_the_type_keys_carry_no_default():
+def test_the_type_keys_carry_no_bounds():
     """The API server forbids it, and bounds of metadata but for the name."""
     schema = openapi(Thing)
     assert schema["properties"]["kind"] == {"description": "Kind.", "type": "string"}

@@ -3,7 +3,8 @@
 `python -m penstock.api.crd` writes the files, and `definitions` gives them to who compares them with a
 cluster's. Pure but for ``__main__``, which writes the files.
 
-- `schema`: the models' JSON schema as a structural OpenAPI schema, with defaults, bounds and rules in CEL;
+- `schema`: the models' JSON schema as a structural OpenAPI schema, with bounds and rules in CEL;
+- `absent_keys`: the rules for objects without their defaults;
 - `definition`: names, columns and subresources of each kind.
 """
 

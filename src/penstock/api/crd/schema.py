@@ -1,9 +1,9 @@
 """Turns a model into the structural OpenAPI v3 schema that a CustomResourceDefinition holds.
 
 Starts from pydantic's own JSON schema, so types, bounds, patterns and descriptions have one source. What
-differs: references are inlined, null is ``nullable``, exclusive bounds are flags, a section's default is
-``{}`` (the API server then fills in its keys) unless rules check it, which see a default as it stands; and
-``metadata`` is reduced to the name's length.
+differs: references are inlined, null is ``nullable``, exclusive bounds are flags, and ``metadata`` is reduced to the
+name's length. Defaults are the models', who apply them when they read: an object that is stored with them would keep
+those of its day. What a status starts from no controller has observed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.api.base import SpecModel
+from penstock.api.crd.absent_keys import is_stored, with_absent_keys
 from penstock.api.fields import sections
-from penstock.api.rule import Rule
 
 Schema = dict[str, Any]
 
@@ -35,9 +35,6 @@ _KEPT = (
 _LIST_KEYS: Mapping[str, str] = {"Condition": "type"}
 """Lists of these models are maps by this key, so that several writers can own one entry each."""
 
-_NO_DEFAULTS = ("GraphStatus", "AdapterStatus", "ProfileRequestStatus")
-"""Controllers write a status; a default would claim a state that no controller has observed."""
-
 _METADATA: Schema = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 63}},
@@ -51,8 +48,8 @@ def openapi(model: type[SpecModel]) -> Schema:
         model: A whole kind: apiVersion, kind, metadata, spec, status; its rules and those of its sections go with it.
     """
     whole = model.model_json_schema(by_alias=True, mode="validation")
-    converter = _Converter(whole.pop("$defs"), {each.__name__: each.rules for _, each in sections(model)})
-    schema = converter.section(model.__name__, whole, with_defaults=True)
+    converter = _Converter(whole.pop("$defs"), {each.__name__: each for _, each in sections(model)})
+    schema = converter.section(model.__name__, whole)
     for key in ("apiVersion", "kind"):
         schema["properties"][key] = {
             "description": schema["properties"][key]["description"],
@@ -64,17 +61,15 @@ def openapi(model: type[SpecModel]) -> Schema:
 
 
 class _Converter:
-    """Converts parts of one JSON schema; knows its definitions and the rules to attach."""
+    """Converts parts of one JSON schema; knows its definitions and the models, whose rules it attaches."""
 
-    def __init__(self, definitions: Mapping[str, Schema], rules: Mapping[str, tuple[Rule[Any], ...]]) -> None:
+    def __init__(self, definitions: Mapping[str, Schema], models: Mapping[str, type[SpecModel]]) -> None:
         self._definitions = definitions
-        self._rules = rules
+        self._models = models
 
-    def section(self, name: str, source: Schema, *, with_defaults: bool) -> Schema:
-        with_defaults = with_defaults and name not in _NO_DEFAULTS
+    def section(self, name: str, source: Schema) -> Schema:
         properties = {
-            key: self._property(f"{name}.{key}", value, with_defaults=with_defaults)
-            for key, value in source["properties"].items()
+            key: self._property(f"{name}.{key}", value) for key, value in source["properties"].items()
         }
         result: Schema = {"description": _first_paragraph(source["description"]), "type": "object"}
         if source.get("required"):
@@ -82,29 +77,31 @@ class _Converter:
         result["properties"] = properties
         return self._with_rules(result, name)
 
-    def _property(self, path: str, source: Schema, *, with_defaults: bool) -> Schema:
-        result = self._value(source, with_defaults=with_defaults)
+    def _property(self, path: str, source: Schema) -> Schema:
+        result = self._value(source)
         if "description" in source:
             result = {"description": source["description"], **_without(result, "description")}
-        default = _default(source.get("default"))
-        if with_defaults and default not in (None, [], {}):
-            whole = not isinstance(default, dict) or "x-kubernetes-validations" in result
-            result["default"] = default if whole else {}
         name, _, key = path.partition(".")
+        if is_stored(name, key):
+            default = source["default"]
+            result["default"] = {} if isinstance(default, dict) else default
         return self._with_rules(result, name, key)
 
     def _with_rules(self, schema: Schema, name: str, key: str = "") -> Schema:
-        rules = [each for each in self._rules.get(name, ()) if each.key == key and each.cel is not None]
-        return (
-            {**schema, "x-kubernetes-validations": [each.to_schema() for each in rules]} if rules else schema
-        )
+        """Add the CEL of a model's rules, or of those that stand at one of its keys."""
+        model = self._models.get(name)
+        rules = () if model is None else model.rules
+        entries = [each.to_schema() for each in rules if each.key == key and each.cel is not None]
+        for entry in () if model is None or key else entries:
+            entry |= {each: with_absent_keys(entry[each], model) for each in ("rule", "messageExpression")}
+        return {**schema, "x-kubernetes-validations": entries} if entries else schema
 
-    def _value(self, source: Schema, *, with_defaults: bool) -> Schema:
+    def _value(self, source: Schema) -> Schema:
         if "anyOf" in source:
             inner = next(each for each in source["anyOf"] if each.get("type") != "null")
-            return {**self._value(inner, with_defaults=with_defaults), "nullable": True}
+            return {**self._value(inner), "nullable": True}
         if "$ref" in source:
-            return self._reference(source["$ref"].rpartition("/")[2], with_defaults=with_defaults)
+            return self._reference(source["$ref"].rpartition("/")[2])
         result = {key: source[key] for key in _KEPT if key in source}
         if "const" in source:
             result["enum"] = [source["const"]]
@@ -113,41 +110,33 @@ class _Converter:
             if exclusive in source:
                 result |= {bound: source[exclusive], exclusive: True}
         if result.get("type") == "array":
-            result |= self._list(source["items"], with_defaults=with_defaults)
+            result |= self._list(source["items"])
         if result.get("type") == "object":
-            result |= self._map(source, with_defaults=with_defaults)
+            result |= self._map(source)
         return result
 
-    def _reference(self, name: str, *, with_defaults: bool) -> Schema:
+    def _reference(self, name: str) -> Schema:
         definition = self._definitions[name]
         if "properties" in definition:
-            return self.section(name, definition, with_defaults=with_defaults)
+            return self.section(name, definition)
         if "enum" in definition:
             return {"type": definition["type"], "enum": definition["enum"]}
         return {"x-kubernetes-preserve-unknown-fields": True}
 
-    def _list(self, items: Schema, *, with_defaults: bool) -> Schema:
-        result: Schema = {"items": self._value(items, with_defaults=with_defaults)}
+    def _list(self, items: Schema) -> Schema:
+        result: Schema = {"items": self._value(items)}
         key = _LIST_KEYS.get(items.get("$ref", "").rpartition("/")[2])
         if key is None:
             return {**result, "x-kubernetes-list-type": "atomic"}
         return {**result, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
-    def _map(self, source: Schema, *, with_defaults: bool) -> Schema:
+    def _map(self, source: Schema) -> Schema:
         patterns = source.get("patternProperties")
         values = next(iter(patterns.values())) if patterns else source["additionalProperties"]
-        inner = self._value(values, with_defaults=with_defaults)
+        inner = self._value(values)
         if "type" not in inner:
             return inner
         return {"additionalProperties": inner}
-
-
-def _default(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: kept for key, each in value.items() if (kept := _default(each)) not in (None, [], {})}
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
 
 
 def _first_paragraph(text: str) -> str:
