@@ -353,27 +353,56 @@ async def _frozen(world):
     return said
 
 
+REFUSED = "the API server refuses its pods: exceeded quota: q, requested: pods=1, used: pods=4"
+
+
+async def _refuse(world):
+    """Say as the operator does that no further pod of decode can be created."""
+    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": REFUSED}
+    await world.client.patch(
+        SCALING_ADAPTER,
+        "llama-decode",
+        {"status": {"conditions": [{**refused, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}},
+        namespace=world.namespace,
+        subresource="status",
+        field_manager="penstock-operator",
+    )
+
+
 async def test_a_replica_whose_pod_is_refused_is_withdrawn_with_the_servers_reason(world):
     """No pod ever exists: the operator's condition on the adapter is all there is to go by."""
     world.obeys, world.kv = False, 0.95
     await world.make_graph()
-    why = "the API server refuses its pods: exceeded quota: q, requested: pods=1, used: pods=4"
-    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": why}
     async with world.planning(unschedulable_s=0.5):
         await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
-        await world.client.patch(
-            SCALING_ADAPTER,
-            "llama-decode",
-            {"status": {"conditions": [{**refused, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}},
-            namespace=world.namespace,
-            subresource="status",
-            field_manager="penstock-operator",
-        )
+        await _refuse(world)
         await until(lambda: is_now(world.desired("decode"), 1), "withdrawn")
         events = await world.events()
     told = [note for note, (reason, *_) in events.items() if reason == "ScaleUpRolledBack"]
     assert len(told) == 1
-    assert why in told[0]
+    assert REFUSED in told[0]
+
+
+async def test_pods_refused_at_the_floor_cost_no_write_and_one_event(world, api_server):
+    """Nothing serves, and nothing flaps: the number stays, the condition says why, tries become rare."""
+    world.obeys = False
+    await world.make_graph()
+    [pod] = await world.pods("decode")
+    await world.delete_pod(pod)
+    await _refuse(world)
+    mark = api_server.audit_mark()
+    async with world.planning(unschedulable_s=0.5):
+        await until(lambda: is_now(world.reason(), "BackingOff"), "the condition says why")
+        await asyncio.sleep(12 * INTERVAL_S)
+        [said] = [c for c in (await world.status())["conditions"] if c["type"] == "PlannerActive"]
+        events = await world.events()
+    assert (said["status"], REFUSED in said["message"]) == ("False", True)
+    assert await world.desired("decode") == 1
+    assert sorted(reason for reason, *_ in events.values()) == ["ScaleUpFailed", "ScaledUp"]
+    writes = [each["objectRef"] for each in api_server.audit_writes(after=mark)]
+    own = [each for each in writes if each.get("namespace") == world.namespace]
+    assert [each for each in own if each.get("subresource") == "scale"] == []
+    assert len(own) <= 20
 
 
 async def _rival(world):

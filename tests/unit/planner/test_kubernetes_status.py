@@ -235,6 +235,26 @@ async def test_a_demand_that_no_router_tells_is_reported_where_it_is_needed(worl
     assert [reason for reason, *_ in await _said(world, 25)] == ["Observing", *reasons]
 
 
+async def test_a_role_that_backs_off_or_is_left_to_others_is_reported_and_an_edit_has_its_decision(world):
+    """Why the planner does not act, in the words of whoever refuses; then who scales, and from which decision on."""
+    said = []
+    world.watch(StatusListener(Report(PlannerReason.OBSERVING, "", 1), world.config, say=said.append))
+    world.backend.never_ready, world.backend.gives_up_s = frozenset({D}), 5.0
+    world.load.kv = lambda now, _workers: 0.95
+    world.edit_at(70.0, D, 3)
+    await world.run_until(65)
+    assert said[-1].reason is PlannerReason.BACKING_OFF
+    assert said[-1].message.startswith("decode: exited with code 1 five times: no CUDA device; tried again")
+    before = said[-1].decision_id
+    await world.run_until(75)
+    assert said[-1].reason is PlannerReason.SCALED_BY
+    assert said[-1].message.startswith("decode is scaled by another writer: the planner leaves it alone")
+    world.load.kv = lambda now, _workers: 0.7
+    await world.run_until(135)
+    assert said[-1].decision_id > before
+    assert said[-1].last_decision.startswith("decode 3: KV ")
+
+
 async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):
     """GPUs stay as last seen."""
     observe = world.backend.observe
