@@ -119,7 +119,7 @@ def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first
     memory = adaptive_memory.read(after.decided.memory)
     assert all(at_s <= now_s for at_s in _times(memory))
     learnt, was = (
-        [(each.ready, len(each.begun_s), each.startup_s, each.hold_down_s) for each in of.roles.values()]
+        [(each.ready, len(each.begun_s), each.startup_s) for each in of.roles.values()]
         for of in (memory, adaptive_memory.read(state.memory))
     )
     assert learnt == was
