@@ -90,7 +90,7 @@ def _times(memory):
     """Return every remembered time of mode adaptive."""
     found = [memory.pulled_s, memory.quiet_since_s, memory.unserved_s]
     for role in memory.roles.values():
-        found += [role.grown_s, role.shrunk_s, role.spare_s, *role.begun_s]
+        found += [role.grown_s, role.shrunk_s, *role.begun_s]
     return [at_s for at_s in found if at_s is not None]
 
 

@@ -15,7 +15,7 @@ tests/unit/planner/test_hindsight.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 MEMORY_S = 6 * 3600.0
@@ -141,16 +141,13 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
         idle_s=tuple(idle),
     )
 
-    def prompt(index: int, *, is_there: bool) -> bool:
-        return idle[index] < load.hold_s if is_there else load.grows_at > index
-
-    def patient(index: int, *, is_there: bool) -> bool:
-        return needed[index] > 0 if is_there else needed[index] >= load.startup_s
-
+    hold_s, startup_s = load.hold_s, load.startup_s
+    prompt = ([load.grows_at > index for index in range(known.sizes)], [each < hold_s for each in idle])
+    patient = ([each >= startup_s for each in needed], [each > 0 for each in needed])
     return replace(
         known,
-        prompt=_worked(known.prompt, load, kept, prompt),
-        patient=_worked(known.patient, load, kept, patient),
+        prompt=_worked(known.prompt, load, kept, *prompt),
+        patient=_worked(known.patient, load, kept, *patient),
     )
 
 
@@ -180,33 +177,34 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
     )
 
 
-def _worked(fleets: ShadowFleets, load: Load, kept: float, is_wanted: Callable[..., bool]) -> ShadowFleets:
+def _worked(
+    fleets: ShadowFleets, load: Load, kept: float, starts: Sequence[bool], stays: Sequence[bool]
+) -> ShadowFleets:
     """Let every fleet of a kind start and release replicas, take the pull's arrivals and work for its length."""
-    dt_s, count = load.dt_s, load.arrivals
+    dt_s, count, work_s, may_wait_s = load.dt_s, load.arrivals, load.work_s, load.may_wait_s
+    startup_s, most_s, held_by = load.startup_s, load.startup_s + dt_s, load.served_at_once_by
     ages = [
-        min(age_s + dt_s, load.startup_s + dt_s) if is_wanted(index, is_there=age_s > 0) else 0.0
-        for index, age_s in enumerate(fleets.started_s)
+        (age_s + dt_s if age_s < startup_s else most_s) if (stay if age_s > 0 else start) else 0.0
+        for age_s, start, stay in zip(fleets.started_s, starts, stays, strict=True)
     ]
     backlogs, late, replica_s = [0.0] * len(ages), [0.0] * len(ages), [0.0] * len(ages)
     above = ready_above = 0
     for index in range(len(ages) - 1, -1, -1):
         ready = index + 1 + ready_above
-        missed = 0.0
-        if load.work_s is None:
-            missed = count if load.held > ready else 0.0
+        if work_s is None:
+            is_late = load.held > ready
         else:
-            done_s = ready * dt_s
-            backlog = fleets.backlogs[index]
-            backlogs[index] = max(0.0, backlog + load.work_s - done_s)
+            backlog, done_s = fleets.backlogs[index], ready * dt_s
+            left_s = backlog + work_s - done_s
+            backlogs[index] = left_s if left_s > 0 else 0.0
             # The middle one of the pull's arrivals finds half of them, and half of the pull's work done.
-            wait_s = (backlog + (load.work_s - done_s) / 2) / ready
-            is_served = load.served_at_once_by is not None and ready >= load.served_at_once_by
-            missed = count if wait_s > load.may_wait_s and not is_served else 0.0
-        late[index] = fleets.late[index] * kept + missed
+            is_late = (backlog + (work_s - done_s) / 2) / ready > may_wait_s
+            is_late = is_late and (held_by is None or ready < held_by)
+        late[index] = fleets.late[index] * kept + (count if is_late else 0.0)
         replica_s[index] = fleets.replica_s[index] * kept + (index + 1 + above) * dt_s
         if ages[index] > 0:
             above += 1
-            ready_above += ages[index] >= load.startup_s
+            ready_above += ages[index] >= startup_s
     return ShadowFleets(tuple(ages), tuple(backlogs), tuple(late), tuple(replica_s))
 
 

@@ -185,7 +185,14 @@ def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) ->
 
 def write(memory: AdaptiveMemory) -> Memory:
     """Return plain data for `PlannerState.memory`."""
-    plain = dataclasses.asdict(memory)
-    for key in ("roles", "hindsight"):
-        plain[key] = {role.value: fields for role, fields in plain[key].items()}
+    plain = dataclasses.asdict(dataclasses.replace(memory, hindsight={}))
+    plain["roles"] = {role.value: fields for role, fields in plain["roles"].items()}
+    plain["hindsight"] = {role.value: _shallow(each) for role, each in memory.hindsight.items()}
+    for each in plain["hindsight"].values():
+        each |= {"prompt": _shallow(each["prompt"]), "patient": _shallow(each["patient"])}
     return {"adaptive": plain}
+
+
+def _shallow(made: Any) -> dict[str, Any]:
+    """Return a dataclass's fields as they are: `asdict` would copy every number of hundreds."""
+    return {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}
