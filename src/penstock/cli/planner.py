@@ -101,7 +101,7 @@ def run(**given: Any) -> None:
         require_client()
     performance = _performance(options, graph, is_profile_given=said.get("profile") is not None)
     if flags.dry_run:
-        click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
+        option.echo_json(options.model_dump(mode="json", by_alias=True))
         return
     service = PlannerService(
         options,
@@ -194,7 +194,7 @@ def explain(
     _notes(ledger.notes)
     records = explaining.select(ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged)
     if as_json:
-        click.echo(orjson.dumps(records, option=orjson.OPT_INDENT_2))
+        option.echo_json(records)
     elif records:
         click.echo(explaining.all_in_words(records))
         held = "" if with_unchanged or decision_id is not None else explaining.held_in_words(ledger)
@@ -243,7 +243,7 @@ def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_j
         return
     result = replaying.replay(ledger)
     if as_json:
-        click.echo(orjson.dumps(to_plain(result), option=orjson.OPT_INDENT_2))
+        option.echo_json(to_plain(result))
     else:
         for found in result.differences:
             click.echo(f"line {found.line}: {found.id}: {found.what} differs")
@@ -256,7 +256,7 @@ def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_j
 def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: bool) -> None:
     if as_json:
         rows = [{"recorded": record["decision"], "what_if": to_plain(made)} for record, made in different]
-        click.echo(orjson.dumps({"decisions": total, "different": rows}, option=orjson.OPT_INDENT_2))
+        option.echo_json({"decisions": total, "different": rows})
         return
     for record, made in different:
         recorded = {role["role"]: role["sentence"] for role in record["decision"]["roles"]}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 
 from penstock.api import GraphDeployment
@@ -72,7 +71,7 @@ def report(*, as_json: bool, **given: Any) -> None:
     found = replace(found, remarks=(*found.remarks, *remark))
     files = write_report(found, said.output)
     if as_json:
-        click.echo(orjson.dumps(plain_report(found, files), option=orjson.OPT_INDENT_2).decode())
+        option.echo_json(plain_report(found, files))
         return
     console.print(report_text(found))
     console.print(f"report: {files[-1]}", soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.performance.tables import DecodeTable, PrefillTable
@@ -27,7 +27,7 @@ class PerformanceProfile:
 
 
 def profile_from(plain: Mapping[str, Any]) -> PerformanceProfile:
-    """Return the profile that was written as plain data.
+    """Return the profile of which `dataclasses.asdict` made plain data.
 
     Raises:
         KeyError, TypeError, ValueError: the data is not a profile.
@@ -46,8 +46,3 @@ def profile_from(plain: Mapping[str, Any]) -> PerformanceProfile:
         int(plain.get("decode_gpus", 1)),
         str(plain.get("model", "")),
     )
-
-
-def plain_profile(profile: PerformanceProfile) -> dict[str, Any]:
-    """Return the profile as plain data, which `profile_from` reads back."""
-    return asdict(profile)

@@ -20,7 +20,7 @@ _LEAST_PROMPTS = 2
 
 
 def read_profile(text: str, *, origin: str = "profile") -> PerformanceProfile:
-    """Return the profile that a text describes: JSON as `plain_profile` has it.
+    """Return the profile that a text describes: JSON, as `penstock profile` writes it.
 
     Raises:
         ConfigError: not JSON, keys are missing, or points are not in order; the message says which.

@@ -1,18 +1,18 @@
 """Points become tables, and back; they survive a file."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.performance.profile import plain_profile, profile_from
+from penstock.performance.profile import profile_from
 from penstock.performance.sweep import (
     DecodePoint,
     EngineSweep,
     PrefillPoint,
     Sweep,
-    plain_sweep,
     sweep_from,
     sweep_of,
 )
@@ -39,7 +39,7 @@ def sweeps(draw):
 @given(sweeps())
 def test_a_sweep_survives_its_file(sweep):
     """JSON and back, to the last digit."""
-    assert sweep_from(json.loads(json.dumps(plain_sweep(sweep)))) == sweep
+    assert sweep_from(json.loads(json.dumps(asdict(sweep)))) == sweep
 
 
 @given(sweeps())
@@ -48,7 +48,7 @@ def test_a_profile_survives_its_file(sweep):
     sizes = [engine.gpus for engine in sweep.engines]
     profile = sweep.profile(prefill_gpus=sizes[0], decode_gpus=sizes[-1])
 
-    assert profile_from(json.loads(json.dumps(plain_profile(profile)))) == profile
+    assert profile_from(json.loads(json.dumps(asdict(profile)))) == profile
 
 
 @given(sweeps())
