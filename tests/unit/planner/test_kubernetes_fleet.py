@@ -223,7 +223,7 @@ _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
         (None, PlannerReason.PROFILE_MISSING, "ConfigMap fast holds no profile.json (yet)"),
         ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
         ("[" * 100_000, PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
-        ("{}", PlannerReason.PROFILE_INVALID, "no key 'prefill'"),
+        ("{}", PlannerReason.PROFILE_INVALID, "prefill: Field required"),
         (
             _profile(model="org/other-70b"),
             PlannerReason.PROFILE_INVALID,
