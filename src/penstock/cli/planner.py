@@ -130,11 +130,7 @@ def _performance(
 
 
 def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
-    """Return the process's main coroutine for the environment.
-
-    Raises:
-        ConfigError: the environment is not available, or the namespace cannot be a statefile's name.
-    """
+    """Return the process's main coroutine for the environment."""
     options = service.options
     if options.environment is Environment.KUBERNETES:
         raise ConfigError(
@@ -205,11 +201,7 @@ def explain(
 
 
 def _log_dir_of(namespace: str | None) -> Path:
-    """Return the folder of a running graph's planner.
-
-    Raises:
-        ConfigError: there is no such graph, or it has no planner.
-    """
+    """Return the folder of a running graph's planner."""
     from penstock.local.down import choose_namespace  # noqa: PLC0415 - only where it is used
     from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
 

@@ -78,11 +78,7 @@ def report(*, as_json: bool, **given: Any) -> None:
 
 
 def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment | None, tuple[str, ...]]:
-    """Return the graph that served, else why it is not known; without a planner nobody asks.
-
-    Raises:
-        InvalidSpecError: the given manifest has problems.
-    """
+    """Return the graph that served, else why it is not known; without a planner nobody asks."""
     if manifest is not None:
         return load_graph(manifest), ()
     if found.planner is None:
