@@ -13,7 +13,6 @@ from planning import is_now
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
-from penstock.performance.profile import plain_profile
 from penstock.planner.cluster import fleet
 from penstock.planner.cluster.plan import parse
 
@@ -67,12 +66,12 @@ async def test_a_profile_that_comes_changes_and_goes_is_followed_without_a_resta
         await keep(world, "{")
         await until(lambda: is_now(world.reason(), "ProfileInvalid"), "the profile is invalid")
         profile = await profile_of(world)
-        await keep(world, json.dumps(plain_profile(profile)))
+        await keep(world, json.dumps(dataclasses.asdict(profile)))
         await until(lambda: is_now(_is_planned(world), True), "it is planned")
         kv_tokens = profile.decode.kv_tokens
         await until(_decided(world, [kv_tokens]), "a decision by it")
         halved = dataclasses.replace(profile.decode, kv_tokens=kv_tokens / 2)
-        await keep(world, json.dumps(plain_profile(dataclasses.replace(profile, decode=halved))))
+        await keep(world, json.dumps(dataclasses.asdict(dataclasses.replace(profile, decode=halved))))
         await until(_decided(world, [kv_tokens, kv_tokens / 2]), "a decision by the changed one")
         await world.edit("decode", 3)
         await world.client.delete(CONFIG_MAP, "fast", namespace=world.namespace)
@@ -104,7 +103,7 @@ async def test_get_is_all_that_the_planner_needs_of_config_maps(crds, world):
     }
     path = account(crds, world.namespace, "planner", [*rules, lease])
     await world.make_graph(**SLA)
-    await keep(world, json.dumps(plain_profile(await profile_of(world))))
+    await keep(world, json.dumps(dataclasses.asdict(await profile_of(world))))
     admin, world.client = world.client, await KubeClient.connect(kubeconfig=path)
     bound = world.client
     try:

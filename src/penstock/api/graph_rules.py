@@ -35,7 +35,6 @@ PLANNER_SERVICE = "planner"
 """Name of the planner's process among a graph's services."""
 
 _LABEL = "at most 63 lower-case letters, digits and hyphens, beginning and ending with a letter or digit"
-_RUNTIME: tuple[KeyPath, ...] = (("runtime",),)
 
 MODEL_RULES: tuple[Rule[ModelSpec], ...] = (immutable("name", "model"),)
 

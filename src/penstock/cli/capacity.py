@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +56,7 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     eased = changes(question) if miss is not None else []
     price = options["gpu_hour_price"]
     if as_json:
-        click.echo(orjson.dumps(_plain(plan, miss, eased, price), option=orjson.OPT_INDENT_2).decode())
+        option.echo_json(_plain(plan, miss, eased, price))
     else:
         _print(plan, miss, eased, price)
     if miss is not None:

@@ -7,14 +7,14 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli import doctor_local, fields, option
+from penstock.cli.cluster import Connection, require_packages
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
 from penstock.operator.doctor.findings import Finding, Severity, counts, is_healthy
@@ -50,8 +50,7 @@ class DoctorOptions:
         ge=0,
         le=300,
     )
-    kubeconfig: Path | None = flag("File to connect by.", unset="$KUBECONFIG")
-    context: str | None = flag("Context of the kubeconfig.", metavar="NAME", unset="its current one")
+    connection: Connection = field(default_factory=Connection)
     local: bool = flag("Check this machine and its graphs in place of a cluster.", default=False)
 
 
@@ -70,7 +69,7 @@ def doctor(*, as_json: bool, **given: Any) -> None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
     if not said.local:
         findings = _of_cluster(said)
-    elif said.all_namespaces or said.graph or said.kubeconfig or said.context:
+    elif said.all_namespaces or said.graph or said.connection != Connection():
         raise ConfigError(
             "--local: checks no cluster; remove --all-namespaces, --graph, --kubeconfig and --context"
         )
@@ -86,23 +85,14 @@ def doctor(*, as_json: bool, **given: Any) -> None:
 
 
 def _of_cluster(said: DoctorOptions) -> list[Finding]:
-    try:
-        from penstock.kube.client import KubeClient  # noqa: PLC0415 - the extra may be absent
-        from penstock.operator.doctor.check import check  # noqa: PLC0415
-        from penstock.operator.doctor.gather import Scope, gather  # noqa: PLC0415
-    except ModuleNotFoundError as exc:
-        raise ConfigError(
-            f"{exc.name}: not installed; a cluster's doctor needs `pip install 'penstock[kubernetes]'`, "
-            "this machine's is `penstock doctor --local`"
-        ) from exc
+    require_packages("penstock doctor without --local", "kubernetes")
+    from penstock.operator.doctor.check import check  # noqa: PLC0415 - the extra may be absent
+    from penstock.operator.doctor.gather import Scope, gather  # noqa: PLC0415 - the extra may be absent
 
     async def gather_facts() -> Facts:
-        client = await KubeClient.connect(kubeconfig=said.kubeconfig, context=said.context)
-        try:
+        async with said.connection.open() as client:
             namespace = None if said.all_namespaces else said.namespace or client.namespace
             return await gather(client, Scope(namespace, said.graph, said.interval, version("penstock")))
-        finally:
-            await client.close()
 
     # What goes wrong here is a finding, said once; the client's own log would say it again.
     logging.getLogger("penstock.kube").setLevel(logging.ERROR)

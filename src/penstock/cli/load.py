@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 
 from penstock.cli import fields, option
@@ -69,4 +68,4 @@ def _run(plan: LoadPlan, *, is_quiet: bool) -> dict[str, Any]:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+    option.echo_json(value)

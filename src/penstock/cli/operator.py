@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import types
-from importlib.util import find_spec
 from typing import Any, Literal, get_args, get_origin
 
 import click
-import orjson
 from pydantic.fields import FieldInfo
 
 from penstock.cli import option
-from penstock.core.errors import ConfigError
+from penstock.cli.cluster import require_packages
 from penstock.core.flags import flag_of
 from penstock.core.http import loop
 from penstock.operator.settings import OperatorSettings, settings_of
@@ -56,13 +54,9 @@ def run(*, dry_run: bool, **given: Any) -> None:
     """Reconcile graphs until SIGTERM. Options: flag > environment variable > default."""
     settings = settings_of(**given)
     if dry_run:
-        click.echo(orjson.dumps(settings.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
+        option.echo_json(settings.model_dump(mode="json"))
         return
-    missing = [name for name in ("kopf", "kubernetes") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"{', '.join(missing)}: not installed; the operator needs `pip install 'penstock[kubernetes]'`"
-        )
+    require_packages("penstock operator", "kopf", "kubernetes")
     from penstock.operator.service import OperatorService  # noqa: PLC0415 - imports the Kubernetes client
 
     loop.run(OperatorService(settings).run)

@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, Protocol, TypeVar, get_args
 
 import click
+import orjson
 from pydantic.fields import FieldInfo
 
 from penstock.api import AdmissionConfig, AdmissionMode
@@ -72,6 +73,11 @@ def secret(name: str, variable: str, what: str) -> Option:
 def as_json(what: str) -> Option:
     """Return ``--json``, which fills ``as_json``."""
     return click.option("--json", "as_json", is_flag=True, help=what)
+
+
+def echo_json(value: Any) -> None:
+    """Print plain data as indented JSON."""
+    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
 def admission(*, without: Collection[str] = ()) -> Option:

@@ -101,7 +101,7 @@ def run(**given: Any) -> None:
         require_client()
     performance = _performance(options, graph, is_profile_given=said.get("profile") is not None)
     if flags.dry_run:
-        click.echo(orjson.dumps(options.model_dump(mode="json", by_alias=True), option=orjson.OPT_INDENT_2))
+        option.echo_json(options.model_dump(mode="json", by_alias=True))
         return
     service = PlannerService(
         options,
@@ -130,11 +130,7 @@ def _performance(
 
 
 def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
-    """Return the process's main coroutine for the environment.
-
-    Raises:
-        ConfigError: the environment is not available, or the namespace cannot be a statefile's name.
-    """
+    """Return the process's main coroutine for the environment."""
     options = service.options
     if options.environment is Environment.KUBERNETES:
         raise ConfigError(
@@ -194,7 +190,7 @@ def explain(
     _notes(ledger.notes)
     records = explaining.select(ledger, last=last, decision_id=decision_id, with_unchanged=with_unchanged)
     if as_json:
-        click.echo(orjson.dumps(records, option=orjson.OPT_INDENT_2))
+        option.echo_json(records)
     elif records:
         click.echo(explaining.all_in_words(records))
         held = "" if with_unchanged or decision_id is not None else explaining.held_in_words(ledger)
@@ -205,11 +201,7 @@ def explain(
 
 
 def _log_dir_of(namespace: str | None) -> Path:
-    """Return the folder of a running graph's planner.
-
-    Raises:
-        ConfigError: there is no such graph, or it has no planner.
-    """
+    """Return the folder of a running graph's planner."""
     from penstock.local.down import choose_namespace  # noqa: PLC0415 - only where it is used
     from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
 
@@ -243,7 +235,7 @@ def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_j
         return
     result = replaying.replay(ledger)
     if as_json:
-        click.echo(orjson.dumps(to_plain(result), option=orjson.OPT_INDENT_2))
+        option.echo_json(to_plain(result))
     else:
         for found in result.differences:
             click.echo(f"line {found.line}: {found.id}: {found.what} differs")
@@ -256,7 +248,7 @@ def replay(ctx: click.Context, ledger_path: Path, changes: tuple[str, ...], as_j
 def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: bool) -> None:
     if as_json:
         rows = [{"recorded": record["decision"], "what_if": to_plain(made)} for record, made in different]
-        click.echo(orjson.dumps({"decisions": total, "different": rows}, option=orjson.OPT_INDENT_2))
+        option.echo_json({"decisions": total, "different": rows})
         return
     for record, made in different:
         recorded = {role["role"]: role["sentence"] for role in record["decision"]["roles"]}

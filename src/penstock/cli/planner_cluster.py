@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
-import orjson
-
+from penstock.cli import option
+from penstock.cli.cluster import Connection, require_packages
 from penstock.core.errors import ConfigError
-from penstock.core.flags import flag, flag_of, time_scale
+from penstock.core.flags import flag, flag_of, flags, time_scale
 from penstock.core.http import loop
 from penstock.kube.objects.names import OPERATOR_CLASS
 
@@ -48,12 +47,7 @@ class ClusterFlags:
     operator_class: str | None = flag(
         "On Kubernetes: plan the graphs with this spec.operatorClass.", metavar="NAME", unset=OPERATOR_CLASS
     )
-    kubeconfig: Path | None = flag(
-        "On Kubernetes: File to connect by.", unset="the pod's service account, else $KUBECONFIG"
-    )
-    context: str | None = flag(
-        "On Kubernetes: Context of the kubeconfig.", metavar="NAME", unset="its current one"
-    )
+    connection: Connection = field(default_factory=Connection)
     unschedulable_after: float | None = flag(
         "On Kubernetes: withdraw a replica that the scheduler has found no node for during so many seconds; make it "
         "longer than nodes take to appear.",
@@ -68,15 +62,16 @@ class ClusterFlags:
         Raises:
             ConfigError: one of them was given.
         """
-        for field in fields(self):
-            if getattr(self, field.name):
-                raise ConfigError(
-                    f"{flag_of(field.name)}: only with --environment kubernetes; add that or leave it out"
-                )
+        for part in (self, self.connection):
+            for name in flags(part):
+                if getattr(part, name):
+                    raise ConfigError(
+                        f"{flag_of(name)}: only with --environment kubernetes; add that or leave it out"
+                    )
 
 
-def _refuse(run: RunFlags, flags: ClusterFlags, said: Mapping[str, Any]) -> None:
-    if flags.all_namespaces and said.get("namespace") is not None:
+def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
+    if cluster.all_namespaces and said.get("namespace") is not None:
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
     if run.speed != 1:
         raise ConfigError(f"--speed: {run.speed:g}; pods live in real time, leave it out on Kubernetes")
@@ -84,12 +79,12 @@ def _refuse(run: RunFlags, flags: ClusterFlags, said: Mapping[str, Any]) -> None
         raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
 
 
-def run_on_cluster(run: RunFlags, flags: ClusterFlags, said: Mapping[str, Any]) -> None:
+def run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
     """Plan all graphs until SIGTERM.
 
     Args:
         run: Its speed must be 1; a dry run prints what would be watched and overridden, and stops.
-        flags: Of Kubernetes.
+        cluster: Of Kubernetes.
         said: Options given explicitly, by kebab-case name; they override every graph's own.
 
     Raises:
@@ -99,41 +94,31 @@ def run_on_cluster(run: RunFlags, flags: ClusterFlags, said: Mapping[str, Any]) 
     overrides = {
         key: value for key, value in said.items() if key not in {"namespace", "environment", "log-dir"}
     }
-    _refuse(run, flags, said)
+    _refuse(run, cluster, said)
     if run.dry_run:
-        watched = {"all-namespaces": flags.all_namespaces, "graph-name": flags.graph_name}
-        click.echo(orjson.dumps({**said, **watched}, option=orjson.OPT_INDENT_2))
+        watched = {"all-namespaces": cluster.all_namespaces, "graph-name": cluster.graph_name}
+        option.echo_json({**said, **watched})
         return
-    try:
-        from penstock.engine.profiles.performance import graph_performance  # noqa: PLC0415 - for the cluster alone
-        from penstock.kube.client import KubeClient  # noqa: PLC0415 - optional extra
-        from penstock.planner.cluster.service import (  # noqa: PLC0415 - optional extra
-            ClusterService,
-            run_until_stopped,
-        )
-    except ImportError as exc:
-        raise ConfigError(
-            "--environment kubernetes: its packages are not installed; run pip install 'penstock[kubernetes]'"
-        ) from exc
+    require_packages("--environment kubernetes", "kubernetes")
+    from penstock.engine.profiles.performance import graph_performance  # noqa: PLC0415 - for the cluster alone
+    from penstock.planner.cluster.service import ClusterService, run_until_stopped  # noqa: PLC0415 - optional extra
+
     folder = said.get("log-dir")
     service = ClusterService(
         overrides=overrides,
         engine_profile=graph_performance,
         namespace=namespace,
-        all_namespaces=flags.all_namespaces,
-        graph=flags.graph_name,
-        operator_class=flags.operator_class or OPERATOR_CLASS,
+        all_namespaces=cluster.all_namespaces,
+        graph=cluster.graph_name,
+        operator_class=cluster.operator_class or OPERATOR_CLASS,
         log_dir=Path(folder).expanduser() if folder is not None else None,
         host=run.host,
         metrics_port=run.metrics_port,
-        unschedulable_s=flags.unschedulable_after or UNSCHEDULABLE_S,
+        unschedulable_s=cluster.unschedulable_after or UNSCHEDULABLE_S,
     )
 
     async def main(stop: asyncio.Event) -> None:
-        client = await KubeClient.connect(kubeconfig=flags.kubeconfig, context=flags.context)
-        try:
+        async with cluster.connection.open() as client:
             await run_until_stopped(service, client, stop)
-        finally:
-            await client.close()
 
     loop.run(main)

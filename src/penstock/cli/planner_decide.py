@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import click
-import orjson
 
 from penstock.api import PlannerMode
 from penstock.cli import option
@@ -55,7 +54,7 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     decision, state = decide_once(*decision_input.parse(text, name=str(file), profiles=profiles))
     if as_json:
         answer = {"decision": to_plain(decision), "state": to_plain(state)}
-        click.echo(orjson.dumps(answer, option=orjson.OPT_INDENT_2))
+        option.echo_json(answer)
         return
     record = {"decision": to_plain(decision), "kind": "adjustment", "at_s": decision.at_s, "origin_s": 0.0}
     click.echo(explaining.in_words(record))

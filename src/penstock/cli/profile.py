@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 import yaml
 from click.core import ParameterSource
 from rich.console import Console
@@ -123,7 +122,7 @@ def _on_cluster(
         request, flags, options["output_dir"], tell=lambda text: click.echo(text, err=True)
     )
     if as_json:
-        click.echo(orjson.dumps(status, option=orjson.OPT_INDENT_2).decode())
+        option.echo_json(status)
         return
     for line in (status.get("recommendation") or {}).get("summary", ()):
         click.echo(line)
@@ -198,7 +197,7 @@ def _conclude(
     if as_json:
         result = plain_result(measured.sweep, recommendation, warnings)
         files = [str(path) for path in paths]
-        click.echo(orjson.dumps({**result, "files": files}, option=orjson.OPT_INDENT_2).decode())
+        option.echo_json({**result, "files": files})
     else:
         _print_result(measured.sweep, recommendation, paths)
     for miss in recommendation.misses:
@@ -246,7 +245,7 @@ def _print_result(sweep: Sweep, recommendation: Recommendation, paths: Sequence[
 def _print_plan(plan: ProfilePlan, *, as_json: bool) -> None:
     described = estimate.describe(plan)
     if as_json:
-        click.echo(orjson.dumps(described, option=orjson.OPT_INDENT_2).decode())
+        option.echo_json(described)
         return
     for note in described["notes"]:
         click.echo(note)

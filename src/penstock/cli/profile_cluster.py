@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.api import GraphDeployment, ObjectMeta, ProfilePhase, ProfileRequest, ProfileRequestSpec
 from penstock.cli import interruptible
+from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.profile_config_map import read_result, result_data, write_files, write_result
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
-from penstock.core.flags import flag, flag_of
+from penstock.core.flags import flag, flag_of, flags
 from penstock.kube.objects.names import PROFILER
 from penstock.performance.recommend import Targets
 
@@ -58,8 +59,7 @@ class ClusterFlags:
     namespace: str | None = flag(
         "Of request and ConfigMap.", short=("-n",), metavar="NAME", unset="the context's"
     )
-    kubeconfig: Path | None = flag("File to connect by.", unset="$KUBECONFIG")
-    context: str | None = flag("Context of the kubeconfig.", metavar="NAME", unset="its current one")
+    connection: Connection = field(default_factory=Connection)
 
     def refuse_unused(self) -> None:
         """Refuse those without effect where it is measured here.
@@ -67,12 +67,18 @@ class ClusterFlags:
         Raises:
             ConfigError: one of them was given.
         """
-        where = ("namespace", "kubeconfig", "context") if self.config_map is None else ()
-        for name in ("request_name", "image", *where):
-            if getattr(self, name) is not None:
-                needs = (
-                    "--kubernetes" if name in {"request_name", "image"} else "--kubernetes or --config-map"
-                )
+        given: list[tuple[str, ClusterFlags | Connection, str]] = [
+            ("--kubernetes", self, "request_name"),
+            ("--kubernetes", self, "image"),
+        ]
+        if self.config_map is None:
+            both = "--kubernetes or --config-map"
+            given += [
+                (both, self, "namespace"),
+                *((both, self.connection, name) for name in flags(Connection)),
+            ]
+        for needs, part, name in given:
+            if getattr(part, name) is not None:
                 raise ConfigError(f"{flag_of(name)}: only with {needs}; add that or leave it out")
 
 
@@ -235,14 +241,6 @@ async def _status(client: KubeClient, name: str, namespace: str) -> dict[str, An
 
 
 async def _with_client(flags: ClusterFlags, work: Callable[[KubeClient, str], Awaitable[_T]]) -> _T:
-    try:
-        from penstock.kube.client import KubeClient  # noqa: PLC0415 - optional extra
-    except ImportError as exc:
-        raise ConfigError(
-            "--kubernetes, --config-map: their packages are not installed; run pip install 'penstock[kubernetes]'"
-        ) from exc
-    client = await KubeClient.connect(kubeconfig=flags.kubeconfig, context=flags.context)
-    try:
+    require_packages("--kubernetes, --config-map", "kubernetes")
+    async with flags.connection.open() as client:
         return await work(client, flags.namespace or client.namespace)
-    finally:
-        await client.close()

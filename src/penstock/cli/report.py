@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 
 from penstock.api import GraphDeployment
@@ -72,18 +71,14 @@ def report(*, as_json: bool, **given: Any) -> None:
     found = replace(found, remarks=(*found.remarks, *remark))
     files = write_report(found, said.output)
     if as_json:
-        click.echo(orjson.dumps(plain_report(found, files), option=orjson.OPT_INDENT_2).decode())
+        option.echo_json(plain_report(found, files))
         return
     console.print(report_text(found))
     console.print(f"report: {files[-1]}", soft_wrap=True)
 
 
 def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment | None, tuple[str, ...]]:
-    """Return the graph that served, else why it is not known; without a planner nobody asks.
-
-    Raises:
-        InvalidSpecError: the given manifest has problems.
-    """
+    """Return the graph that served, else why it is not known; without a planner nobody asks."""
     if manifest is not None:
         return load_graph(manifest), ()
     if found.planner is None:

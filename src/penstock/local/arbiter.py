@@ -185,11 +185,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _initial_state() -> StateFile:
-    """Return the statefile on stdin.
-
-    Raises:
-        ConfigError: it is none; `penstock up` has gone before it was written whole.
-    """
+    """Return the statefile on stdin."""
     try:
         return from_json(json.load(sys.stdin), source="stdin")
     except ValueError as exc:

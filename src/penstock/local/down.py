@@ -130,11 +130,7 @@ def _stop(
 
 
 def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
-    """Stop the arbiters that run for a file which cannot be read; nobody can say how long their processes may drain.
-
-    Raises:
-        ClusterError: one cannot be ended.
-    """
+    """Stop the arbiters that run for a file which cannot be read; nobody can say how long their processes may drain."""
     arbiters = store.unrecorded_arbiters()
     for arbiter in arbiters:
         if not now and _stop(store, arbiter, signal.SIGTERM, _UNRECORDED_S, _ignore):

@@ -41,11 +41,7 @@ class DecisionStatus:
 
 @dataclass(frozen=True, slots=True)
 class HeldDecisions:
-    """Decisions since the newest change that changed nothing.
-
-    Attributes:
-        at_s: When the newest was made, simulated seconds since the planner's first start.
-    """
+    """Decisions since the newest change that changed nothing."""
 
     count: int
     at_s: float

@@ -125,7 +125,6 @@ class ObservedProcess:
     """What the supervisor remembers about one name.
 
     Attributes:
-        exited: How that process ended, not dealt with yet.
         failures: Unwanted exits in a row.
         healthy_s: When its newest process last answered its health check and had no fault, or None.
         fault: What the newest look found besides the health check, or None.

@@ -55,7 +55,6 @@ class WorkerView:
     Attributes:
         state: ready, unhealthy, circuit_open, draining or unregistered.
         inflight_tokens: Their tokens; None: only their number is known.
-        kv_usage_fraction: 0 to 1, or None when unknown.
     """
 
     state: str
@@ -106,9 +105,7 @@ class RouterView:
     """What the router says of itself and its workers.
 
     Attributes:
-        queue: Waiting prefills; None: not known.
         lag_p99_s: How late the router runs, simulated seconds, or None.
-        traffic: What came lately; None: not known.
     """
 
     workers: dict[str, WorkerView]

@@ -20,7 +20,6 @@ class ScaleOutcome:
 
     Attributes:
         withdrawn: Names of replicas on their way out.
-        refusal: Why not all replicas could be added, or None.
     """
 
     state: StateFile

@@ -26,9 +26,6 @@ class ProcessStatus:
 
     Attributes:
         state: As the supervisor has it, or as the router sees it when that is worse.
-        inflight_requests: As the router counts; None when unknown.
-        inflight_tokens: As the router counts; None when unknown.
-        kv_usage_fraction: 0 to 1; None when unknown.
     """
 
     name: str
@@ -77,9 +74,6 @@ class LocalGraphStatus:
     Attributes:
         planner_log_dir: For ``tensorboard --logdir``; None without a planner.
         processes: In the file's order, entries without a process left out unless they failed.
-        pools: Worker roles that the graph has.
-        queue: Waiting prefills; None when the router does not answer.
-        traffic: What came to the router in the last minute; None when that is unknown.
         gpus_used: Held by existing workers, draining ones included.
         planner: None while there is none, or it has not written of itself.
         lag_p99_s: How late each process that says so runs, simulated seconds, by name.

@@ -101,23 +101,14 @@ def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
 
 
 def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
-    """Refuse a graph whose planner would end at its start for want of a performance profile.
-
-    Raises:
-        ConfigError: mode sla, and there is none, or it cannot be read.
-    """
+    """Refuse a graph whose planner would end at its start for want of a performance profile."""
     options = join(given=dict(overrides), graph=graph)
     if graph.spec.planner.enabled and options.mode == PlannerMode.SLA:
         planning_profile(graph.spec, options.profile)
 
 
 def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:
-    """Return the graph with what the command line says of its planner, as far as `up` itself depends on it.
-
-    Raises:
-        InvalidSpecError: an option is out of bounds or contradicts another one.
-        ConfigError: it is one of `up`'s own.
-    """
+    """Return the graph with what the command line says of its planner, as far as `up` itself depends on it."""
     if not overrides:
         return graph
     if "namespace" in overrides:

@@ -82,7 +82,6 @@ class CapacityPlan:
     """What carries a load.
 
     Attributes:
-        prefill: The pool that prefills; the one pool of an aggregated graph.
         decode: The pool that decodes; the same as ``prefill`` in an aggregated graph.
         is_aggregated: One pool does both.
     """

@@ -34,7 +34,6 @@ class CapacityQuery:
     """A load, its targets, and the GPUs there are.
 
     Attributes:
-        is_aggregated: One pool does both.
         max_gpus: GPUs of all replicas; None: any number.
     """
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.core.validation import findings
 from penstock.performance.tables import DecodeTable, PrefillTable
 
 
@@ -27,27 +30,15 @@ class PerformanceProfile:
 
 
 def profile_from(plain: Mapping[str, Any]) -> PerformanceProfile:
-    """Return the profile that was written as plain data.
+    """Return the profile of which `dataclasses.asdict` made plain data.
 
     Raises:
-        KeyError, TypeError, ValueError: the data is not a profile.
+        ValueError: the data is not a profile; the message names the key.
     """
-    prefill, decode = plain["prefill"], plain["decode"]
-    return PerformanceProfile(
-        PrefillTable(tuple(prefill["prompt_tokens"]), tuple(prefill["ttft_s"])),
-        DecodeTable(
-            tuple(decode["contexts"]),
-            tuple(decode["kv_usage"]),
-            tuple(tuple(row) for row in decode["itl_s"]),
-            tuple(tuple(row) for row in decode["tokens_per_s"]),
-            float(decode["kv_tokens"]),
-        ),
-        int(plain.get("prefill_gpus", 1)),
-        int(plain.get("decode_gpus", 1)),
-        str(plain.get("model", "")),
-    )
+    try:
+        return _PROFILE.validate_python(plain)
+    except ValidationError as exc:
+        raise ValueError(findings(exc, root="profile", most=1)) from exc
 
 
-def plain_profile(profile: PerformanceProfile) -> dict[str, Any]:
-    """Return the profile as plain data, which `profile_from` reads back."""
-    return asdict(profile)
+_PROFILE: Final = TypeAdapter(PerformanceProfile)

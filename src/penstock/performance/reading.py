@@ -20,7 +20,7 @@ _LEAST_PROMPTS = 2
 
 
 def read_profile(text: str, *, origin: str = "profile") -> PerformanceProfile:
-    """Return the profile that a text describes: JSON as `plain_profile` has it.
+    """Return the profile that a text describes: JSON, as `penstock profile` writes it.
 
     Raises:
         ConfigError: not JSON, keys are missing, or points are not in order; the message says which.
@@ -31,12 +31,9 @@ def read_profile(text: str, *, origin: str = "profile") -> PerformanceProfile:
         raise ConfigError(f"{origin}: not JSON: {exc}; {REMEDY}") from exc
     try:
         profile = profile_from(plain)
-        found = next(problems(profile), None)
-    except KeyError as exc:
-        raise ConfigError(f"{origin}: no key {exc}; {REMEDY}") from exc
-    except (TypeError, ValueError) as exc:
+    except ValueError as exc:
         raise ConfigError(f"{origin}: not a performance profile: {exc}; {REMEDY}") from exc
-    if found is not None:
+    if (found := next(problems(profile), None)) is not None:
         raise ConfigError(f"{origin}: {found}; {REMEDY}")
     return profile
 

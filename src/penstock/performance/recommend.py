@@ -43,7 +43,6 @@ class PrefillChoice:
     Attributes:
         ttft_s: TTFT at the target's prompt length, without queueing.
         tokens_per_s_per_gpu: Prompt tokens.
-        meets: Whether the TTFT is within the target.
     """
 
     gpus: int
@@ -57,11 +56,9 @@ class DecodeChoice:
     """One engine size and batch that decodes.
 
     Attributes:
-        concurrency: Requests in flight.
         itl_s: Their ITL at the target's context.
         tokens_per_s_per_gpu: Output tokens.
         kv_usage: Share of the KV cache that they hold.
-        meets: Whether the ITL is within the target.
     """
 
     gpus: int

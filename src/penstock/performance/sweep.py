@@ -6,7 +6,7 @@ A profiler fills it, Dynamo's files are read into it, and tables, checks and rec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
@@ -161,13 +161,8 @@ def sweep_of(profile: PerformanceProfile) -> Sweep:
     return Sweep(tuple(sorted(engines, key=lambda engine: engine.gpus)), profile.model)
 
 
-def plain_sweep(sweep: Sweep) -> dict[str, Any]:
-    """Return a sweep as plain data, which `sweep_from` reads back."""
-    return asdict(sweep)
-
-
 def sweep_from(plain: Mapping[str, Any]) -> Sweep:
-    """Return the sweep that was written as plain data.
+    """Return the sweep of which `dataclasses.asdict` made plain data.
 
     Raises:
         ValueError: the data is not a sweep; the message names the key.

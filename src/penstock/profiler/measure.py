@@ -201,11 +201,7 @@ def _steady_of(results: Sequence[RequestResult], output_tokens: int) -> Steady |
 
 
 def _output_tokens(result: RequestResult, asked: int) -> int:
-    """Return how many tokens a stream held.
-
-    Raises:
-        UpstreamError: it says nothing of them, or held fewer than were asked for.
-    """
+    """Return how many tokens a stream held."""
     if result.output_tokens is None or not result.itl_s:
         raise UpstreamError(
             "the server's usage holds no completion_tokens, or its stream one event only: ITL cannot be told; a profile"

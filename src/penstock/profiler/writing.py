@@ -13,10 +13,9 @@ import yaml
 
 from penstock.core.errors import PenstockError, unwritable
 from penstock.performance.dynamo import decode_arrays, prefill_arrays
-from penstock.performance.profile import plain_profile
 from penstock.performance.reading import PROFILE_FILE
 from penstock.performance.recommend import Recommendation
-from penstock.performance.sweep import Sweep, plain_sweep
+from penstock.performance.sweep import Sweep
 from penstock.profiler.reading import ARRAYS_FILE
 
 SCHEMA: Final = 1
@@ -28,10 +27,10 @@ def plain_result(sweep: Sweep, recommendation: Recommendation, warnings: Sequenc
     profile = sweep.profile(prefill_gpus=recommendation.prefill.gpus, decode_gpus=recommendation.decode.gpus)
     return {
         "schema": SCHEMA,
-        **plain_profile(profile),
+        **asdict(profile),
         "recommendation": asdict(recommendation),
         "warnings": list(warnings),
-        "sweep": plain_sweep(sweep),
+        "sweep": asdict(sweep),
     }
 
 

@@ -48,7 +48,6 @@ class Violations:
     """How many requests and gaps missed a target.
 
     Attributes:
-        requests: Finished requests.
         late_first_tokens: Requests without a first token within the target, failed and rejected included.
         gaps: Inter-token gaps of ok requests.
         long_gaps: Gaps above the target.

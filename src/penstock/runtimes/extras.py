@@ -18,7 +18,6 @@ class ExtraNeed:
         path: The setting, as the manifest spells it.
         process: Whose process needs it: planner or router.
         extra: Which of Penstock's extras brings the packages.
-        modules: Their names to import.
     """
 
     path: str

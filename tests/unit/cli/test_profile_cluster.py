@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 
 import pytest
 import yaml
@@ -15,7 +16,6 @@ from penstock.cli.profile_cluster import ClusterFlags, follow, request_of
 from penstock.cli.profile_config_map import MAX_BYTES, result_data, write_result
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
 from penstock.engine.profiles.performance import graph_performance
-from penstock.performance.profile import plain_profile
 from penstock.performance.recommend import Targets
 
 TARGETS = Targets(3000, 150, 0.2, 0.02)
@@ -157,7 +157,7 @@ def test_a_request_of_that_name_is_not_replaced(build):
 def made_files(build, tmp_path):
     """What a profiler left."""
     texts = {
-        "profile.json": json.dumps(plain_profile(graph_performance(build().spec))),
+        "profile.json": json.dumps(asdict(graph_performance(build().spec))),
         "graph.yaml": "kind: GraphDeployment\n",
         "decode_performance.png": "picture",
     }

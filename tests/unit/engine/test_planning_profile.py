@@ -1,12 +1,12 @@
 """A planner refuses a profile of another model or engine size than its graph runs."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of, planning_profile
-from penstock.performance.profile import plain_profile
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def profile_file(tmp_path):
 
     def write(**changes):
         path = tmp_path / "profile.json"
-        path.write_text(json.dumps({**plain_profile(performance_of(engine, engine)), **changes}))
+        path.write_text(json.dumps({**asdict(performance_of(engine, engine)), **changes}))
         return str(path)
 
     return write

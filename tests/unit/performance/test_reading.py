@@ -43,7 +43,7 @@ def test_a_whole_profile_is_read():
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (("prefill",), None, "no key 'prefill'"),
+        (("prefill",), None, "prefill: Field required"),
         (("decode", "contexts"), 3, "not a performance profile"),
         (("prefill", "prompt_tokens"), [100], "prefill.prompt_tokens: 1 points, at least 2 are needed"),
         (("prefill", "prompt_tokens"), [100, 100], "100 follows 100, yet points must increase"),

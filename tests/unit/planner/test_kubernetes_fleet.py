@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError, UnavailableError
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import CONFIG_MAP
-from penstock.performance.profile import plain_profile
 from penstock.planner.cluster import fleet as fleet_module
 from penstock.planner.cluster.fleet import Fleet
 from penstock.planner.cluster.plan import parse, plan_of
@@ -206,7 +206,7 @@ async def test_one_graphs_failure_is_told_retried_and_touches_no_other(world, mo
 
 def _profile(**changes):
     """A true profile of the graph's engines, as its file has it."""
-    return json.dumps({**plain_profile(graph_performance(parse(_graph()).spec)), **changes})
+    return json.dumps({**asdict(graph_performance(parse(_graph()).spec)), **changes})
 
 
 _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
@@ -223,7 +223,7 @@ _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
         (None, PlannerReason.PROFILE_MISSING, "ConfigMap fast holds no profile.json (yet)"),
         ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
         ("[" * 100_000, PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
-        ("{}", PlannerReason.PROFILE_INVALID, "no key 'prefill'"),
+        ("{}", PlannerReason.PROFILE_INVALID, "prefill: Field required"),
         (
             _profile(model="org/other-70b"),
             PlannerReason.PROFILE_INVALID,

@@ -71,7 +71,6 @@ class ConnectionPool:
         self._idle: dict[Origin, list[ClientConnection]] = {}
         self._open: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._next_sweep_s = float("inf")
         self._sweep_period_s = _SWEEP_MAX_S
         self._closed = False
         self._all_gone = asyncio.Event()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import orjson
 
 JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
 EVENT_STREAM = "text/event-stream"
 
 

@@ -18,7 +18,6 @@ class RequestError(PenstockError):
 
     Attributes:
         kind: vLLM's error type, ``BadRequestError`` and so on.
-        param: Field at fault, or None.
     """
 
     def __init__(

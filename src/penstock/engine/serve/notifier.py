@@ -31,7 +31,6 @@ class NotifyResult:
     Attributes:
         reads, heartbeats: The ids it carried.
         unknown: Those of them that hold no lease any more.
-        failed: Why it did not arrive, or None.
     """
 
     reads: list[str]

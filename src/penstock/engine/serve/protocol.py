@@ -80,7 +80,6 @@ class Choice:
     Attributes:
         index: Its place among them: prompt by prompt, ``n`` to each.
         prompt: Bytes whose 4-byte pieces are the tokens.
-        output_tokens: Tokens that will be generated.
         ends_by_stop: Whether the simulated model ends by itself there, or runs into its limit.
         salt: Chooses the words; the same for the same prompt and seed.
         text_bytes: Bytes of the words that are shown; a stop may cut the last ones.
@@ -115,7 +114,6 @@ class EngineCall:
         prompt_tokens: Of all prompts, each counted once.
         usage: Which events of a stream carry the counts.
         logprobs: Alternatives per token to show; None: no log probabilities.
-        echo: The prompt comes before the text.
         fields: The body, for answers that repeat what was asked.
         pin: Keep the KV for another worker: a prompt for decode, a conversation for its next turn's prefill.
         remote: KV to fetch, or None.
