@@ -110,7 +110,7 @@ async def test_a_graph_that_nobody_looks_at(look, client, namespace):
     await client.create(graph_object(namespace), field_manager=ME)
     found = await look()
     messages = [each.message for each in found[f"graph {namespace}/llama"]]
-    assert "no operator has looked at it" in messages
+    assert "no operator runs; none has looked at it" in messages
     assert f"graph {namespace}/llama" not in await look(graph="other")
 
 
