@@ -198,9 +198,7 @@ def _deployment(component: str, deployment: Object, version: str) -> Iterator[Fi
     wanted = deployment["spec"].get("replicas", 1)
     ready = deployment.get("status", {}).get("readyReplicas", 0)
     if wanted == 0:
-        yield problem(
-            subject, "is scaled to 0", f"kubectl scale -n {namespace} deployment/{name} --replicas=1"
-        )
+        yield problem(subject, "is scaled to 0", _start(deployment))
     elif ready == 0:
         remedy = f"kubectl describe -n {namespace} deployment/{name}; kubectl logs -n {namespace} deployment/{name}"
         yield problem(subject, f"0 of {wanted} replicas are ready", remedy)
@@ -219,6 +217,11 @@ def _deployment(component: str, deployment: Object, version: str) -> Iterator[Fi
     if other is not None and other != version:
         message = f"is version {other}, this program {version}"
         yield warning(subject, message, f"{INSTALL}, or install penstock=={other} here")
+
+
+def _start(deployment: Object) -> str:
+    namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
+    return f"kubectl scale -n {namespace} deployment/{name} --replicas=1"
 
 
 def _lease(fact: LeaseFact) -> Finding:
@@ -301,13 +304,10 @@ def _absence(graph: Object, facts: Facts) -> Absence | None:
     if isinstance(facts.deployments, Unreadable):
         return None
     namespace = graph["metadata"]["namespace"]
-    operators = [
-        each
-        for each in facts.deployments
-        if component_of(each) == "operator" and each["spec"].get("replicas", 1)
-    ]
+    installed = [each for each in facts.deployments if component_of(each) == "operator"]
+    operators = [each for each in installed if each["spec"].get("replicas", 1)]
     if not operators:
-        return Absence("no operator runs", INSTALL)
+        return Absence("no operator runs", _start(installed[0]) if installed else INSTALL)
     there = [each for each in operators if scope_of(each) in {None, namespace}]
     acting = [each for each in there if is_of_class(graph["spec"], class_of(each))]
     if not there:
