@@ -36,7 +36,7 @@ RELEASE: dict[str, Any] = {
     "createNamespace": False,
     "rbac": {"dynamo": True},  # the kind's definition comes with its test, after the chart
     "image": {"repository": IMAGE.rsplit(":", 1)[0], "tag": IMAGE.rsplit(":", 1)[1], "pullPolicy": "Never"},
-    "operator": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},
+    "operator": {"replicas": 1, "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},
     "planner": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},
 }
 

@@ -280,11 +280,24 @@ def test_the_fewest_rights_name_what_they_can():
 
 def test_disruption_budgets_come_with_a_second_replica():
     """One replica needs no budget, which would only block the drain of its node."""
-    assert of_kind(rendered("default"), "PodDisruptionBudget") == {}
+    assert list(of_kind(rendered("default"), "PodDisruptionBudget")) == ["penstock-operator"]
     assert sorted(of_kind(rendered("everything"), "PodDisruptionBudget")) == [
         "penstock-operator",
         "penstock-planner",
     ]
+
+
+def test_two_operators_seek_two_nodes():
+    """So that the loss of one node leaves one that acts; on a cluster of one node both run there."""
+    deployment = of_kind(rendered("default"), "Deployment")["penstock-operator"]["spec"]
+    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
+
+    assert deployment["replicas"] == 2
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    assert spread["labelSelector"] == deployment["selector"]
 
 
 def test_all_that_mount_a_volume_of_one_node_seek_one_node():

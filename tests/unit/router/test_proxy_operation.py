@@ -151,24 +151,26 @@ UNREACHABLE = {
 }
 
 
-async def test_requests_at_a_worker_that_left_and_answers_nothing_end_too(harness, tmp_path):
-    """Its pod was taken off a lost node: what had no byte yet is tried elsewhere, a stream is broken."""
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_requests_at_a_worker_that_answers_nothing_end(harness, tmp_path, has_left):
+    """What had no byte yet is tried elsewhere whatever the budget, a stream is broken; so too once its pod is gone."""
     lost, well = await harness.worker("aggregated"), await harness.worker("aggregated")
     lost.script = [harness.answers.events_then(harness.token_event(0), event=asyncio.Event())]
     lost.otherwise = harness.answers.hang()
     path = harness.write_state(tmp_path / "llama.json", [lost])
-    router = await harness.router(statefile=path, disaggregated=False, config={"health": UNREACHABLE})
+    config = {"health": UNREACHABLE, "retries": {"budgetFraction": 0, "minPerSecond": 0}}
+    router = await harness.router(statefile=path, disaggregated=False, config=config)
     stream = await router.stream()
     await anext(stream)
-    request = asyncio.create_task(router.post())
-    await router.until(lambda: len(lost.seen) == 2)
+    requests = [asyncio.create_task(router.post()) for _ in range(3)]
+    await router.until(lambda: len(lost.seen) == 4)
 
     lost.health_status = None
-    harness.write_state(path, [well])
+    harness.write_state(path, [well] if has_left else [lost, well])
 
-    assert (await request).status == 200
+    assert [(await each).status for each in requests] == [200] * 3
     assert b"broke off" in await router.broken(stream)
-    assert (len(lost.seen), len(well.seen)) == (2, 1)
+    assert (len(lost.seen), len(well.seen)) == (4, 3)
     await router.until(lambda: not router.server.core.pool.leaving)
 
 

@@ -13,11 +13,27 @@ from typing import Any, Final
 
 from penstock.api import ProfilePhase
 from penstock.api.crd import definitions
-from penstock.kube.objects.names import CLASS_LABEL, OPERATOR_CLASS, SCOPE_LABEL, is_of_class
+from penstock.kube.objects.names import (
+    CLASS_LABEL,
+    OPERATOR,
+    OPERATOR_CLASS,
+    PLANNER,
+    SCOPE_LABEL,
+    is_of_class,
+    lease_name,
+)
 from penstock.operator.doctor.check_graph import graph_findings
 from penstock.operator.doctor.check_pools import pool_findings
-from penstock.operator.doctor.facts import Facts, LeaseFact, Object, RightsFact, ServerFacts, Unreadable
-from penstock.operator.doctor.findings import Finding, ok, problem, unknown, warning
+from penstock.operator.doctor.facts import (
+    Absence,
+    Facts,
+    LeaseFact,
+    Object,
+    RightsFact,
+    ServerFacts,
+    Unreadable,
+)
+from penstock.operator.doctor.findings import Finding, Severity, ok, problem, unknown, warning
 
 SKEW_S: Final = 2.0
 """Chosen: the server's Date has whole seconds, so less cannot be told; TLS and tokens bear minutes."""
@@ -64,6 +80,16 @@ def class_of(deployment: Object) -> str:
     """Return the class of the graphs that a component's Deployment works on."""
     labels = deployment["spec"]["template"]["metadata"].get("labels", {})
     return str(labels.get(CLASS_LABEL, OPERATOR_CLASS))
+
+
+def lease_of(deployment: Object) -> tuple[str, str] | None:
+    """Return namespace and name of the Lease of an operator's or planner's Deployment; None: of another component's."""
+    owner = {"operator": OPERATOR, "planner": PLANNER}.get(component_of(deployment))
+    if owner is None:
+        return None
+    scope = scope_of(deployment)
+    name = lease_name(owner, cluster_wide=scope is None, operator_class=class_of(deployment))
+    return scope or deployment["metadata"]["namespace"], name
 
 
 def component_of(deployment: Object) -> str:
@@ -172,9 +198,7 @@ def _deployment(component: str, deployment: Object, version: str) -> Iterator[Fi
     wanted = deployment["spec"].get("replicas", 1)
     ready = deployment.get("status", {}).get("readyReplicas", 0)
     if wanted == 0:
-        yield problem(
-            subject, "is scaled to 0", f"kubectl scale -n {namespace} deployment/{name} --replicas=1"
-        )
+        yield problem(subject, "is scaled to 0", _start(deployment))
     elif ready == 0:
         remedy = f"kubectl describe -n {namespace} deployment/{name}; kubectl logs -n {namespace} deployment/{name}"
         yield problem(subject, f"0 of {wanted} replicas are ready", remedy)
@@ -193,6 +217,11 @@ def _deployment(component: str, deployment: Object, version: str) -> Iterator[Fi
     if other is not None and other != version:
         message = f"is version {other}, this program {version}"
         yield warning(subject, message, f"{INSTALL}, or install penstock=={other} here")
+
+
+def _start(deployment: Object) -> str:
+    namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
+    return f"kubectl scale -n {namespace} deployment/{name} --replicas=1"
 
 
 def _lease(fact: LeaseFact) -> Finding:
@@ -261,27 +290,39 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
         yield ok(
             "graphs", "there is none here; kubectl apply -f manifests/samples/disaggregated.yaml makes one"
         )
-    scopes = None
-    if not isinstance(facts.deployments, Unreadable):
-        scopes = [
-            (scope_of(each), class_of(each)) for each in facts.deployments if component_of(each) == "operator"
-        ]
     for each in facts.graphs:
-        namespace = each.graph["metadata"]["namespace"]
-        subject = f"graph {namespace}/{each.graph['metadata']['name']}"
-        there = [name for scope, name in scopes or () if scope in {None, namespace}]
-        if scopes and not there:
-            yield problem(
-                subject,
-                f"no operator watches namespace {namespace}",
-                f"{INSTALL} --set watchNamespaces={{{namespace}}}",
-            )
-        elif scopes and not any(is_of_class(each.graph["spec"], name) for name in there):
-            name = each.graph["spec"]["operatorClass"]
-            message = f"no operator of its class {name} watches it, only of {', '.join(sorted(set(there)))}"
-            yield problem(subject, message, f"{INSTALL} --set operatorClass={name}")
-        yield from graph_findings(each, now_s=facts.now_s, interval_s=facts.interval_s)
+        absence = _absence(each.graph, facts)
+        yield from graph_findings(each, now_s=facts.now_s, interval_s=facts.interval_s, absence=absence)
         yield from pool_findings(each, facts.nodes)
+
+
+def _absence(graph: Object, facts: Facts) -> Absence | None:
+    """Return why no operator keeps a graph's status true; None if one does, or if it cannot be told.
+
+    At rest nothing is written into a graph, so the Lease's renewals are the age of every status.
+    """
+    if isinstance(facts.deployments, Unreadable):
+        return None
+    namespace = graph["metadata"]["namespace"]
+    installed = [each for each in facts.deployments if component_of(each) == "operator"]
+    operators = [each for each in installed if each["spec"].get("replicas", 1)]
+    if not operators:
+        return Absence("no operator runs", _start(installed[0]) if installed else INSTALL)
+    there = [each for each in operators if scope_of(each) in {None, namespace}]
+    acting = [each for each in there if is_of_class(graph["spec"], class_of(each))]
+    if not there:
+        remedy = f"{INSTALL} --set watchNamespaces={{{namespace}}}"
+        return Absence(f"no operator watches namespace {namespace}", remedy)
+    if not acting:
+        name, others = graph["spec"]["operatorClass"], sorted(set(map(class_of, there)))
+        why = f"no operator of its class {name} watches it, only of {', '.join(others)}"
+        return Absence(why, f"{INSTALL} --set operatorClass={name}")
+    names = {lease_of(each) for each in acting}
+    leases = [each for each in facts.leases if (each.namespace, each.name) in names]
+    found = [_lease(each) for each in leases]
+    if found and all(each.severity is Severity.PROBLEM for each in found):
+        return Absence(f"no operator acts on it: {found[0].subject}: {found[0].message}", found[0].remedy)
+    return None
 
 
 def _profiles(facts: Facts) -> Iterator[Finding]:

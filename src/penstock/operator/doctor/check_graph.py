@@ -12,7 +12,7 @@ from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
 from penstock.kube.objects.names import SERVING
-from penstock.operator.doctor.facts import GraphFacts, Object, Page, Unreadable
+from penstock.operator.doctor.facts import Absence, GraphFacts, Object, Page, Unreadable
 from penstock.operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
 from penstock.operator.plan.diagnose import diagnose
 from penstock.operator.plan.pods import PodView, pod_view
@@ -39,17 +39,20 @@ _BAD: Final[Mapping[str, tuple[str, bool]]] = {
 _STARTING: Final = frozenset({"Pending", "Progressing", ""})
 
 
-def graph_findings(facts: GraphFacts, *, now_s: float, interval_s: float) -> Iterator[Finding]:
+def graph_findings(
+    facts: GraphFacts, *, now_s: float, interval_s: float, absence: Absence | None = None
+) -> Iterator[Finding]:
     """Yield what is to be said of one graph.
 
     Args:
         facts: The graph, its pods and their pages.
         now_s: The API server's clock, seconds since the epoch.
         interval_s: Time between the two looks, real seconds.
+        absence: Why no operator acts on it, so that its status may be out of date; None if one does.
     """
     graph = facts.graph
     subject = f"graph {graph['metadata']['namespace']}/{graph['metadata']['name']}"
-    yield from _status(subject, graph)
+    yield from _status(subject, graph, absence)
     if isinstance(facts.pods, Unreadable):
         yield unknown(
             subject, f"pods: {facts.pods.why}", f"kubectl get pods -n {graph['metadata']['namespace']}"
@@ -70,10 +73,18 @@ def graph_findings(facts: GraphFacts, *, now_s: float, interval_s: float) -> Ite
     yield from _prometheus(subject, facts)
 
 
-def _status(subject: str, graph: Object) -> Iterator[Finding]:
+def _status(subject: str, graph: Object, absence: Absence | None) -> Iterator[Finding]:
     namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
     describe = f"kubectl describe -n {namespace} gd {name}"
     status = graph.get("status") or {}
+    if graph["metadata"].get("deletionTimestamp"):
+        yield _deletion(subject, graph, absence)
+        return
+    if absence is not None:
+        phase = status.get("phase")
+        shown = f"its status, {phase}, may be out of date" if phase else "none has looked at it"
+        yield problem(subject, f"{absence.why}; {shown}", absence.remedy)
+        return
     seen = status.get("observedGeneration", 0)
     if not seen:
         logs = "kubectl logs -A -l app.kubernetes.io/component=operator"
@@ -91,6 +102,19 @@ def _status(subject: str, graph: Object) -> Iterator[Finding]:
         yield ok(subject, "is Ready")
     elif not bad:
         yield warning(subject, f"is {phase or 'without a phase'}", describe)
+
+
+def _deletion(subject: str, graph: Object, absence: Absence | None) -> Finding:
+    namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
+    conditions = {each["type"]: each for each in (graph.get("status") or {}).get("conditions", ())}
+    finalizers = ", ".join(graph["metadata"].get("finalizers", ()))
+    if absence is None:
+        said = conditions.get("Progressing", {}).get("message", "")
+        return warning(subject, f"is being deleted: {said}", f"kubectl describe -n {namespace} gd {name}")
+    patch = '{"metadata":{"finalizers":null}}'
+    give_up = f"give the drain up: kubectl patch -n {namespace} gd {name} --type merge --patch '{patch}'"
+    message = f"is being deleted and keeps its finalizers {finalizers}: {absence.why}"
+    return problem(subject, message, f"{absence.remedy}; or {give_up}")
 
 
 def _conditions(subject: str, conditions: Any, phase: str, describe: str) -> Iterator[Finding]:

@@ -23,6 +23,19 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
+class Absence:
+    """Why no operator acts on a graph.
+
+    Attributes:
+        why: One sentence.
+        remedy: What to do.
+    """
+
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """The API server.
 

@@ -34,14 +34,11 @@ from penstock.kube.kinds import (
 from penstock.kube.objects.names import (
     GRAPH_LABEL,
     HTTP_PORT,
-    OPERATOR,
-    PLANNER,
     WORKER_PORT,
     child_name,
-    lease_name,
 )
 from penstock.kube.objects.pods import FINISHED_PHASES
-from penstock.operator.doctor.check import class_of, component_of, scope_of
+from penstock.operator.doctor.check import component_of, lease_of, scope_of
 from penstock.operator.doctor.facts import (
     Facts,
     GraphFacts,
@@ -231,11 +228,9 @@ class _Gatherer:
             return ()
         wanted: dict[tuple[str, str, str], None] = {}
         for each in deployments:
-            component, scope = component_of(each), scope_of(each)
-            owner = {"operator": OPERATOR, "planner": PLANNER}.get(component)
-            if owner is not None and each["spec"].get("replicas", 1):
-                name = lease_name(owner, cluster_wide=scope is None, operator_class=class_of(each))
-                wanted[component, scope or each["metadata"]["namespace"], name] = None
+            lease = lease_of(each)
+            if lease is not None and each["spec"].get("replicas", 1):
+                wanted[component_of(each), *lease] = None
         found = await asyncio.gather(*(self._lease(namespace, name) for _, namespace, name in wanted))
         return tuple(
             LeaseFact(component, namespace, name, first, first, None)

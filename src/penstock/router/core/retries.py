@@ -190,9 +190,10 @@ class RetryRules:
         return [each for each in routable if each is not worker and each.name not in avoid]
 
     def _leaves_the_failing(self, failure: FailedTry, avoid: Collection[str], now_s: float) -> bool:
-        """Return whether a retry goes from a worker that fails request after request to one that does not."""
+        """Return whether a retry goes from a worker that fails request after request, or is gone, to one that does not."""
         return any(
-            each.is_failing and not all(other.is_failing for other in self._others(each, avoid, now_s))
+            (each.is_failing or not each.takes_requests)
+            and not all(other.is_failing for other in self._others(each, avoid, now_s))
             for each in failure.workers
         )
 

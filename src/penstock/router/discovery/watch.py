@@ -155,6 +155,7 @@ class WorkerWatch:
             return
         problem = f"no answer and no byte for {bound_s:g} s (real)"
         if broken := self._requests.cut(worker.spec.url, problem, silent_s=bound_s):
+            worker.suspect(problem)
             log.warning(
                 "worker unreachable: its requests end", worker=worker.name, requests=broken, problem=problem
             )

@@ -140,12 +140,13 @@ UNASKED = RightsFact("system:x", "planner", "serving", 12, (), FORBIDDEN)
         ((component("operator"),), Severity.WARNING, "planner", PLANNERLESS, "helm upgrade --install penstock"),
         ((OLD, PLANNER), Severity.WARNING, OPERATOR, "is version 0.2.0, this program 0.1.0", "penstock==0.2.0"),
         ((ELSEWHERE, PLANNER), Severity.PROBLEM, "graph serving/llama",
-         "no operator watches namespace serving", "watchNamespaces={serving}"),
+         "no operator watches namespace serving; its status, Ready, may be out of date", "watchNamespaces={serving}"),
     ],
 )  # fmt: skip
 def test_components(deployments, severity, subject, message, remedy):
     """Without an operator nothing happens to graphs; without a planner they serve and do not scale."""
-    found = only(check(facts(deployments=deployments)))
+    findings = check(facts(deployments=deployments))
+    found = next(each for each in findings if each.severity is not Severity.OK)
     assert (found.severity, found.subject, found.message) == (severity, subject, message)
     assert remedy in found.remedy
 
@@ -202,7 +203,9 @@ def test_a_graph_whose_class_no_operator_works_on():
     graph["spec"]["operatorClass"] = "research"
     deployments = (component("operator"), PLANNER)
     found = only(check(facts(deployments=deployments, graphs=(graph_facts(graph=graph),))))
-    assert found.message == "no operator of its class research watches it, only of penstock"
+    assert found.message.startswith(
+        "no operator of its class research watches it, only of penstock; its status"
+    )
     assert found.remedy.endswith("--set operatorClass=research")
 
 
@@ -269,6 +272,62 @@ def test_leases(first, later, now_s, severity, message):
     findings = check(leased(first, later, now_s))
     subject = "operator lease penstock-system/penstock-operator"
     assert (subject, message) in told(findings, severity)
+
+
+STALE = LeaseFact(
+    "operator", "penstock-system", "penstock-cluster-operator", lease(NOW), lease(NOW), NOW_S + 95
+)
+SILENT = (
+    "no operator acts on it: operator lease penstock-system/penstock-cluster-operator: penstock-operator-abc has not"
+    " renewed it for 95 s, its term is 15 s"
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"leases": (STALE,)}, f"{SILENT}; its status, Ready, may be out of date"),
+        ({"deployments": (PLANNER,)}, "no operator runs; its status, Ready, may be out of date"),
+        (
+            {"deployments": (component("operator", replicas=0), PLANNER)},
+            "no operator runs; its status, Ready, may be out of date",
+        ),
+        ({"deployments": FORBIDDEN, "leases": (STALE,)}, None),
+        ({"leases": (replace(STALE, now_s=NOW_S + 5),)}, None),
+    ],
+)
+def test_a_status_that_no_operator_keeps_true(changes, message):
+    """Its node is lost, say: nothing in the graph tells, so the Lease's age is the age of the status."""
+    found = told(check(facts(**changes)), Severity.PROBLEM)
+    assert [said for subject, said in found if subject == "graph serving/llama"] == (
+        [message] if message else []
+    )
+
+
+def test_a_graph_that_is_being_deleted():
+    """With an operator its progress is told; without one, what holds it, and how to give that up."""
+    graph = graph_object()
+    graph["metadata"] |= {"deletionTimestamp": NOW, "finalizers": ["penstock.dev/drain"]}
+    graph["status"]["conditions"] = [
+        {"type": "Ready", "status": "False", "reason": "Deleting"},
+        {"type": "Progressing", "status": "True", "message": "waits until router pods have finished"},
+    ]
+    graphs = (graph_facts(graph=graph),)
+    going = only(check(facts(graphs=graphs)))
+    assert (going.severity, going.message) == (
+        Severity.WARNING,
+        "is being deleted: waits until router pods have finished",
+    )
+    (held,) = [
+        each
+        for each in check(facts(graphs=graphs, leases=(STALE,)))
+        if each.subject == going.subject and each.severity is Severity.PROBLEM
+    ]
+    assert held.message == f"is being deleted and keeps its finalizers penstock.dev/drain: {SILENT}"
+    assert held.remedy.endswith(
+        "or give the drain up: kubectl patch -n serving gd llama --type merge --patch"
+        ' \'{"metadata":{"finalizers":null}}\''
+    )
 
 
 LIST_PODS = Right("", "pods", "list")
