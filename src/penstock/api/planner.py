@@ -85,6 +85,19 @@ class SlaConfig(SpecModel):
     )
 
 
+class ObjectiveConfig(SpecModel):
+    """What the planner weighs, modes adaptive and sla: requests in time against GPU-hours."""
+
+    in_time: Annotated[Number, Field(ge=0.5, lt=1)] = Field(
+        default=0.99,
+        description="Share of the requests to serve within the TTFT target; nothing is spent on more. A fraction, 0.5 to below 1.",
+    )
+    gpu_percent_per_point: Annotated[Number, Field(gt=0, le=1000)] = Field(
+        default=10,
+        description="Percent more GPU-hours that one more percentage point in time may cost.",
+    )
+
+
 class PlannerMetricsConfig(SpecModel):
     """Where the planner reads, and how old a reading may be."""
 
@@ -154,6 +167,10 @@ class PlannerConfig(SpecModel):
         description="Time without any request after which the last replica of every role goes, modes adaptive and sla; "
         "the next request brings one of each back. Seconds; null: never.",
     )
+    objective: ObjectiveConfig = Field(
+        default=ObjectiveConfig(),
+        description="What requests in time may cost, modes adaptive and sla: floors are chosen by it.",
+    )
     decode_kv_scale_up_threshold: KvThreshold = Field(
         default=0.9,
         description="Mean KV usage above which decode grows, mode load; a fraction, above 0 to 1.",
@@ -196,6 +213,7 @@ _LOAD = (PlannerMode.LOAD,)
 READ_IN_MODES: Mapping[str, tuple[PlannerMode, ...]] = {
     "adjustment_interval_seconds": _LOAD,
     "max_step": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
+    "objective": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "decode_kv_scale_up_threshold": _LOAD,
     "decode_kv_scale_down_threshold": _LOAD,
     "prefill_queue_per_worker": _LOAD,

@@ -145,6 +145,10 @@ class PlannerOptions(BaseModel):
     scale_to_zero_after: Annotated[float | None, BeforeValidator(_none_word)] = _declared(
         "scale_to_zero_after_seconds", "scale_to_zero_after_s"
     )
+    in_time: float = _declared("objective.in_time", "in_time", is_what_if=True)
+    gpu_percent_per_point: float = _declared(
+        "objective.gpu_percent_per_point", "gpu_percent_per_point", is_what_if=True
+    )
     ttft_slo: Annotated[float, Field(gt=0)] = Field(
         5,
         description="TTFT that counts as in time, modes adaptive and sla; simulated seconds. A graph in mode sla has it in "

@@ -77,23 +77,6 @@ def test_a_jump_of_arrivals_is_known_within_ten_seconds():
     )
 
 
-def test_what_was_served_late_grows_nothing_once_nothing_comes():
-    """Half of a minute's requests were late, and a fourth worker would have saved them: 20 s after the last it serves nobody."""
-    _, state = _after(120, prefill=3, rate=4_000.0)
-    for start in range(120, 180, 5):
-        waiting = 5.0 * (start - 115)
-        load = {"waiting": waiting, "waiting_tokens": 1_000 * waiting, "oldest_wait_s": waiting / 30}
-        found, state = _after(5, state, start_s=start, prefill=3, rate=35_000.0, **load)
-    assert found[Role.PREFILL].action is Action.UP
-    _, state = _after(15, state, start_s=180, prefill=3, rate=0.0)
-    for start in range(195, 330, 5):
-        found, state = _after(5, state, start_s=start, prefill=3, rate=0.0)
-        assert found[Role.PREFILL].action is not Action.UP, start
-        late = step_of(found[Role.PREFILL], "late")
-        assert late.outcome == "pass"
-        assert late.inputs["busy_ahead"] < 0.5
-
-
 def _slow_to_start(**roles):
     """Return the state of a planner that has learnt starts of 380 s, and has seen nothing arrive for ten minutes."""
     _, state = _after(600, rate=0.0, **roles)
@@ -112,43 +95,17 @@ def test_a_clients_first_minutes_are_no_slope_for_a_slow_start():
         assert demand.inputs["tokens_per_s_ahead"] <= 2.01 * 3_000
 
 
-def test_a_pool_that_was_needed_a_minute_ago_is_kept():
-    """19,500 tokens/s for minutes, then 2,000: what two would just have carried holds the third, and nothing else."""
-    _, peak = _after(120, rate=19_500.0, prefill=3)
-    found, _ = _after(40, peak, start_s=120, rate=2000.0, prefill=3)
-    after = step_of(found[Role.PREFILL], "projected_work").inputs
-    assert found[Role.PREFILL].action is Action.HOLD
-    assert after["peak_after"] > 0.8
-    assert after["busy_after"] < 0.5
-    assert after["late_added"] == 0
-
-
-def test_a_cache_that_was_full_minutes_ago_keeps_its_workers():
-    """Decode at 0.7 for two minutes, then at 0.1: held while one of two would have stood above 0.6, then not."""
-    _, peak = _after(120, decode=2, kv=0.7, rate=1000.0)
-    soon, state = _after(240, peak, start_s=120, decode=2, kv=0.1, rate=1000.0)
-    late, _ = _after(40, state, start_s=360, decode=2, kv=0.1, rate=1000.0)
-    after = step_of(soon[Role.DECODE], "projected_kv").inputs
-    assert after["projected_kv_peak"] > 0.6
-    assert after["projected_kv"] < 0.45
-    assert (soon[Role.DECODE].action, late[Role.DECODE].action) == (Action.HOLD, Action.DOWN)
-
-
-def test_a_queue_that_is_there_counts_whatever_the_workers_should_have_done():
-    """10,000 tokens/s on two workers of 10,000 each, and 15 s of work waits all the same: requests are late."""
-    found, _ = _after(60, rate=10_000.0, prefill=2, waiting=50.0, waiting_tokens=300_000.0)
-    late = step_of(found[Role.PREFILL], "late")
-    assert late.inputs["late_share"] > 0.5
-
-
-def test_a_long_prompt_makes_nothing_late_while_another_worker_is_idle():
-    """300,000 tokens in flight at two of three workers, nothing waits: an arrival goes to the third at once."""
-    load = {"rate": 10_000.0, "prefill": 3, "in_flight_tokens": 300_000.0, "prefilled_tokens": 20_000.0}
-    idle, _ = _after(60, prefilling_workers=2.0, **load)
-    full, _ = _after(60, prefilling_workers=3.0, **load)
-    shares = [step_of(found[Role.PREFILL], "late").inputs["late_share"] for found in (idle, full)]
-    assert shares[0] == 0
-    assert shares[1] > 0.5
+def test_a_replica_that_was_needed_a_minute_ago_is_kept():
+    """19,500 tokens/s for minutes, then 2,000: the third goes a minute after two were enough, and not before."""
+    _, state = _after(120, rate=19_500.0, prefill=3)
+    found = {}
+    for start in range(120, 360, 5):
+        found[start], state = _after(5, state, start_s=start, rate=2000.0, prefill=3)
+    gone = [start for start, roles in found.items() if roles[Role.PREFILL].action is Action.DOWN]
+    enough = [
+        start for start, roles in found.items() if step_of(roles[Role.PREFILL], "idle").inputs["idle_s"]
+    ]
+    assert enough[0] < gone[0] <= 245, "two start-ups after the first pull, sixty seconds idle"
 
 
 def test_an_aggregated_worker_is_kept_less_busy_than_a_prefill_worker():
@@ -177,14 +134,14 @@ D, P = Role.DECODE, Role.PREFILL
 IDLE = {"rate": 1000.0, "prefill": 3, "decode": 3, "kv": 0.05}
 BACKLOG = {"waiting": 100.0, "waiting_tokens": 500_000.0}
 UNKNOWN, WAITING = (HOLD, Reason.METRIC_UNKNOWN), (HOLD, Reason.REQUESTS_WAITING)
-LATE_START = (HOLD, Reason.HOLD_DOWN)
+FIRST = (HOLD, Reason.HOLD_DOWN)
 
 # Seconds of one load, and what becomes of a role.
 LOADS = {
     "two of three would be 60% busy": (65, {"rate": 12_000.0, "prefill": 3}, {P: (DOWN, Reason.SPARE_CAPACITY)}),
     "two of three would be 85% busy": (65, {"rate": 17_000.0, "prefill": 3}, {P: (HOLD, Reason.WITHIN_CAPACITY)}),
     "caches are empty in the first minute": (
-        55, {"rate": 1000.0, "prefill": 3, "decode": 2, "kv": 0.0}, {P: LATE_START, D: LATE_START}
+        55, {"rate": 1000.0, "prefill": 3, "decode": 2, "kv": 0.0}, {P: FIRST, D: FIRST}
     ),
     "one that starts is supply": (30, {"rate": 15_000.0, "starting": 1}, {P: (HOLD, Reason.WITHIN_CAPACITY)}),
     "a start blocks no further step": (
@@ -195,7 +152,7 @@ LOADS = {
     "one starts": (60, {**IDLE, "starting": 1}, {P: (HOLD, Reason.REPLICA_NOT_READY)}),
     "the router is away": (60, {**IDLE, "kv": 0.0, "known": False}, {P: UNKNOWN, D: UNKNOWN}),
     "refused requests are demand": (10, {"rate": 1000.0, "refused": 3.0}, {P: (UP, Reason.REQUESTS_REJECTED)}),
-    "KV above 0.85": (30, {"rate": 1000.0, "kv": 0.9}, {D: (UP, Reason.KV_ABOVE_CAPACITY)}),
+    "KV above 0.7": (30, {"rate": 1000.0, "kv": 0.75}, {D: (UP, Reason.KV_ABOVE_CAPACITY)}),
     "KV below it": (30, {"rate": 1000.0, "kv": 0.5}, {D: (HOLD, Reason.WITHIN_CAPACITY)}),
     "one holds the KV of two": (
         65, {"rate": 1000.0, "decode": 2, "kv": 0.12}, {D: (DOWN, Reason.SPARE_CAPACITY)}
@@ -263,9 +220,9 @@ def test_an_early_decision_shortens_no_back_off():
         assert decide(window, state, CONFIG)[1].of(Role.DECODE).backoff == left
 
 
-@pytest.mark.parametrize(("most", "prefill"), [(1, 2), (3, 4), (50, 23)])
+@pytest.mark.parametrize(("most", "prefill"), [(1, 2), (3, 4), (50, 11)])
 def test_max_step_lets_a_flash_crowd_have_all_it_needs_at_once(most, prefill):
-    """2,000,000 tokens will wait in 30 s: what clears them in two SLOs is asked for, or as many as the step allows."""
+    """2,000,000 tokens will wait in 30 s: what clears them in a start-up is asked for, or as many as the step allows."""
     floor = replace(CONFIG, max_step=most, min_replicas={Role.PREFILL: 5})
     assert _after(5, config=floor)[0][Role.PREFILL].desired == min(5, 1 + most)
     config = replace(CONFIG, max_step=most, max_gpu_budget=None)
@@ -279,7 +236,7 @@ def test_max_step_lets_a_flash_crowd_have_all_it_needs_at_once(most, prefill):
 )
 def test_a_fuller_worker_decodes_more_slowly_and_holds_its_cache_longer(light, workers, load):
     """Usage is h / (1 - 3 h) of each worker; one that cannot keep up counts as two full ones."""
-    view = KvView(Forecast(0, 0, 0), LightDecoding(light), peak=0.0, full=())
+    view = KvView(Forecast(0, 0, 0), LightDecoding(light))
     assert view.demanded(workers) == pytest.approx(load)
 
 
@@ -290,20 +247,8 @@ def test_decode_grows_for_the_backlog_that_prefill_will_hand_over():
     assert (calm[Role.DECODE].action, found[Role.DECODE].action) == (Action.HOLD, Action.UP)
 
 
-def test_chance_shrinks_nothing():
-    """Spare only now and then is no spare worker; spare for ten seconds is."""
-    _, state = _after(200, prefill=2, rate=4000.0, waiting=1.0)
-    first, state = _after(5, state, start_s=200, prefill=2, rate=4000.0)
-    between, state = _after(5, state, start_s=205, prefill=2, rate=4000.0, waiting=1.0)
-    again, state = _after(10, state, start_s=210, prefill=2, rate=4000.0)
-    last, _ = _after(5, state, start_s=220, prefill=2, rate=4000.0)
-    reasons = [found[Role.PREFILL].reason for found in (first, between, again, last)]
-    assert reasons == [Reason.HOLD_DOWN, Reason.REQUESTS_WAITING, Reason.HOLD_DOWN, Reason.SPARE_CAPACITY]
-    assert last[Role.PREFILL].action is Action.DOWN
-
-
 def _followed(memory, pool, at_s):
-    return supply.followed(memory, pool, float(at_s), hold_down_most_s=1800.0)
+    return supply.followed(memory, pool, float(at_s))
 
 
 def _counted(*counts):
@@ -326,16 +271,6 @@ def test_a_start_that_takes_longer_than_ever_raises_the_expectation():
     memory = AdaptiveMemory(roles={Role.PREFILL: _counted((0, 1, 0), (10, 1, 1))})
     assert supply.startup_s(memory, Role.PREFILL, 210.0) == 200.0
     assert supply.arrivals_s(memory.of(Role.PREFILL), 200.0, 210.0) == (0.0,)
-
-
-def test_a_regretted_scale_down_doubles_the_hold_down_and_calm_halves_it():
-    """Grown 20 s after shrinking, or minutes: 120 s of hold-down, then 240 s; a scale-down long after halves it."""
-    memory = _counted((0, 2, 0), (10, 1, 0), (30, 1, 1), (60, 2, 0))
-    assert memory.hold_down_s == 120.0
-    memory = _followed(_followed(memory, PoolCounts(1), 200.0), PoolCounts(1, 1), 400.0)
-    assert memory.hold_down_s == 240.0
-    memory = _followed(memory, PoolCounts(2), 430.0)
-    assert _followed(memory, PoolCounts(1), 1000.0).hold_down_s == 120.0
 
 
 def test_a_replica_taken_back_was_the_newest_start():

@@ -90,7 +90,7 @@ def _times(memory):
     """Return every remembered time of mode adaptive."""
     found = [memory.pulled_s, memory.quiet_since_s, memory.unserved_s]
     for role in memory.roles.values():
-        found += [role.grown_s, role.shrunk_s, role.spare_s, *role.begun_s]
+        found += [role.grown_s, role.shrunk_s, *role.begun_s]
     return [at_s for at_s in found if at_s is not None]
 
 
@@ -119,7 +119,7 @@ def test_no_remembered_time_lies_ahead_after_a_resume(*, before, starting, first
     memory = adaptive_memory.read(after.decided.memory)
     assert all(at_s <= now_s for at_s in _times(memory))
     learnt, was = (
-        [(each.ready, len(each.begun_s), each.startup_s, each.hold_down_s) for each in of.roles.values()]
+        [(each.ready, len(each.begun_s), each.startup_s) for each in of.roles.values()]
         for of in (memory, adaptive_memory.read(state.memory))
     )
     assert learnt == was

@@ -37,14 +37,14 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
     if profile is None:
         observed = adaptive_memory.read(state.memory)
         for pull in window.pulls:
-            observed = followed(observed, pull, OBSERVED, config)
+            observed = followed(observed, pull, config)
         return proposed(window, state, observed, OBSERVED, config)
     shared, learnt = adaptive_memory.read(state.memory), memory.read(state.memory)
     for pull in window.pulls:
         learnt = learning.followed(
             learnt, pull, profile, mean_rate=forecast(shared.work.rate, 0.0, RATE_TAU_S).now
         )
-        shared = followed(shared, pull, ProfiledWorkers(profile, learnt, config), config)
+        shared = followed(shared, pull, config)
     workers = ProfiledWorkers(profile, learnt, config)
     made = proposed(window, state, shared, workers, config)
     outlook = _outlook(window, shared, workers)

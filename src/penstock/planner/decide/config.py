@@ -67,6 +67,8 @@ class DecideConfig:
             ``planner.sla.ttftSeconds``.
         scale_to_zero_after_s: Simulated seconds without any request after which modes adaptive and sla remove the last
             replica of every role, > 0; None: never.
+        in_time: Share of requests in time that floors are chosen for, in (0, 1).
+        gpu_percent_per_point: Share of the GPU-hours, in percent, that one more percentpoint in time may cost, > 0.
         itl_slo_s: ITL that mode sla holds, > 0; None: any.
         attainment: Share of the requests for which mode sla holds the targets, in [0.5, 1).
         predictor: How mode sla forecasts demand.
@@ -95,6 +97,8 @@ class DecideConfig:
     queue_per_worker: bool = False
     ttft_slo_s: float = 5.0
     scale_to_zero_after_s: float | None = None
+    in_time: float = 0.99
+    gpu_percent_per_point: float = 10.0
     itl_slo_s: float | None = None
     attainment: float = 0.99
     predictor: Predictor = Predictor.TREND

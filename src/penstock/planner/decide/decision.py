@@ -39,6 +39,7 @@ class Reason(StrEnum):
     GPU_BUDGET_YIELDED = "gpu_budget_yielded"
     DEMAND_ABOVE_CAPACITY = "demand_above_capacity"
     KV_ABOVE_CAPACITY = "kv_above_capacity"
+    HINDSIGHT_FLOOR = "hindsight_floor"
     ITL_ABOVE_TARGET = "itl_above_target"
     BACKLOG_ABOVE_SLO = "backlog_above_slo"
     REQUESTS_REJECTED = "requests_rejected"

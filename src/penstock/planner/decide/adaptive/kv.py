@@ -18,11 +18,8 @@ FULL = 0.9
 LOAD_TAU_S = 30.0
 """Chosen: KV usage is a sum over many requests, so half a minute is smooth enough."""
 
-PEAK_TAU_S = 300.0
-"""Chosen: a peak fades over the time that the HPA's stabilisation window holds one."""
-
-FULL_TAU_S = 120.0
-"""Chosen: two minutes weigh in the share of time in which a fleet would have been full."""
+SPENT_TAU_S = 120.0
+"""Chosen: two minutes weigh in the KV that a token costs."""
 
 SLOWDOWN = 3.0
 """By how much longer a worker with a full KV cache takes for a token than an idle one, against the idle one's time: 2.9,
@@ -34,6 +31,14 @@ LOAD_MOST = 2.0
 
 WAITING_SHARE = 0.02
 """KV of a waiting request where running ones do not tell: the planner document's own figure."""
+
+
+def light_of(usage: float) -> float:
+    """Return the KV usage that a worker's answers would have if it stayed as fast as an idle one, below 1 / `SLOWDOWN`.
+
+    This, not usage, adds up over workers: of two at 0.22 one alone would be more than full.
+    """
+    return usage / (1.0 + SLOWDOWN * usage)
 
 
 class Decoding(Protocol):
@@ -74,24 +79,19 @@ class KvView:
     Attributes:
         load: Workers' worth of KV in use or waited for, now and when a new replica could be ready.
         decoding: What holds the KV of the arrivals expected then.
-        peak: Highest load of the last minutes, decayed.
-        full: Share of recent time in which n workers would have been full; element n - 1.
     """
 
     load: Forecast
     decoding: Decoding
-    peak: float
-    full: tuple[float, ...]
+
+    def moved(self, ready: int, workers: int) -> float:
+        """Return the load that what ``ready`` workers hold, now or ahead, would be on ``workers``."""
+        load = max(self.load.now, self.load.ahead)
+        return LightDecoding(ready * light_of(load / ready)).load_on(workers) if ready else load
 
     def demanded(self, workers: int) -> float:
         """Return the KV load that the expected arrivals bring ``workers`` to, at most `LOAD_MOST` of each."""
         return self.decoding.load_on(workers)
-
-    def full_with(self, workers: int) -> float:
-        """Return the share for a fleet of ``workers``; that of the largest followed for larger ones."""
-        if not self.full:
-            return 0.0
-        return self.full[min(workers, len(self.full)) - 1] if workers >= 1 else 1.0
 
 
 def load_of(pull: Pull, role: Role) -> float | None:
@@ -108,7 +108,7 @@ def load_of(pull: Pull, role: Role) -> float | None:
     return pull.kv.total + waiting * min(share, 1.0)
 
 
-def followed(kv: KvLoad, load: float, tokens: float, *, ready: int, dt_s: float, sizes: int) -> KvLoad:
+def followed(kv: KvLoad, load: float, tokens: float, *, ready: int, dt_s: float) -> KvLoad:
     """Return the KV load after one pull.
 
     Args:
@@ -117,21 +117,13 @@ def followed(kv: KvLoad, load: float, tokens: float, *, ready: int, dt_s: float,
         tokens: Uncached tokens whose prefill ended meanwhile.
         ready: Workers that hold it.
         dt_s: Since the pull before, > 0.
-        sizes: Fleets of 1 to this many workers are followed.
     """
-    kept = math.exp(-dt_s / FULL_TAU_S)
+    kept = math.exp(-dt_s / SPENT_TAU_S)
     usage = min(1.0, load / ready) if ready else 1.0
-    full = []
-    for size in range(1, sizes + 1):
-        before = kv.full_s[size - 1] if size <= len(kv.full_s) else 0.0
-        full.append(before * kept + (dt_s if load > FULL * size else 0.0))
     return KvLoad(
         load=trend.followed(kv.load, load, dt_s, LOAD_TAU_S),
-        peak=max(load, kv.peak * math.exp(-dt_s / PEAK_TAU_S)),
         light_s=kv.light_s * kept + load * dt_s / (1.0 + SLOWDOWN * usage),
         done_tokens=kv.done_tokens * kept + tokens,
-        seen_s=kv.seen_s * kept + dt_s,
-        full_s=tuple(full),
     )
 
 
@@ -139,7 +131,5 @@ def view(kv: KvLoad, decoding: Decoding, horizon_s: float) -> KvView:
     """Return what the rules look at; ``decoding`` is of the arrivals expected at the same horizon."""
     return KvView(
         load=trend.forecast(kv.load, horizon_s, LOAD_TAU_S),
-        peak=kv.peak,
         decoding=decoding,
-        full=tuple(full / kv.seen_s if kv.seen_s > 0 else 0.0 for full in kv.full_s),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.api import Role
+from penstock.planner.decide.adaptive.hindsight import Hindsight, ShadowFleets
 from penstock.planner.decide.state import Memory
 
 MadeT = TypeVar("MadeT")
@@ -32,7 +33,7 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Prefill work at the frontend, and the fleets of every size that might have done it.
+    """Prefill work at the frontend.
 
     Attributes:
         rate: Of requests/s arriving.
@@ -42,10 +43,6 @@ class Work:
         sized_tokens: Their uncached tokens, decayed alike.
         done_tokens: Tokens whose prefill ended, decayed over busy time.
         busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
-        arrivals: Requests, decayed over time.
-        backlogs: Tokens that a fleet of n workers would have left now; element n - 1.
-        late: Arrivals that it would have served late, decayed as ``arrivals`` is; element n - 1.
-        recent: The same, decayed faster; element n - 1.
     """
 
     rate: Trend = Trend()
@@ -55,31 +52,21 @@ class Work:
     sized_tokens: float = 0.0
     done_tokens: float = 0.0
     busy_s: float = 0.0
-    arrivals: float = 0.0
-    backlogs: tuple[float, ...] = ()
-    late: tuple[float, ...] = ()
-    recent: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KvLoad:
-    """KV cache in use, in workers' worth, and how often fleets of every size would have been full.
+    """KV cache in use, in workers' worth.
 
     Attributes:
         load: Of KV usage summed over workers, waiting requests' share included.
-        peak: Highest load, decayed.
         light_s: Worker-seconds of KV over some minutes, as if every worker had decoded as fast as an idle one.
         done_tokens: Uncached tokens whose prefill ended, decayed alike.
-        seen_s: Seconds, decayed.
-        full_s: Seconds in which n workers would have been full, decayed alike; element n - 1.
     """
 
     load: Trend = Trend()
-    peak: float = 0.0
     light_s: float = 0.0
     done_tokens: float = 0.0
-    seen_s: float = 0.0
-    full_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +79,6 @@ class RoleMemory:
         startup_s: Learnt time from asked for to ready; None before the first.
         grown_s: When replicas were last added; None before that.
         shrunk_s: When replicas were last removed; None before that.
-        spare_s: Since when every decision has found one replica to spare; None: the last one did not.
-        hold_down_s: How long after growing the role is not shrunk; raised by each shrinking that was regretted.
     """
 
     ready: int | None = None
@@ -101,8 +86,6 @@ class RoleMemory:
     startup_s: float | None = None
     grown_s: float | None = None
     shrunk_s: float | None = None
-    spare_s: float | None = None
-    hold_down_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +97,8 @@ class AdaptiveMemory:
         work: Of the prefill (or aggregated) workers.
         kv: Of the decode (or aggregated) workers.
         roles: By role.
+        hindsight: Which floor would have been best, by role.
+        gpu_s: GPU-seconds that all roles held, discounted as hindsight is.
         quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it is not known, or the
             graph does not scale to zero.
         unserved_s: When a role was last seen without a ready replica; None: not so far.
@@ -123,6 +108,8 @@ class AdaptiveMemory:
     work: Work = Work()
     kv: KvLoad = KvLoad()
     roles: Mapping[Role, RoleMemory] = field(default_factory=dict)
+    hindsight: Mapping[Role, Hindsight] = field(default_factory=dict)
+    gpu_s: float = 0.0
     quiet_since_s: float | None = None
     unserved_s: float | None = None
 
@@ -146,7 +133,6 @@ def resumed(memory: AdaptiveMemory, by_s: float, now_s: float) -> AdaptiveMemory
             begun_s=(now_s,) * len(each.begun_s),
             grown_s=moved(each.grown_s),
             shrunk_s=moved(each.shrunk_s),
-            spare_s=moved(each.spare_s),
         )
         for role, each in memory.roles.items()
     }
@@ -174,9 +160,16 @@ def read(plain: Memory) -> AdaptiveMemory:
         work=_made(Work, work, rate=Trend(**work["rate"])),
         kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
         roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
+        hindsight={Role(role): _hindsight(plain) for role, plain in data.get("hindsight", {}).items()},
+        gpu_s=data.get("gpu_s", 0.0),
         quiet_since_s=data.get("quiet_since_s"),
         unserved_s=data.get("unserved_s"),
     )
+
+
+def _hindsight(plain: Mapping[str, Any]) -> Hindsight:
+    prompt, patient = (_made(ShadowFleets, plain[kind]) for kind in ("prompt", "patient"))
+    return _made(Hindsight, plain, prompt=prompt, patient=patient)
 
 
 def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) -> MadeT:
@@ -192,6 +185,14 @@ def _made(kind: Callable[..., MadeT], plain: Mapping[str, Any], **built: Any) ->
 
 def write(memory: AdaptiveMemory) -> Memory:
     """Return plain data for `PlannerState.memory`."""
-    plain = dataclasses.asdict(memory)
+    plain = dataclasses.asdict(dataclasses.replace(memory, hindsight={}))
     plain["roles"] = {role.value: fields for role, fields in plain["roles"].items()}
+    plain["hindsight"] = {role.value: _shallow(each) for role, each in memory.hindsight.items()}
+    for each in plain["hindsight"].values():
+        each |= {"prompt": _shallow(each["prompt"]), "patient": _shallow(each["patient"])}
     return {"adaptive": plain}
+
+
+def _shallow(made: Any) -> dict[str, Any]:
+    """Return a dataclass's fields as they are: `asdict` would copy every number of hundreds."""
+    return {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive import kv, rules, supply, work, zero
+from penstock.planner.decide.adaptive import hindsight, kv, rules, supply, work, zero
+from penstock.planner.decide.adaptive.hindsight import Hindsight, Load, Objective
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory, write
 from penstock.planner.decide.adaptive.workers import Workers
 from penstock.planner.decide.budget import existing_gpus
@@ -24,9 +26,6 @@ from penstock.planner.decide.observation import (
 from penstock.planner.decide.proposal import Proposal, RoleProposal
 from penstock.planner.decide.stabilise import back_off, remember
 from penstock.planner.decide.state import PlannerState
-
-SIZES_ABOVE = 2
-"""Chosen: shadow fleets are followed up to two workers more than there are."""
 
 MOST_AT_ONCE = 64
 """Chosen: more replicas than this are never asked for in one decision, whatever `max_step` allows."""
@@ -49,48 +48,111 @@ def proposed(
     """
     pools = window.pulls[-1].pools
     seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
-    proposals = [_draft(role, window, memory, workers, config) for role in pools]
-    spared = {
-        each.role: supply.spared(memory.of(each.role), window.end_s, is_spare=_is_spare(each))
-        for each in proposals
-    }
-    memory = replace(memory, roles={**memory.roles, **spared})
+    cases = _cases(window, memory, workers, config)
+    memory = _looked_back(cases, window, memory, config)
+    if workers.has_shadows:
+        cases = {role: replace(case, hindsight=memory.hindsight.get(role)) for role, case in cases.items()}
+    proposals = [_draft(role, window, memory, cases.get(role), config) for role in pools]
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
     proposals = zero.applied(proposals, window, memory, config)
     return Proposal(_within_budget(proposals, pools, config), seen, write(memory))
 
 
-def followed(memory: AdaptiveMemory, pull: Pull, workers: Workers, config: DecideConfig) -> AdaptiveMemory:
+def followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> AdaptiveMemory:
     """Return the memory after one pull; what the pull does not know leaves its part as it was."""
-    most_s = workers.restraint.hold_down_most_s
-    roles = {
-        role: supply.followed(memory.of(role), pool, pull.at_s, hold_down_most_s=most_s)
-        for role, pool in pull.pools.items()
-    }
+    roles = {role: supply.followed(memory.of(role), pool, pull.at_s) for role, pool in pull.pools.items()}
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
     holder = kv_role(pull.pools)
     entry = entry_role(pull.pools)
     made, usage, demand = memory.work, memory.kv, pull.demand
     if demand is not None and entry in pull.pools:
-        sizes = max(len(made.late), pull.pools[entry].replicas + SIZES_ABOVE)
-        made = work.followed(
-            made, demand, workers, ready=pull.pools[entry].ready, sizes=sizes, slo_s=config.ttft_slo_s
-        )
+        made = work.followed(made, demand)
     load = kv.load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
         tokens = 0.0 if demand is None else demand.prefilled_tokens
-        sizes = max(len(usage.full_s), pull.pools[holder].replicas + SIZES_ABOVE)
-        usage = kv.followed(usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s, sizes=sizes)
+        usage = kv.followed(usage, load, tokens, ready=pull.pools[holder].ready, dt_s=dt_s)
     quiet_since_s = (
         None if config.scale_to_zero_after_s is None else zero.quiet_since_s(memory.quiet_since_s, pull)
     )
     is_served = all(pool.ready for pool in pull.pools.values())
     unserved_s = memory.unserved_s if is_served else pull.at_s
-    return AdaptiveMemory(pull.at_s, made, usage, {**memory.roles, **roles}, quiet_since_s, unserved_s)
+    return replace(
+        memory,
+        pulled_s=pull.at_s,
+        work=made,
+        kv=usage,
+        roles={**memory.roles, **roles},
+        quiet_since_s=quiet_since_s,
+        unserved_s=unserved_s,
+    )
+
+
+def _cases(
+    window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
+) -> dict[Role, rules.Case]:
+    """Return what the rules look at, for each role of which the newest pull knows all."""
+    pull = window.pulls[-1]
+    known = [role for role in pull.pools if pull.demand is not None and not _unknown(role, pull)]
+    return {role: case_of(role, window, memory, workers, config) for role in known}
+
+
+def _looked_back(
+    cases: Mapping[Role, rules.Case], window: Window, memory: AdaptiveMemory, config: DecideConfig
+) -> AdaptiveMemory:
+    """Return the memory after every role's fleets of all floors have served the window, and with the floors that follow."""
+    demands = [pull.demand for pull in window.pulls if pull.demand is not None]
+    if not demands:
+        return memory
+    dt_s = sum(each.period_s for each in demands)
+    held_s = dt_s * existing_gpus(window.pulls[-1].pools, config)
+    gpu_s = memory.gpu_s * math.exp(-dt_s / hindsight.MEMORY_S) + held_s
+    found = dict(memory.hindsight)
+    for role, case in cases.items():
+        grows_at = rules.grows_at(case)
+        if grows_at is None:
+            continue
+        known = found.get(role, Hindsight())
+        load = _load(case, demands, grows_at, config)
+        known = hindsight.followed(known, load)
+        if known.arrivals > 0:
+            gpus = max(1, config.engine_gpus(role, case.pool.gpus))
+            price = config.gpu_percent_per_point * gpu_s / known.arrivals
+            objective = Objective(
+                config.in_time, price, gpus, load.startup_s + load.hold_s, config.floor(role, gpus)
+            )
+            known = hindsight.chosen(known, objective)
+        found[role] = known
+    return replace(memory, hindsight=found, gpu_s=gpu_s)
+
+
+def _load(case: rules.Case, demands: Sequence[Demand], grows_at: float, config: DecideConfig) -> Load:
+    dt_s, arrivals = sum(each.period_s for each in demands), sum(each.arrivals for each in demands)
+    tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
+    speed = case.work.tokens_per_s if case.work is not None else None
+    own_s = tokens / arrivals / speed if speed and arrivals else 0.0
+    gpus = max(1, config.engine_gpus(case.role, case.pool.gpus))
+    most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
+    if config.max_gpu_budget is not None:
+        most = min(most, config.max_gpu_budget // gpus)
+    # A long prompt occupies one worker, however many tokens it has: with another one idle nothing waits for it.
+    is_idle_somewhere = not newest.waiting_tokens and newest.prefilling_workers < case.pool.ready
+    return Load(
+        dt_s=dt_s,
+        arrivals=arrivals,
+        work_s=tokens / speed if speed else None,
+        may_wait_s=work.may_wait_s(own_s, case.slo_s),
+        held=rules.held(case),
+        grows_at=grows_at,
+        shrinks_at=max(grows_at, rules.shrinks_at(case)),
+        startup_s=case.startup_s,
+        hold_s=supply.hold_s(case.startup_s),
+        sizes=max(1, most),
+        served_at_once_by=case.pool.ready if is_idle_somewhere else None,
+    )
 
 
 def _draft(
-    role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
+    role: Role, window: Window, memory: AdaptiveMemory, case: rules.Case | None, config: DecideConfig
 ) -> RoleProposal:
     pull = window.pulls[-1]
     pool = pull.pools[role]
@@ -104,11 +166,9 @@ def _draft(
         return replace(
             blank.passed(step), action=Action.UP, reason=Reason.BELOW_FLOOR, detail=detail, amount=amount
         )
-    unknown = _unknown(role, pull)
-    if unknown or pull.demand is None:
+    if case is None:
         step = Step("known", {"demand": "unknown" if pull.demand is None else "known"}, None, "hold")
-        return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=unknown or "demand unknown")
-    case = case_of(role, window, memory, workers, config)
+        return replace(blank.passed(step), reason=Reason.METRIC_UNKNOWN, detail=_unknown(role, pull))
     findings = rules.lacks(case)
     blank = replace(blank, steps=tuple(found.step for found in findings))
     for found in findings:
@@ -120,10 +180,6 @@ def _draft(
 
 def _at_most(replicas: int, config: DecideConfig) -> int:
     return replicas if config.max_step is None else min(replicas, config.max_step)
-
-
-def _is_spare(proposal: RoleProposal) -> bool:
-    return proposal.action is Action.DOWN or proposal.reason is Reason.HOLD_DOWN
 
 
 def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: AdaptiveMemory) -> RoleProposal:
@@ -149,8 +205,7 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
         step = Step("all_ready", {"starting": pool.starting}, 0, "hold: supply is not what it will be")
         detail = f"{pool.starting} of {pool.replicas} replicas not ready"
         return proposal.held(Reason.REPLICA_NOT_READY, detail, step)
-    spared = supply.spared(memory.of(role), window.end_s, is_spare=True)
-    left_s = supply.held_s(spared, case.horizon_s, window.end_s)
+    left_s = supply.held_s(memory.of(role), case.horizon_s, window.end_s)
     step = Step("hold_down", {"left_s": left_s}, 0, "hold" if left_s > 0 else "pass")
     if left_s > 0:
         return proposal.held(Reason.HOLD_DOWN, f"{left_s:.0f} s of hold-down are left", step)

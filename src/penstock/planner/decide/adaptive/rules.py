@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive import gaps
+from penstock.planner.decide.adaptive import gaps, hindsight, supply
 from penstock.planner.decide.adaptive.findings import RoleFinding, finding, grows
 from penstock.planner.decide.adaptive.gaps import GapsView
-from penstock.planner.decide.adaptive.kv import FULL, KvView
+from penstock.planner.decide.adaptive.hindsight import Hindsight
+from penstock.planner.decide.adaptive.kv import FULL, KvView, light_of
 from penstock.planner.decide.adaptive.work import WorkView
 from penstock.planner.decide.adaptive.workers import Workers
 from penstock.planner.decide.decision import Reason, Step
@@ -23,32 +24,12 @@ LEVEL_SIGMAS = 2.0
 """Chosen: a jump within seconds counts once it is this many standard errors of Poisson arrivals above what the fleet
 can do, so that chance starts nothing: step went from 86 to 98% in time, and poisson stayed."""
 
-LATE_MOST = 0.01
-"""Share of arrivals that may be late before the fleet grows: the goal is 99% in time."""
-
-LATE_SAVED = 0.01
-"""Chosen: share of arrivals that one more worker must keep from being late, or it is not worth its GPUs."""
-
-LATE_LOST = 0.005
-"""Chosen: half of it is the most that one worker fewer may cost, so that growing and shrinking do not meet."""
-
-LATE_BUSY_LEAST = 0.5
-"""Chosen: a fleet that what comes keeps less busy than this serves it in time, however late requests were before. At
-0.75 the packaged Mooncake slice was 86.3 in place of 89.4% in time."""
-
 CLEAR_SLOS = 2.0
-"""Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear; a replica for less
-than one SLO of late arrivals costs more than it saves."""
-
-KV_AHEAD_MOST = 0.85
-"""Chosen: mean KV usage, at the horizon, above which a pool grows; what does not fit preempts streams. At 0.75 the tuned
-cases were served no better, for 1% more GPU-hours."""
+"""Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear, or a start-up where that is
+longer: for less a replica holds its GPUs longer than it serves."""
 
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
-
-FULL_TIME_MOST = 0.05
-"""Chosen: share of recent time in which the workers' KV caches may be full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +48,7 @@ class Case:
         oldest_wait_s: In the routers, while every role had a ready replica; None when nothing waits there.
         rejected: Requests refused or timed out in the interval for want of the role's workers.
         workers: What they are taken to be able to do.
+        hindsight: Which floor would have been best; None where the mode does not ask for it.
     """
 
     role: Role
@@ -80,6 +62,18 @@ class Case:
     oldest_wait_s: float | None
     rejected: float
     workers: Workers
+    hindsight: Hindsight | None = None
+
+    @property
+    def is_early(self) -> bool:
+        """Whether hindsight has it that demand must last for a start-up before it starts a replica, and it has not."""
+        known = self.hindsight
+        return known is not None and known.is_patient and known.lasting(self.startup_s) <= self.pool.replicas
+
+    @property
+    def startup_s(self) -> float:
+        """Return the start-up to expect, a pull more."""
+        return self.horizon_s
 
 
 def lacks(case: Case) -> list[RoleFinding]:
@@ -87,14 +81,13 @@ def lacks(case: Case) -> list[RoleFinding]:
     found = []
     if case.work is not None:
         found.append(_demand(case, case.work))
-        if case.workers.has_shadows:
-            found.append(_late(case, case.work))
         found.append(_backlog(case, case.work))
     if case.kv is not None:
         found.append(_kv(case, case.kv))
     if case.gaps is not None:
         found.append(gaps.lacking(case.gaps, case.pool.replicas))
-    return [*found, _rejected(case)]
+    found.append(_rejected(case))
+    return found if case.hindsight is None else [*found, _floor(case, case.hindsight)]
 
 
 def missing(case: Case, most: int) -> int:
@@ -111,7 +104,7 @@ def missing(case: Case, most: int) -> int:
 
 def spares(case: Case) -> list[RoleFinding]:
     """Return every condition for shrinking by one; all must apply."""
-    found = []
+    found = [] if case.hindsight is None else [_floor_after(case, case.hindsight)]
     if case.work is not None:
         found.append(_work_after(case, case.work))
     if case.kv is not None:
@@ -119,6 +112,69 @@ def spares(case: Case) -> list[RoleFinding]:
     if case.gaps is not None:
         found.append(gaps.spare(case.gaps, case.pool.replicas - 1))
     return found
+
+
+def grows_at(case: Case) -> float | None:
+    """Return the workers' worth that demand asks for; None: what a worker can do is not known."""
+    if case.work is not None:
+        speed = case.work.tokens_per_s
+        most = case.workers.busy_most(case.role, max(1, case.pool.replicas))
+        return _expected(case, case.work) / (most * speed) if speed else None
+    if case.kv is None or not case.pool.ready:
+        return None
+    return (
+        case.pool.ready
+        * light_of(_kv_expected(case, case.kv) / case.pool.ready)
+        / light_of(case.workers.restraint.kv_ahead)
+    )
+
+
+def held(case: Case) -> float:
+    """Return the workers that present answers fill; 0 where that is not known."""
+    if case.kv is None or not case.pool.ready:
+        return 0.0
+    return case.pool.ready * light_of(case.kv.load.now / case.pool.ready) / light_of(FULL)
+
+
+def shrinks_at(case: Case) -> float:
+    """Return the workers' worth that demand asks to keep, where `grows_at` is known."""
+    kept = case.workers.restraint
+    if case.work is not None:
+        able = case.workers.busy_after(case.role, max(2, case.pool.replicas - 1)) * (
+            case.work.tokens_per_s or 0.0
+        )
+        return _kept_rate(case.work, kept.sigmas) / able
+    if case.kv is None or not case.pool.ready:
+        return 0.0
+    load = max(case.kv.load.now, case.kv.load.ahead)
+    return case.pool.ready * light_of(load / case.pool.ready) / light_of(kept.kv)
+
+
+def _floor(case: Case, known: Hindsight) -> RoleFinding:
+    """Grow to the floor that would have been best."""
+    words = hindsight.in_words(known, case.pool.gpus or 1)
+    inputs: dict[str, float | int | str | None] = {
+        "workers": case.pool.replicas,
+        "floor": known.floor,
+        "patient": str(known.is_patient).lower(),
+    }
+    step = Step(
+        "hindsight", inputs, known.floor, grows(case.pool.replicas < known.floor) + (words and f": {words}")
+    )
+    return RoleFinding(
+        case.pool.replicas < known.floor, Reason.HINDSIGHT_FLOOR, words or "nothing is known yet", step
+    )
+
+
+def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
+    """Keep the floor that would have been best, and above it what was needed lately."""
+    workers = case.pool.replicas
+    is_idle = known.is_idle(workers, supply.hold_s(case.startup_s))
+    applies = workers > known.floor and is_idle
+    idle_s = known.idle_s[workers - 1] if 1 <= workers <= known.sizes else None
+    inputs = {"floor": known.floor, "idle_s": idle_s, "hold_s": supply.hold_s(case.startup_s)}
+    step = Step("idle", inputs, None, "shrink" if applies else "hold")
+    return finding(Reason.SPARE_CAPACITY, f"{workers - 1} would have been enough", step)
 
 
 def _demand(case: Case, work: WorkView) -> RoleFinding:
@@ -137,7 +193,7 @@ def _demand(case: Case, work: WorkView) -> RoleFinding:
         "horizon_s": case.horizon_s,
     }
     most = case.workers.busy_most(case.role, workers)
-    applies = work.tokens_per_s is not None and expected > most * able
+    applies = work.tokens_per_s is not None and expected > most * able and not case.is_early
     detail = (
         f"{expected:.0f} tokens/s in {case.horizon_s:.0f} s against {able:.0f} that {workers} can compute"
     )
@@ -180,25 +236,6 @@ def _jump(work: WorkView) -> float:
     return work.level.now - LEVEL_SIGMAS * work.level.error
 
 
-def _late(case: Case, work: WorkView) -> RoleFinding:
-    """Grow for requests that come as those did which were late; what has been served late is past help."""
-    workers = case.pool.replicas
-    late, saved, lately = work.late_with(workers), work.saved(workers), work.saved_lately(workers)
-    able = workers * (work.tokens_per_s or 0.0)
-    busy = _expected(case, work) / able if able else 0.0
-    is_coming = busy > LATE_BUSY_LEAST
-    applies = is_coming and late > LATE_MOST and saved > LATE_SAVED and lately > LATE_LOST
-    inputs = {
-        "workers": workers,
-        "late_share": late,
-        "saved_by_one": saved,
-        "saved_lately": lately,
-        "busy_ahead": busy,
-    }
-    detail = f"{workers} workers serve {late:.1%} of the requests later than {case.slo_s:g} s, one more saves {saved:.1%}"
-    return finding(Reason.DEMAND_ABOVE_CAPACITY, detail, Step("late", inputs, LATE_MOST, grows(applies)))
-
-
 def _backlog(case: Case, work: WorkView) -> RoleFinding:
     """Compare the time to clear what will be left when a new replica could be ready with the SLO."""
     if work.tokens_per_s is None:
@@ -207,8 +244,8 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
     left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
     pace = case.pool.replicas * speed - work.level.now
     clears_s = left / pace if pace > 0 else (math.inf if left else 0.0)
-    most_s = CLEAR_SLOS * case.slo_s
-    applies = clears_s > most_s
+    most_s = max(CLEAR_SLOS * case.slo_s, case.startup_s)
+    applies = clears_s > most_s and not case.is_early
     inputs = {
         "backlog_tokens": work.backlog_tokens,
         "oldest_wait_s": case.oldest_wait_s,
@@ -238,43 +275,42 @@ def _rejected(case: Case) -> RoleFinding:
 
 def _kv(case: Case, kv: KvView) -> RoleFinding:
     workers = case.pool.replicas
-    demanded = kv.demanded(workers)
-    expected = max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), demanded)
+    expected = _kv_expected(case, kv)
     ahead = expected / workers if workers else math.inf
-    share = kv.full_with(workers)
-    is_full = share > FULL_TIME_MOST and kv.load.now > FULL * workers
-    applies = ahead > KV_AHEAD_MOST or is_full
+    most = case.workers.restraint.kv_ahead
+    applies = ahead > most and not case.is_early
     inputs = {
         "kv_load": kv.load.now,
         "kv_load_ahead": kv.load.ahead,
-        "kv_load_demanded": demanded,
+        "kv_load_demanded": kv.demanded(workers),
         "workers": workers,
-        "full_share": share,
     }
     detail = f"KV usage of {workers} workers will be {ahead:.2f} in {case.horizon_s:.0f} s"
-    return finding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, KV_AHEAD_MOST, grows(applies)))
+    return finding(Reason.KV_ABOVE_CAPACITY, detail, Step("kv", inputs, most, grows(applies)))
+
+
+def _kv_expected(case: Case, kv: KvView) -> float:
+    return max(min(kv.load.ahead, KV_TREND_MOST * kv.load.now), kv.demanded(case.pool.replicas))
+
+
+def _kept_rate(work: WorkView, sigmas: float) -> float:
+    ahead = max(work.rate.now, work.rate.ahead) + sigmas * work.rate.error
+    return max(ahead, work.far_rate, work.level.now + work.level.error)
 
 
 def _work_after(case: Case, work: WorkView) -> RoleFinding:
     workers, kept = case.pool.replicas - 1, case.workers.restraint
-    rate = max(
-        max(work.rate.now, work.rate.ahead) + kept.sigmas * work.rate.error,
-        work.far_rate,
-        work.level.now + work.level.error,
-    )
+    rate = _kept_rate(work, kept.sigmas)
     able = workers * (work.tokens_per_s or 0.0)
     busy = rate / able if able else (math.inf if rate > 0 or work.backlog_tokens > 0 else 0.0)
-    lost = work.saved_lately(workers)
-    peak = work.peak / able if able else math.inf
-    most = case.workers.busy_after(case.role, workers)
-    applies = busy <= most and lost <= kept.late and (peak <= kept.peak or work.peak == 0)
+    is_patient = case.hindsight is not None and case.hindsight.is_patient
+    most = (case.workers.busy_most if is_patient else case.workers.busy_after)(case.role, workers)
+    applies = busy <= most
     inputs = {
         "workers_after": workers,
         "tokens_per_s": rate,
         "worker_tokens_per_s": work.tokens_per_s,
         "busy_after": busy if math.isfinite(busy) else None,
-        "peak_after": peak if math.isfinite(peak) else None,
-        "late_added": lost,
     }
     step = Step("projected_work", inputs, most, "shrink" if applies else "hold")
     detail = f"{workers} would be {busy:.0%} busy" if workers else "no demand is left"
@@ -283,10 +319,9 @@ def _work_after(case: Case, work: WorkView) -> RoleFinding:
 
 def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     workers, kept = case.pool.replicas - 1, case.workers.restraint
-    load = max(kv.load.now, kv.load.ahead)
+    load = kv.moved(case.pool.ready, workers)
     usage = max(load, kv.demanded(workers)) / workers if workers else math.inf
-    peak = kv.peak / workers if workers else math.inf
-    applies = usage <= kept.kv and peak <= kept.kv_peak
-    inputs = {"workers_after": workers, "kv_load": load, "projected_kv": usage, "projected_kv_peak": peak}
+    applies = usage <= kept.kv
+    inputs = {"workers_after": workers, "kv_load": load, "projected_kv": usage}
     step = Step("projected_kv", inputs, kept.kv, "shrink" if applies else "hold")
     return finding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)

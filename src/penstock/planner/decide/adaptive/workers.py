@@ -37,32 +37,22 @@ too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5
 
 @dataclass(frozen=True, slots=True)
 class Stabilization:
-    """What must hold besides before a pool shrinks by one.
+    """When KV grows a pool, and what must hold besides before it shrinks by one.
 
     Attributes:
         sigmas: Standard errors that demand counts with.
-        peak: Share of the throughput of one fewer that the last minutes' highest few seconds may fill.
-        late: Share of arrivals that one fewer may serve late in the last minute, beyond what there is.
+        kv_ahead: Mean KV usage, at the horizon, above which the pool grows; what does not fit preempts streams.
         kv: Mean KV usage that one fewer may have, its slower decoding counted.
-        kv_peak: The same of the last minutes' peak.
-        hold_down_most_s: Longest time after growing in which regrets keep the pool from shrinking.
     """
 
     sigmas: float
-    peak: float
-    late: float
+    kv_ahead: float
     kv: float
-    kv_peak: float
-    hold_down_most_s: float
 
 
-OBSERVED_RESTRAINT = Stabilization(
-    sigmas=1.0, peak=0.8, late=0.005, kv=0.55, kv_peak=0.6, hold_down_most_s=1800.0
-)
-"""Chosen. What was can come back, and a peak that needed four workers holds them for a minute; half of the lateness
-that grows a pool, so that growing and shrinking do not meet; KV at 0.45 and 0.6 served the tuned cases alike, and its
-peak stays below what grows the pool, so that the same peak again grows nothing; a load that makes shrinking regretted for
-longer than half an hour has changed."""
+OBSERVED_RESTRAINT = Stabilization(sigmas=1.0, kv_ahead=0.7, kv=0.45)
+"""Chosen: at these KV usages a worker can take a tenth and a quarter more, as `BUSY_MOST` and `BUSY_AFTER` have it of
+prefill."""
 
 
 class Workers(Protocol):
@@ -70,7 +60,7 @@ class Workers(Protocol):
 
     @property
     def has_shadows(self) -> bool:
-        """Whether shadow fleets say how late requests would be; else `busy_most` does."""
+        """Whether hindsight says which floor to keep; else `busy_most` alone decides."""
         ...
 
     @property

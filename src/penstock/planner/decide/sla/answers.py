@@ -9,7 +9,7 @@ from penstock.performance.tables import DecodeRow
 from penstock.planner.decide.adaptive.kv import LOAD_MOST
 
 KV_SIGMAS = 1.1
-"""Chosen: with the sixth of the cache that growing leaves free (`KV_AHEAD_MOST`), a cache of forty requests is full one time
+"""Chosen: with the sixth of the cache that growing leaves free (`Stabilization.kv_ahead`), a cache of forty requests is full one time
 in sixty. With 0.75 a gap in the metrics was borne badly (scoreboard, fault-metrics-gap, seed 0: 92% in time, not 99.9%)."""
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from penstock.api import Role
 from penstock.performance.queueing import wait_quantile_s
 from penstock.planner.decide.adaptive.memory import KvLoad
-from penstock.planner.decide.adaptive.rules import KV_AHEAD_MOST
 from penstock.planner.decide.sla import learning, queueing
 from penstock.planner.decide.sla.workers import ProfiledWorkers
 
@@ -77,7 +76,10 @@ class Projection:
         def holds(replicas: int) -> bool:
             if role is not Role.DECODE and self._late_share(role, replicas) > self._may_be_late:
                 return False
-            if decoding is not None and decoding.load_on(replicas) > KV_AHEAD_MOST * replicas:
+            if (
+                decoding is not None
+                and decoding.load_on(replicas) > self.workers.restraint.kv_ahead * replicas
+            ):
                 return False
             return gaps is None or gaps.itl_with(replicas) <= gaps.target_s
 

@@ -27,7 +27,7 @@ aggregated-sine took 2.15 and 2.09 GPU-hours for 98.7 and 97.8% in time with one
 AHEAD_SIGMAS = 0.0
 """Chosen: the shares that demand may fill leave room for chance as it is."""
 
-RESTRAINT = Stabilization(sigmas=0.5, peak=0.8, late=1.0, kv=0.65, kv_peak=0.6, hold_down_most_s=600.0)
+RESTRAINT = Stabilization(sigmas=0.5, kv_ahead=0.85, kv=0.65)
 """Chosen: milder than adaptive's, because what one fewer can do is known and need not be tried."""
 
 OBSERVED = ObservedWorkers()

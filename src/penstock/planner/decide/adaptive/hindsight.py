@@ -1,0 +1,281 @@
+"""Which floor would have been best: fleets of every size, followed on the same arrivals, start-ups included.
+
+Two fleets are followed for each floor n. Above it, a *prompt* one starts a replica as soon as demand asks for it; a *patient*
+one once demand has asked for it as long as a start-up takes: what is over before a replica is ready starts none. Each pull adds the
+replica-seconds that a fleet would have held and the requests that it would have served late. The planner keeps to one of
+them and changes only when another would have cost less by more than the change does:
+
+    cost = GPU-seconds + price x late requests,
+    what was kept to <= best + (1 + changes) x (dearest change + dearest pull + price x allowed late requests),
+
+for every fleet, fixed ones of n workers included, whatever arrives (without the discount over `MEMORY_S`; the property in
+tests/unit/planner/test_hindsight.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+MEMORY_S = 6 * 3600.0
+"""Chosen: six hours weigh, so that a night forgets the day and a morning's bursts are known at noon."""
+
+LEAST_ARRIVED = 100.0
+"""Chosen: of fewer requests a share of late ones means nothing."""
+
+SIZES_MOST = 64
+"""Chosen: floors above this are not followed; each size costs a microsecond a pull."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowFleets:
+    """The fleets of one kind; element n - 1 of each is of floor n.
+
+    Attributes:
+        started_s: For how long the n-th replica has been there where the floor is below n; 0: it is not.
+        backlogs: Work that the fleet would have left now, in seconds of one worker.
+        late: Requests that it would have served late, discounted.
+        replica_s: Replica-seconds that it would have held, discounted.
+    """
+
+    started_s: tuple[float, ...] = ()
+    backlogs: tuple[float, ...] = ()
+    late: tuple[float, ...] = ()
+    replica_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """What is known of one role's floors; plain numbers, in ages.
+
+    Attributes:
+        floor: Kept to; 0: nothing chosen yet.
+        is_patient: The patient fleet of that floor is.
+        seen_s: Seconds followed, discounted.
+        arrivals: Requests, discounted alike.
+        needed_s: For how long demand has asked for the n-th replica, less the time in which it did not.
+        idle_s: For how long one fewer than n would have been enough.
+        prompt: Fleets that react at once.
+        patient: Fleets that wait for a start-up's time.
+    """
+
+    floor: int = 0
+    is_patient: bool = False
+    seen_s: float = 0.0
+    arrivals: float = 0.0
+    needed_s: tuple[float, ...] = ()
+    idle_s: tuple[float, ...] = ()
+    prompt: ShadowFleets = field(default_factory=ShadowFleets)
+    patient: ShadowFleets = field(default_factory=ShadowFleets)
+
+    @property
+    def sizes(self) -> int:
+        """Return the largest floor that is followed."""
+        return len(self.needed_s)
+
+    def lasting(self, startup_s: float) -> int:
+        """Return how many replicas demand has asked for as long as a start-up takes."""
+        return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
+
+    def is_idle(self, replica: int, hold_s: float) -> bool:
+        """Tell whether the n-th replica can be done without: patient fleets wait as long as they did to start it."""
+        if not 1 <= replica <= self.sizes:
+            return True
+        if self.is_patient:
+            return self.needed_s[replica - 1] <= 0
+        return self.idle_s[replica - 1] >= hold_s
+
+    def fleet(self) -> tuple[ShadowFleets, int]:
+        """Return the fleets of the chosen kind, and the place of the chosen floor."""
+        return (self.patient if self.is_patient else self.prompt), self.floor - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One role's load of one pull.
+
+    Attributes:
+        dt_s: Its length, > 0.
+        arrivals: Requests.
+        work_s: Seconds of one worker that they take; None: they wait for room instead, of which ``held`` are in use.
+        may_wait_s: Longest wait in time.
+        held: Workers' worth in use; of no meaning where ``work_s`` is given.
+        grows_at: Workers' worth that demand asks for.
+        shrinks_at: Workers' worth that demand asks to keep, >= ``grows_at``.
+        startup_s: From asked for to ready.
+        hold_s: How long a prompt fleet keeps an idle replica.
+        sizes: Largest floor that may be chosen, >= 1.
+        served_at_once_by: A fleet of this many or more lets nobody wait, as was seen; None: not known.
+    """
+
+    dt_s: float
+    arrivals: float
+    work_s: float | None
+    may_wait_s: float
+    held: float
+    grows_at: float
+    shrinks_at: float
+    startup_s: float
+    hold_s: float
+    sizes: int
+    served_at_once_by: int | None = None
+
+
+def followed(known: Hindsight, load: Load) -> Hindsight:
+    """Return what is known after one pull; the floor stays."""
+    wanted = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, 1)
+    known = _grown(known, min(load.sizes, SIZES_MOST, wanted))
+    dt_s, kept = load.dt_s, math.exp(-load.dt_s / MEMORY_S)
+    needed, idle = [], []
+    for index in range(known.sizes):
+        before_s = known.needed_s[index]
+        is_needed = load.grows_at > index
+        needed.append(min(before_s + dt_s, load.startup_s) if is_needed else max(0.0, before_s - dt_s))
+        idle.append(known.idle_s[index] + dt_s if load.shrinks_at <= index else 0.0)
+    known = replace(
+        known,
+        seen_s=known.seen_s * kept + dt_s,
+        arrivals=known.arrivals * kept + load.arrivals,
+        needed_s=tuple(needed),
+        idle_s=tuple(idle),
+    )
+
+    hold_s, startup_s = load.hold_s, load.startup_s
+    prompt = ([load.grows_at > index for index in range(known.sizes)], [each < hold_s for each in idle])
+    patient = ([each >= startup_s for each in needed], [each > 0 for each in needed])
+    return replace(
+        known,
+        prompt=_worked(known.prompt, load, kept, *prompt),
+        patient=_worked(known.patient, load, kept, *patient),
+    )
+
+
+def _grown(known: Hindsight, sizes: int) -> Hindsight:
+    """Return it with so many sizes; one not followed so far would have done as the largest, with more replicas."""
+    more = sizes - known.sizes
+    if more <= 0:
+        return known
+
+    def fleets(each: ShadowFleets) -> ShadowFleets:
+        backlog, late, held_s = (
+            values[-1] if values else 0.0 for values in (each.backlogs, each.late, each.replica_s)
+        )
+        return ShadowFleets(
+            each.started_s + (0.0,) * more,
+            each.backlogs + (backlog,) * more,
+            each.late + (late,) * more,
+            each.replica_s + tuple(held_s + known.seen_s * (place + 1) for place in range(more)),
+        )
+
+    return replace(
+        known,
+        needed_s=known.needed_s + (0.0,) * more,
+        idle_s=known.idle_s + (0.0,) * more,
+        prompt=fleets(known.prompt),
+        patient=fleets(known.patient),
+    )
+
+
+def _worked(
+    fleets: ShadowFleets, load: Load, kept: float, starts: Sequence[bool], stays: Sequence[bool]
+) -> ShadowFleets:
+    """Let every fleet of a kind start and release replicas, take the pull's arrivals and work for its length."""
+    dt_s, count, work_s, may_wait_s = load.dt_s, load.arrivals, load.work_s, load.may_wait_s
+    startup_s, most_s, held_by = load.startup_s, load.startup_s + dt_s, load.served_at_once_by
+    ages = [
+        (age_s + dt_s if age_s < startup_s else most_s) if (stay if age_s > 0 else start) else 0.0
+        for age_s, start, stay in zip(fleets.started_s, starts, stays, strict=True)
+    ]
+    backlogs, late, replica_s = [0.0] * len(ages), [0.0] * len(ages), [0.0] * len(ages)
+    above = ready_above = 0
+    for index in range(len(ages) - 1, -1, -1):
+        ready = index + 1 + ready_above
+        if work_s is None:
+            is_late = load.held > ready
+        else:
+            backlog, done_s = fleets.backlogs[index], ready * dt_s
+            left_s = backlog + work_s - done_s
+            backlogs[index] = left_s if left_s > 0 else 0.0
+            # The middle one of the pull's arrivals finds half of them, and half of the pull's work done.
+            is_late = (backlog + (work_s - done_s) / 2) / ready > may_wait_s
+            is_late = is_late and (held_by is None or ready < held_by)
+        late[index] = fleets.late[index] * kept + (count if is_late else 0.0)
+        replica_s[index] = fleets.replica_s[index] * kept + (index + 1 + above) * dt_s
+        if ages[index] > 0:
+            above += 1
+            ready_above += ages[index] >= startup_s
+    return ShadowFleets(tuple(ages), tuple(backlogs), tuple(late), tuple(replica_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is wanted, and what it may cost.
+
+    Attributes:
+        in_time: Share of requests, in (0, 1); nothing is paid for more.
+        price_gpu_s: GPU-seconds that one late request may cost, > 0.
+        gpus: Of one replica.
+        unused_s: For which a replica that was started in vain holds its GPUs: until it is ready, and until it has gone.
+        least: Smallest floor, >= 1.
+    """
+
+    in_time: float
+    price_gpu_s: float
+    gpus: float
+    unused_s: float
+    least: int = 1
+
+
+def chosen(known: Hindsight, objective: Objective) -> Hindsight:
+    """Return it with the floor to keep to: another one only where it would have saved more than the change costs."""
+    least = max(1, min(objective.least, known.sizes))
+    if not known.floor:
+        known = replace(known, floor=least)
+    # A replica started at the first pull must have had the time to be of use.
+    if known.arrivals < LEAST_ARRIVED or known.seen_s < objective.unused_s:
+        return known
+    known = replace(known, floor=min(max(known.floor, least), known.sizes))
+    fleets, place = known.fleet()
+    cost, held_s = cost_of(fleets, place, objective), fleets.replica_s[place]
+    is_good = fleets.late[place] <= (1.0 - objective.in_time) * known.arrivals
+    best, most = None, 0.0
+    for is_patient in (False, True):
+        others = known.patient if is_patient else known.prompt
+        for index in range(least - 1, known.sizes):
+            if is_good and others.replica_s[index] >= held_s:
+                continue
+            gain = cost - cost_of(others, index, objective) - change_gpu_s(index - place, objective)
+            if gain > most:
+                best, most = (index + 1, is_patient), gain
+    return known if best is None else replace(known, floor=best[0], is_patient=best[1])
+
+
+def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
+    """Return what the fleet of floor ``place`` + 1 would have cost, in GPU-seconds."""
+    return objective.gpus * fleets.replica_s[place] + objective.price_gpu_s * fleets.late[place]
+
+
+def change_gpu_s(replicas: int, objective: Objective) -> float:
+    """Return the GPU-seconds that changing by so many replicas may cost in vain; one at least."""
+    return objective.gpus * objective.unused_s * max(1, abs(replicas))
+
+
+def in_words(known: Hindsight, gpus: float) -> str:
+    """Return why the floor is what it is, in one line; empty before one was chosen."""
+    if not known.floor or known.arrivals < LEAST_ARRIVED:
+        return ""
+    fleets, place = known.fleet()
+    other = place - 1 if place else place + 1
+    words = [
+        f"the last {known.seen_s / 3600:.1f} h at floor {place + 1}: {_told(known, fleets, place, gpus)}"
+    ]
+    if other < known.sizes:
+        words.append(f"at {other + 1}: {_told(known, fleets, other, gpus)}")
+    patience = ", started once demand has lasted a start-up" if known.is_patient else ""
+    return "; ".join(words) + patience
+
+
+def _told(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:
+    share = 1.0 - min(1.0, fleets.late[place] / known.arrivals)
+    return f"{share:.1%} in time for {gpus * fleets.replica_s[place] / 3600:.2f} GPU-h"

@@ -1,0 +1,144 @@
+"""Which floor would have been best, on any arrivals: what was kept to is never far from the best in hindsight."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.planner.decide.adaptive import hindsight
+from penstock.planner.decide.adaptive.hindsight import Hindsight, Load, Objective
+
+STARTUP_S = 120.0
+OBJECTIVE = Objective(in_time=0.99, price_gpu_s=20.0, gpus=1.0, unused_s=2 * STARTUP_S)
+
+
+def _load(rate, *, work_s=0.5, dt_s=2.0, sizes=8):
+    """Return one pull of ``rate`` requests/s, each half a second of one worker."""
+    needs = rate * work_s / 0.9
+    return Load(
+        dt_s,
+        rate * dt_s,
+        rate * dt_s * work_s,
+        may_wait_s=5.0,
+        held=0.0,
+        grows_at=needs,
+        shrinks_at=1.2 * needs,
+        startup_s=STARTUP_S,
+        hold_s=STARTUP_S,
+        sizes=sizes,
+    )
+
+
+def _served(rates, known=None, objective=OBJECTIVE):
+    known = known or Hindsight()
+    for rate in rates:
+        known = hindsight.chosen(hindsight.followed(known, _load(rate)), objective)
+    return known
+
+
+def _bursts(hours):
+    """Return 90 s of 6 requests/s every quarter of an hour, 0.3 between."""
+    return ([0.3] * 150 + [6.0] * 45 + [0.3] * 255) * (4 * hours)
+
+
+def test_bursts_shorter_than_a_start_up_are_met_by_a_floor():
+    """Three workers nearly carry 6 requests/s of half a second; nothing that starts in a burst is ready before its end."""
+    known = _served(_bursts(2))
+    assert known.floor == 3
+    assert "the last" in hindsight.in_words(known, 1)
+    assert "at floor 3: 100.0% in time" in hindsight.in_words(known, 1)
+
+
+def test_a_tide_slower_than_a_start_up_is_followed_from_a_low_floor():
+    """0.3 requests/s for an hour, then 6 for an hour: a floor that carries both would idle half of the time."""
+    rates = [0.3 + 5.7 * min(1.0, max(0.0, (step % 3600 - 600) / 1200)) for step in range(4 * 3600)]
+    assert _served(rates).floor <= 2
+
+
+def test_a_floor_that_is_no_longer_needed_is_left():
+    """Bursts for two hours, then none: within as many hours one worker is enough."""
+    known = _served([0.3] * 1800 * 6, _served(_bursts(2)))
+    assert known.floor == 1
+
+
+def test_patience_starts_nothing_for_a_burst_and_follows_what_lasts():
+    """A patient fleet counts a replica as lasting after a start-up's time of demand, and lets it go as slowly."""
+    known = hindsight.followed(Hindsight(is_patient=True), _load(3.0))
+    for _ in range(44):
+        known = hindsight.followed(known, _load(3.0))
+    assert known.lasting(STARTUP_S) == 0
+    for _ in range(20):
+        known = hindsight.followed(known, _load(3.0))
+    assert known.lasting(STARTUP_S) == 2
+    assert not known.is_idle(2, hold_s=10.0)
+    for _ in range(60):
+        known = hindsight.followed(known, _load(0.0))
+    assert known.is_idle(2, hold_s=10.0)
+
+
+def test_nothing_is_chosen_from_a_handful_of_requests():
+    """Ninety requests in five minutes, most of them late with one worker: the floor stays as it was."""
+    assert _served([0.0] * 150 + [15.0] * 3).floor == 1
+
+
+def test_a_floor_keeps_within_what_may_be_had():
+    """Sizes end where bounds or budget do."""
+    known = Hindsight()
+    for rate in _bursts(1):
+        known = hindsight.chosen(hindsight.followed(known, _load(rate, sizes=2)), OBJECTIVE)
+    assert (known.floor, known.sizes) == (2, 2)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.3, 2.0, 6.0, 14.0]), st.integers(1, 120)), min_size=1, max_size=25
+    ),
+    st.sampled_from([0.9, 0.99, 0.999]),
+    st.sampled_from([1.0, 20.0, 300.0]),
+)
+def test_no_arrivals_make_it_cost_more_than_the_best_fleet_and_the_stated_bound(phases, in_time, price):
+    """The fleet that was kept to costs at most the best fixed one, the changes, and the late requests that are allowed."""
+    memory_s = hindsight.MEMORY_S
+    objective = Objective(in_time, price, 1.0, 2 * STARTUP_S)
+    rates = [rate for rate, pulls in phases for _ in range(pulls)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hindsight, "MEMORY_S", 1e12 * memory_s)
+        _hold_bound(rates, objective)
+
+
+def _hold_bound(rates, objective):
+    known, paid, changes, dearest_pull, arrived = Hindsight(), 0.0, 0, 0.0, 0.0
+    # All sizes from the first pull on, and long enough to be judged, so that every fleet has seen everything.
+    known = hindsight.followed(known, _load(16.0, dt_s=objective.unused_s))
+    begin = {kind: _costs(known, kind, objective) for kind in ("prompt", "patient")}
+    for rate in rates:
+        before = known
+        known = hindsight.followed(known, _load(rate))
+        if before.floor:
+            kind = "patient" if before.is_patient else "prompt"
+            place = before.floor - 1
+            paid += _costs(known, kind, objective)[place] - _costs(before, kind, objective)[place]
+        steps = [
+            now - then
+            for kind in ("prompt", "patient")
+            for now, then in zip(_costs(known, kind, objective), _costs(before, kind, objective), strict=True)
+        ]
+        dearest_pull = max(dearest_pull, *steps)
+        arrived += 2.0 * rate
+        known = hindsight.chosen(known, objective)
+        changes += (known.floor, known.is_patient) != (before.floor, before.is_patient)
+    best = min(
+        now - then
+        for kind in ("prompt", "patient")
+        for now, then in zip(_costs(known, kind, objective), begin[kind], strict=True)
+    )
+    dearest_change = hindsight.change_gpu_s(known.sizes, objective)
+    allowed = objective.price_gpu_s * (1.0 - objective.in_time) * (arrived + 16.0 * objective.unused_s)
+    first = max(cost for costs in begin.values() for cost in costs)
+    assert paid <= best + (1 + changes) * (dearest_change + dearest_pull + allowed) + first + 1e-6
+
+
+def _costs(known, kind, objective):
+    fleets = getattr(known, kind)
+    return [hindsight.cost_of(fleets, place, objective) for place in range(known.sizes)]
