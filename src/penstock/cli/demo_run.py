@@ -39,14 +39,19 @@ from penstock.workload.results import read_run
 _REFRESH_REAL_S = 0.5
 _PLAIN_PERIOD_REAL_S = 5.0
 """Chosen: where no terminal redraws the table, a line every five seconds shows that it goes on."""
-_SETTLE_S = 330.0
-"""Simulated seconds that the planner gets after the last request to go back to the floor. Chosen: the grace
-period of 3 intervals, then one replica per interval for up to eight replicas, at 30 s each."""
+_SETTLE_S = 160.0
+"""Simulated seconds that the planner gets after the last request to go back to the floor. Chosen: a quarter of the demo's
+night, in which it was seen to."""
 _END_REAL_S = 15.0
 """Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
 _PARTS = ("run", "log", "report")
-_COUNTERFACTUAL = Effort(fleets=30, cpu_s=10.0)
-"""Chosen: a demo's traffic takes a third of a second a fleet, and the whole demo three minutes at most."""
+_COUNTERFACTUAL = Effort(fleets=30, cpu_s=30.0)
+"""Chosen: a demo's traffic takes one to two seconds a fleet, and the whole demo three minutes at most."""
+DAYS = (
+    "day:rate=0.12,peak=18,period_s=480,step_length_s=100,duration_s=960,input_tokens=16000,output_tokens=80,"
+    "length_cv=0.2,max_tokens=24000"
+)
+"""Two days of 480 simulated seconds: a start-up of two real seconds takes a twenty-seventh of one, as 53 minutes of 24 hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,14 @@ class DemoOptions:
         le=65535,
         convert=lambda port: port or ephemeral_port(),
     )
-    trace: str = flag("Trace to replay, as `penstock load` takes it.", default="mooncake")
-    rate_rps: float = flag(
-        "Mean arrivals per simulated second; the trace is stretched to it.", name="--rate", default=1.05, gt=0
+    trace: str = flag("Trace to replay, as `penstock load` takes it.", default=DAYS)
+    rate_rps: float | None = flag(
+        "Mean arrivals per simulated second; the trace is stretched to it.",
+        name="--rate",
+        gt=0,
+        unset="the trace's",
     )
-    speed: float = time_scale(7.0)
+    speed: float = time_scale(9.0)
 
 
 async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
@@ -203,7 +211,8 @@ async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.su
     """Start the load generator as a process of its own, so that drawing never delays a request."""
     run_dir = options.output_dir / "run"
     arguments = ["load", "--trace", options.trace, "--url", started.state.arbiter.router_url, "--json"]
-    arguments += ["--rate", f"{options.rate_rps:g}", "--speed", f"{options.speed:g}"]
+    arguments += ["--speed", f"{options.speed:g}"]
+    arguments += [] if options.rate_rps is None else ["--rate", f"{options.rate_rps:g}"]
     with (run_dir / "load.log").open("wb") as log:
         return await asyncio.create_subprocess_exec(
             sys.executable,

@@ -7,6 +7,7 @@ files. The command line and the demo call both.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +30,7 @@ from penstock.workload.replay import Replayer
 from penstock.workload.results import SCHEMA, ResultWriter
 from penstock.workload.selection import Selected, Selection, select
 from penstock.workload.statistics import summarise
+from penstock.workload.synthetic import parse_synthetic, synthesise
 from penstock.workload.tier_mix import TierMix, parse_mix, with_tiers
 from penstock.workload.traces import OnBadRow, Trace, TraceFormat, load_trace
 
@@ -40,7 +42,10 @@ class LoadConfig:
     The speed is the servers' own, ``overload`` excludes rates and concurrency, and keys are never written to a file.
     """
 
-    trace: str = flag("A trace file (Mooncake JSONL or Azure CSV), or the built-in `mooncake`.")
+    trace: str = flag(
+        "A trace file (Mooncake JSONL or Azure CSV), the built-in `mooncake`, or a synthetic process as of "
+        "`penstock simulate`."
+    )
     url: str = flag("Address of the router or server.", default="http://127.0.0.1:8000")
     speed: float = time_scale(more="; give the servers' own")
     model: str | None = flag("Model to ask for.", unset="the first that the server lists")
@@ -58,7 +63,7 @@ class LoadConfig:
         default=OnBadRow.REFUSE,
     )
     spread: Spread | None = flag(
-        "How a batch of equal arrival times is placed in its 3 s.", unset="even for Mooncake, none for Azure"
+        "How a batch of equal arrival times is placed in its 3 s.", unset="even for Mooncake, else none"
     )
     rate_rps: float | None = flag(
         "Mean arrivals per simulated second, by stretching time.",
@@ -143,7 +148,7 @@ def plan_load(config: LoadConfig) -> LoadPlan:
     Raises:
         ConfigError: the trace, the selection or the rate is wrong.
     """
-    trace = load_trace(config.trace, on_bad_row=config.on_bad_row)
+    trace = _read(config)
     default = Spread.EVEN if trace.format is TraceFormat.MOONCAKE else Spread.NONE
     how = default if config.spread is None else config.spread
     placed = spread(trace.requests, how, rng=np.random.default_rng(config.seed))
@@ -151,6 +156,16 @@ def plan_load(config: LoadConfig) -> LoadPlan:
     scaled, factor = rescale(selected.requests, rate_rps=config.rate_rps, rate_scale=config.rate_scale)
     shaped = tuple(with_tiers(scaled, config.tiers, seed=config.seed))
     return LoadPlan(config, trace, replace(selected, requests=shaped), how, factor)
+
+
+def _read(config: LoadConfig) -> Trace:
+    synthetic = parse_synthetic(config.trace)
+    if synthetic is None:
+        return load_trace(config.trace, on_bad_row=config.on_bad_row)
+    # The simulator's generator: a seed stands for the same requests there.
+    requests = tuple(synthesise(synthetic, np.random.default_rng([config.seed, 1])))
+    digest = hashlib.sha256(synthetic.name.encode()).hexdigest()
+    return Trace(synthetic.name, TraceFormat.SYNTHETIC, digest, requests, ())
 
 
 def describe_plan(plan: LoadPlan) -> dict[str, Any]:

@@ -31,10 +31,11 @@ _SHOWN_BAD_ROWS = 5
 
 
 class TraceFormat(StrEnum):
-    """Layouts that are distinguished by their first line."""
+    """Layouts that are distinguished by their first line, and what no file has."""
 
     MOONCAKE = "mooncake"
     AZURE = "azure"
+    SYNTHETIC = "synthetic"
 
 
 class OnBadRow(StrEnum):
@@ -78,8 +79,8 @@ class Trace:
     """A trace as read, in the file's order.
 
     Attributes:
-        name: As the user gave it: a built-in name or a path.
-        sha256: Of the file's bytes.
+        name: As the user gave it: a built-in name or a path; of a synthetic one what it was made with.
+        sha256: Of the file's bytes, or of the synthetic one's name.
         requests: At least one; arrivals never decrease.
         skipped: Rows that could not be read, by line.
     """

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from penstock.core.errors import ConfigError, NoEndpointsError, PenstockError, UpstreamConnectError
+from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload import results as results_module
 from penstock.workload.arrivals import Spread
 from penstock.workload.prompts import PromptMaker
@@ -13,6 +14,7 @@ from penstock.workload.record import RequestStatus
 from penstock.workload.results import read_run
 from penstock.workload.selection import Selection
 from penstock.workload.session import LoadConfig, plan_load, run_load
+from penstock.workload.traces import TraceFormat
 
 SPEED = 200.0
 
@@ -23,6 +25,18 @@ def _config(trace, fake, **changes):
 
 async def _run(config, *, stop=None, on_start=None):
     return await run_load(plan_load(config), stop=stop or asyncio.Event(), on_start=on_start)
+
+
+def test_a_synthetic_process_is_sent_as_it_is_simulated():
+    """The same requests for the same seed, and a name that no reader takes for a trace's."""
+    plan = plan_load(LoadConfig(trace="sine:rate=2,count=30,input_tokens=100", seed=4))
+
+    assert (
+        plan.selected.requests
+        == prepare(WorkloadSpec("sine:rate=2,count=30,input_tokens=100"), seed=4).requests
+    )
+    assert plan.trace.name.startswith("synthetic sine")
+    assert plan.trace.format is TraceFormat.SYNTHETIC
 
 
 async def test_a_replay_sends_each_row_with_its_lengths(mooncake_file, fake_server):
