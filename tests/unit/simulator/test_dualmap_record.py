@@ -92,7 +92,7 @@ def test_the_ablation_is_told_at_every_rate(bench):
 
 
 def test_one_router_stands_at_the_beginning_of_every_way(bench):
-    """Alone and shared differ from two routers on."""
+    """Ways differ from two routers on."""
     rows = [row("p|1|alone", 6.0, 0.9), row("p|2|alone", 6.0, 0.5), row("p|2|shared", 6.0, 0.8)]
 
     found = bench["digest"].by_routers(rows)
@@ -104,16 +104,15 @@ def test_one_router_stands_at_the_beginning_of_every_way(bench):
 
 
 def test_routers_work_together_as_the_label_says(bench):
-    """Those that share keep queues, those with events hear of caches; all ask each other as often as by default."""
-    setups = bench["setups"]
+    """One picks; in the other way it dies at even distances."""
+    setups, fleets = bench["setups"], bench["fleets"]
     one = setups.world(DUALMAP_7B, setups.router("prefix-cost"))
-    together = bench["fleets"].together
+    lives, dies = fleets.WAYS
 
-    assert together(one, 1, "alone") == one
-    assert together(one, 4, "shared").routers == RouterGroup(4, 4)
-    assert together(one, 4, "events").routers == RouterGroup(4)
-    ports = [together(one, 4, way).router.kv_events_port is None for way in ("shared", "events")]
-    assert ports == [True, False]
+    assert fleets.together(one, 1, dies, last_s=50.0) == one
+    assert fleets.together(one, 4, lives, last_s=50.0).routers == RouterGroup(4, 0.0, fleets.PICK_DELAY_S)
+    deaths = fleets.together(one, 4, dies, last_s=50.0).routers.picker_deaths_s
+    assert deaths == (10.0, 20.0, 30.0, 40.0)
 
 
 def test_rare_key_lengths_are_left_out_of_the_words(bench):
@@ -127,7 +126,7 @@ def outcome(bench, policy, live_s, simulated_s, *, spread_s=0.0, late=()):
     names = (live_routers.TTFT, live_routers.HITS)
     live, simulated = (dict.fromkeys(names, value) for value in (live_s, simulated_s))
     variants = [dict.fromkeys(names, simulated_s + spread_s)]
-    way = live_routers.Way(policy, False, 1)
+    way = live_routers.Way(policy, 1)
     return live_routers.Outcome(way, live, simulated, variants, list(late), 0.01)
 
 

@@ -39,7 +39,9 @@ def world_of(
     }
     router = unbounded_router(policy, admission=admission, prefillQueue={"order": "arrival"})
     model = replace(PROFILE, request_limit=limit, request_queue=2)
-    scenario = Scenario(pools=[PoolSpec(role, workers, model) for role in roles], router=router, routers=routers, **more)
+    scenario = Scenario(
+        pools=[PoolSpec(role, workers, model) for role in roles], router=router, routers=routers, **more
+    )
     count = int(last_s / gap_s)
     requests = [
         request_at(index * gap_s, PROMPT_TOKENS, OUTPUT_TOKENS, line=index + 1) for index in range(count)

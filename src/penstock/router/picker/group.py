@@ -84,17 +84,13 @@ class RouterGroup:
         """Whether another router picks, and so counts, what is in flight."""
         return self._relay.channel is not None
 
-    def is_router(self, request: Request) -> bool:
-        """Return whether a request comes from a router of the graph."""
-        return self._secret.holds(request.headers)
-
     def accept(self, request: Request, responder: Responder) -> None:
         """Give another router's connection to the protocol.
 
         Raises:
             RequestRefused: it is no router of the graph.
         """
-        if not self.is_router(request):
+        if not self._secret.holds(request.headers):
             message = "path: /picker is for routers of the graph, which share its secret"
             raise RequestRefused(403, message, code="no_router")
         session = self._desk.open()
