@@ -48,7 +48,7 @@ def test_messages_arrive_however_the_stream_is_cut(cuts):
         b"GET / HTTP/1.1\r\n\r\n",
         msgspec.msgpack.encode([[99, 1]]),
         msgspec.msgpack.encode([[4, -1, 0, None]]),
-        msgspec.msgpack.encode([[1, 0, "term 0 is nobody's"]]),
+        msgspec.msgpack.encode([[1, 0, "term 0 is nobody's", "x", 1.0]]),
         msgspec.msgpack.encode([[2, "w" * 257, None]]),
     ],
 )

@@ -22,6 +22,7 @@ from penstock.router.picker.desk import Desk
 from penstock.router.picker.election import Leader, RouterView, elect, majority
 from penstock.router.picker.links import Link, Links
 from penstock.router.picker.relay import Relay
+from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.refusal import RequestRefused
 
@@ -63,8 +64,9 @@ class RouterGroup:
         self._thresholds = thresholds
         self._admission = admission
         self._links = Links(secret, self._take)
-        self._relay = Relay(admission, metrics, now_s)
-        self._desk = Desk(admission, now_s, self.instance, self._update)
+        self._relay = Relay(admission, metrics, now_s, self._picked)
+        self._desk = Desk(admission, now_s, self.instance, self._relay.recent, self._update)
+        self._heir = ""
         self._now_s = now_s
         self._term = 0
         self._leader: Leader | None = None
@@ -158,8 +160,12 @@ class RouterGroup:
             self._is_active,
             self._is_stopping,
             tuple(self._sees()),
+            self._desk.heir,
             self._thresholds.told(),
         )
+
+    def _picked(self, worker: str, arrival: Arrival) -> None:
+        self._desk.computed(worker, arrival)
 
     def _sees(self) -> list[str]:
         return [
@@ -201,6 +207,7 @@ class RouterGroup:
             log.info("this router picks", term=leader.term, routers=members)
             self._relay.lose()
             self._desk.begin(leader.term)
+        self._desk.choose_heir()
         self._is_active = 1 + self._desk.followers >= majority(members)
         if self._is_active:
             self._relay.own()
@@ -212,7 +219,9 @@ class RouterGroup:
             return
         if self._relay.channel is not link.channel or self._relay.term != leader.term:
             log.info("another router picks", term=leader.term, url=link.url)
-            self._relay.follow(link.channel, leader.term, leader.instance)
+            follow = wire.Follow(leader.term, leader.instance, self.instance, self._since_s)
+            self._relay.follow(link.channel, follow, is_heir=leader.instance == self._heir)
+        self._heir = status.heir
         if status.is_active and status.is_leader and status.term == leader.term:
             self._relay.answered()
 
