@@ -27,7 +27,6 @@ def manifest(
     *,
     policy: str | None = None,
     profile: str = PROFILE,
-    forwards: bool = True,
 ) -> str:
     """Return a graph with a service per pool, called after its role, and no planner.
 
@@ -37,9 +36,7 @@ def manifest(
         pools: Replicas by role.
         policy: Routing policy; None: the default.
         profile: Engine's profile.
-        forwards: Whether routers pass requests on to the one that decides.
     """
     workers = "\n".join(f"    {role}: {{role: {role}, replicas: {count}}}" for role, count in pools.items())
     text = _GRAPH.format(name=name, model=model, workers=workers, profile=profile)
-    keys = [f"policy: {policy}"] * (policy is not None) + ["peers: {forward: false}"] * (not forwards)
-    return text + (f"  router: {{{', '.join(keys)}}}\n" if keys else "")
+    return text + (f"  router: {{policy: {policy}}}\n" if policy is not None else "")

@@ -1,9 +1,9 @@
-"""What a router's hop adds to TTFT, and what it costs: alone, with everything switched on, and forwarded by a second one.
+"""What a router's hop adds to TTFT, and what it costs: alone, with everything switched on, and with a second one that picks.
 
     python bench/hop.py [--seconds 20] [--rps 100] [--runs 3] [--json]
 
 Each of a source that speaks vLLM's SSE, a router, a router with tiers, admission, a session header and an access log, and
-the follower of two routers, which passes each request on to the one that decides, gets every fourth request, so that noise
+the relay of two routers, which asks the other one for each request's worker, gets every fourth request, so that noise
 hits all alike. Then each gets short requests, for the CPU time of all processes that they pass. Medians of ``--runs``.
 """
 
@@ -34,7 +34,7 @@ SOURCES = 2
 SHORTS = 1500
 _ALL_ON = "  router: {admission: {mode: token-capacity}, tiers: {enabled: true}, sessionHeader: x-session}\n"
 _FOLLOWS_S = 30.0
-DIRECT, ONE, ALL_ON, FORWARDED = "direct", "one router", "everything on", "forwarded"
+DIRECT, ONE, ALL_ON, RELAYED = "direct", "one router", "everything on", "another picks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +86,18 @@ def ways(folder: Path) -> Iterator[dict[str, Way]]:
             DIRECT: Way(sources[0]),
             ONE: one,
             ALL_ON: everything,
-            FORWARDED: Way(follows.url, (*follows.pids, *decides.pids)),
+            RELAYED: Way(follows.url, (*follows.pids, *decides.pids)),
         }
     finally:
         sse_load.stop(*started)
 
 
 def _wait_until_followed(follower: Way) -> None:
-    """Return when a router passes requests on: it asks the other one first who decides."""
+    """Return when a router asks the other one for workers."""
     deadline_s = time.monotonic() + _FOLLOWS_S
     while time.monotonic() < deadline_s:
         run(lambda _: sse_load.shorts(follower.url, follower.pids[0], requests=1, concurrency=1))
-        if router_process.passed_on(follower.url) > 0:
+        if router_process.picked_elsewhere(follower.url) > 0:
             return
         time.sleep(0.2)
     raise SystemExit(f"the second router passes nothing on after {_FOLLOWS_S:.0f} s")
@@ -141,7 +141,7 @@ def show(figures: dict[str, float]) -> None:
     """Print the table."""
     print(f"{'way':<16}{'TTFT p50 ms':>14}{'p99 ms':>10}{'CPU us':>10}{'busiest':>10}")
     print(f"{DIRECT:<16}{figures[f'{DIRECT} p50']:>14.2f}{figures[f'{DIRECT} p99']:>10.2f}")
-    for name in (ONE, ALL_ON, FORWARDED):
+    for name in (ONE, ALL_ON, RELAYED):
         added = f"{figures[f'{name} p50']:>+14.2f}{figures[f'{name} p99']:>+10.2f}"
         print(f"{name:<16}{added}{figures[f'{name} us']:>10.0f}{figures[f'{name} busiest us']:>10.0f}")
     print("goal: one router adds <= 0.3 ms at p50")

@@ -115,13 +115,12 @@ def read_requests(arguments: argparse.Namespace) -> tuple[TraceRequest, ...]:
 def simulate(
     graph: GraphDeployment, requests: Sequence[TraceRequest], seed: int, *, routers: int = 1
 ) -> Side:
-    """Run the slice in virtual time; several routers get requests in turn, and one decides if they pass them on."""
+    """Run the slice in virtual time; several routers get requests in turn, and one picks for all."""
     config = graph.spec.router
-    owners = 1 if routers > 1 and config.peers.forward else None
     scenario = Scenario(
         pools=graph_pools(graph),
         router=config,
-        routers=RouterGroup(routers, owners),
+        routers=RouterGroup(routers),
         slo_s=config.ttft_slo_seconds,
         seed=seed,
     )

@@ -2,8 +2,8 @@
 
     python bench/live_routers.py [--routers 1,2,4] [--trace FILE] [--rows 400] [--qps 28] [--speed 0.5] [--json]
 
-Each way for routers to work together runs as processes and in virtual time, with the same arrivals, lengths and texts.
-What is compared is the order in which the ways come, by median TTFT and by hits, of those that the simulator tells apart
+Each policy with each number of routers, of which one picks, runs as processes and in virtual time, with the same arrivals,
+lengths and texts. What is compared is the order in which these ways come, by median TTFT and by hits, of those that the simulator tells apart
 however arrivals are moved by a machine's lateness. Answers are cut to a few tokens, so that sending them does not
 load the machine that is to be on time. A way of which a process was later than the load client's rule allows is left out.
 """
@@ -42,19 +42,16 @@ class Way:
 
     Attributes:
         policy: Of each.
-        forwards: Whether they pass requests on to the one that decides.
         routers: >= 1.
     """
 
     policy: str
-    forwards: bool
     routers: int
 
     @property
     def title(self) -> str:
         """Return what the tables call it."""
-        together = "one decides" if self.forwards else "each decides"
-        return f"{self.policy}, {self.routers}" + (f", {together}" if self.routers > 1 else "")
+        return f"{self.policy}, {self.routers}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,8 @@ class Outcome:
 
 
 def ways(policies: Sequence[str], counts: Sequence[int]) -> list[Way]:
-    """Return every policy with each number of routers; the first one also with routers that pass requests on."""
-    alone = [Way(policy, False, count) for policy in policies for count in counts]
-    return alone + [Way(policies[0], True, count) for count in counts if count > 1]
+    """Return every policy with each number of routers."""
+    return [Way(policy, count) for policy in policies for count in counts]
 
 
 def outcome(arguments: argparse.Namespace, way: Way, requests: Sequence[TraceRequest]) -> Outcome:
@@ -97,7 +93,6 @@ def outcome(arguments: argparse.Namespace, way: Way, requests: Sequence[TraceReq
         {"aggregated": WORKERS},
         policy=way.policy,
         profile=PROFILE,
-        forwards=way.forwards,
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.yaml"
@@ -207,9 +202,7 @@ def main() -> None:
     parser.add_argument("--spread", default="poisson", help="how a trace's batches are spread")
     parser.add_argument("--max-input-tokens", type=int, default=8192, help="longer prompts are cut")
     parser.add_argument("--max-output-tokens", type=int, default=16, help="longer answers are cut")
-    parser.add_argument(
-        "--policy", default="prefix-cost,dualmap", help="the first also with one that decides"
-    )
+    parser.add_argument("--policy", default="prefix-cost,dualmap", help="how each picks")
     parser.add_argument("--routers", default="1,2,4", help="numbers of router processes")
     parser.add_argument("--speed", type=float, default=0.5, help="simulated seconds per real second")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")

@@ -183,9 +183,6 @@ async def measure(arguments: argparse.Namespace, folder: Path, _stop: object) ->
             load(urls, arguments.seconds, arguments.rps),
             strike(processes[0], arguments.event, arguments.seconds / 2),
         )
-        if arguments.logs:
-            for each in sorted(folder.glob("*.log")):
-                print(each.name, each.read_text(), file=sys.stderr)
     return [figures(number, streams, at_s) for number in range(arguments.routers)]
 
 
@@ -209,7 +206,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="length of the load")
     parser.add_argument("--rps", type=float, default=5.0, help="requests per second at each router")
     parser.add_argument("--event", choices=["kill", "stop", "none"], default="kill")
-    parser.add_argument("--logs", action="store_true", help="print the routers' logs")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     rows: list[dict[str, float]] = []

@@ -153,14 +153,9 @@ def _router(answer: list[bytes], *, all_on: bool) -> RouterServer:
     return server
 
 
-async def _microseconds(
-    kind: str, batches: int, *, all_on: bool = False, is_forwarded: bool = False
-) -> float:
+async def _microseconds(kind: str, batches: int, *, all_on: bool = False) -> float:
     """Return the CPU microseconds of a request: the fastest of ``batches``."""
     server = _router(ANSWERS[kind], all_on=all_on)
-    if is_forwarded:
-        # Another router decides about all of them.
-        cast("Any", server)._peers.owner_url = lambda _worker: "http://w0:80"  # noqa: SLF001 - it has no address here
     limits = ServerLimits()
     http = cast("Any", server)._http  # noqa: SLF001 - the server itself would listen
     shared = ServerContext(
@@ -191,13 +186,11 @@ def main() -> None:
     batches = arguments.batches
     found = {kind: run(lambda _: _microseconds(kind, batches)) for kind in ANSWERS}  # noqa: B023 - run at once
     found["everything on"] = run(lambda _: _microseconds("whole", batches, all_on=True))
-    found["forwarded"] = run(lambda _: _microseconds("whole", batches, is_forwarded=True))
     if arguments.json:
         print(json.dumps(found))
         return
     print(f"whole answer: {found['whole']:.1f} us of the router's own code a request")
     print(f"… with tiers, admission and access log: {found['everything on']:.1f} us")
-    print(f"… passed on to the router that decides: {found['forwarded']:.1f} us")
     per_event = (found["streamed"] - found["whole"]) / EVENTS
     print(
         f"streamed, {EVENTS} events: {found['streamed']:.1f} us a request; {per_event:.2f} us an event beyond a whole one"

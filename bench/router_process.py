@@ -16,7 +16,7 @@ from penstock.api import Role
 from penstock.core.local_state import EntryState
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 
-_FORWARDED = 'penstock_router_forwarded_requests_total{outcome="answered"}'
+_PICKED = 'penstock_router_picks_total{by="other"}'
 
 
 def list_all(statefile: Path, workers: Sequence[str], routers: Sequence[str]) -> None:
@@ -55,8 +55,8 @@ def start(port: int, graph: Path, words: Sequence[str], log: Path) -> subprocess
     return process
 
 
-def passed_on(url: str) -> float:
-    """Return how many requests a router has passed on to another one that answered them."""
+def picked_elsewhere(url: str) -> float:
+    """Return for how many of a router's requests another one has picked the worker."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_FORWARDED))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_PICKED))

@@ -17,7 +17,7 @@ BENCHMARKS = {
     "router": ("router.py",),
     "request": ("request.py",),
     "hop": ("hop.py",),
-    "shared-queues": ("shared_queues.py",),
+    "picker": ("picker.py",),
     "relay": ("relay.py",),
     "engine-core": ("engine_core.py",),
     "engine-accuracy": ("engine_accuracy.py",),

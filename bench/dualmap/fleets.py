@@ -11,9 +11,10 @@ from penstock.api import Role, RouterConfig
 from penstock.simulator.scenario import Resize, RouterGroup, Scenario
 from penstock.simulator.sweep import RunSpec
 
-WAYS = ("alone", "events", "shared")
-SIMULATED_TOKENIZER, EVENTS_PORT = "simulated", 5557
-"""What a manifest says for routers to follow the workers' events."""
+WAYS = ("one picks", "it dies four times")
+DEATHS = 4
+PICK_DELAY_S = 0.001
+"""Chosen: several times what `bench/hop.py` measures."""
 
 
 def elasticity(case: Case, seeds: int, routers: Mapping[str, RouterConfig]) -> list[RunSpec]:
@@ -47,23 +48,19 @@ def scaling(
     return runs
 
 
-def together(scenario: Scenario, count: int, way: str) -> Scenario:
-    """Return a scenario with ``count`` routers side by side.
+def together(scenario: Scenario, count: int, way: str, *, last_s: float = 0.0) -> Scenario:
+    """Return a scenario with ``count`` routers side by side, of which one picks.
 
     Args:
         scenario: With one.
         count: >= 1.
-        way: How they work together. ``alone``: each keeps queues of its own and asks the others what they have in
-            flight. ``events``: likewise, and each hears of the workers' caches. ``shared``: each keeps the queues of some
-            workers, and they tell each other what they have queued. Where one of them keeps all, as by default until
-            its processor is full, virtual time gives what a single router gives.
+        way: One of `WAYS`.
+        last_s: Until when requests come, seconds; the picker's deaths come at even distances before.
     """
     if count == 1:
         return scenario
-    router = scenario.router
-    if way == "events":
-        router = router.model_copy(update={"tokenizer": SIMULATED_TOKENIZER, "kv_events_port": EVENTS_PORT})
-    return replace(scenario, router=router, routers=RouterGroup(count, count if way == "shared" else None))
+    deaths = tuple(last_s * number / (DEATHS + 1) for number in range(1, DEATHS + 1))
+    return replace(scenario, routers=RouterGroup(count, 0.0, PICK_DELAY_S, deaths if way == WAYS[1] else ()))
 
 
 def routers(
@@ -81,7 +78,7 @@ def routers(
     return [
         RunSpec(
             f"{policy}|{count}|{way}",
-            together(world(case.model, spec), count, way),
+            together(world(case.model, spec), count, way, last_s=(case.workload.limit or 0) / rate),
             case.workload,
             rate,
             seed,

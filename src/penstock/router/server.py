@@ -77,6 +77,7 @@ class RouterServer:
             self.admission, self._probe_pool, settings.config.health, self._clock, requests=self._pool
         )
         self.thresholds = GraphThresholds(self.admission)
+        self._secret = GraphSecret(settings.graph_secret)
         self._group = self._make_group(self._discovery)
         self._traffic = RecentTraffic(
             self.metrics, self._clock.now_s(), ttft_slo_s=settings.config.ttft_slo_seconds
@@ -248,7 +249,7 @@ class RouterServer:
             self.admission,
             self.metrics,
             discovery.routers,
-            secret=GraphSecret(self._settings.graph_secret),
+            secret=self._secret,
             thresholds=self.thresholds,
             now_s=self._clock.now_s,
         )
@@ -336,6 +337,7 @@ class RouterServer:
             handler=self._handler,
             admin=self._admin,
             group=self._group,
+            secret=self._secret,
             busy_threshold=BusyThresholdApi(
                 self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
             ),

@@ -1,8 +1,8 @@
 """The death of a simulation's picker: who relays what, what dies with it, and what its successor is told.
 
 Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself.
-For `ELECTION_S` nothing is picked; then the next oldest does, and knows what the others tell: what they have in flight and
-waiting, and their latest prompts. A new router takes the dead one's place among the relays.
+For `ELECTION_S` nothing is picked; then the next oldest does. It has been told the latest prompts as they came, and the others
+tell what they have in flight and waiting. A new router takes the dead one's place among the relays.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Succession:
         self._open.pop(job.index, None)
 
     def computed(self, job: Job) -> None:
-        """Take note of a job whose prompt its relay would tell a successor."""
+        """Take note of a job whose prompt a successor is told."""
         if self._group.picker_deaths_s:
             self._recent.append(job)
 
@@ -104,7 +104,6 @@ class Succession:
             else:
                 # Its worker computes on for nobody, at most to the end of the answer.
                 job.is_orphan = True
-        self._recent = [job for job in self._recent if job.relay != dead]
         self._kernel.at(self._without_until_s, Order.FLEET, self._succeed)
 
     def _succeed(self) -> None:
@@ -113,7 +112,7 @@ class Succession:
         self.pickers.append(after)
         self._ready(after)
         keys, first = 0, len(self._recent)
-        while first and keys < RECENT_KEYS * (self._group.count - 1):
+        while first and keys < RECENT_KEYS:
             first -= 1
             keys += len(self._recent[first].chain)
         for job in self._recent[first:]:

@@ -20,7 +20,7 @@ def exchange(all_routers):
     """Tell every router what every other one has."""
     for each in all_routers:
         for other in all_routers:
-            each.heard(other.state)
+            each.heard(other.state.told())
 
 
 VALUES = st.builds(BusyThresholds, st.sampled_from([None, 0.5, 0.9]))
@@ -46,7 +46,7 @@ def test_routers_agree_after_any_changes(steps):
         elif what == "file":
             router.file_changed(value)
         else:
-            router.heard(all_routers[value].state)
+            router.heard(all_routers[value].state.told())
     exchange(all_routers)
 
     assert len({each.state for each in all_routers}) == 1

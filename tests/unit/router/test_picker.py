@@ -153,18 +153,19 @@ async def worker_saw(router, worker, count):
     await router.until(lambda: len(worker.seen) == count)
 
 
-async def test_a_successor_knows_where_prompts_were(harness, write_graph):
-    """One that came to a third router is found at its worker again."""
+@pytest.mark.parametrize("came_to", [0, 2])
+async def test_a_successor_knows_where_prompts_were(harness, write_graph, came_to):
+    """One that came to a third router, or to the dead picker itself, is found at its worker again."""
     workers = [await harness.worker("aggregated") for _ in range(4)]
     one, two, three = await start(harness, write_graph, *workers, count=3)
     prompt = list(range(3000))
-    assert (await three.post(prompt=prompt, max_tokens=1)).status == 200
+    assert (await [one, two, three][came_to].post(prompt=prompt, max_tokens=1)).status == 200
     (first,) = [each for each in workers if each.seen]
 
-    await cut(one)
-    await two.until(lambda: picker_among([two, three]) is two)
     queue = two.server.core.entry_queue
     await two.until(lambda: queue.index_of(first.name).count > 0)
+    await cut(one)
+    await two.until(lambda: picker_among([two, three]) is two)
     assert (await two.post(prompt=prompt, max_tokens=1)).status == 200
     assert len(first.seen) == 2
 
@@ -409,7 +410,7 @@ async def connect(router, *, secret):
 def follows(router):
     """What makes a connection count."""
     group = group_of(router)
-    return frames([wire.Follow(group._term, group.instance)])
+    return frames([wire.Follow(group._term, group.instance, "relay", 1.0)])
 
 
 async def test_only_a_router_of_the_graph_is_let_in(harness, write_graph):

@@ -1,5 +1,7 @@
 """What routers say to each other, and who of them picks: both pure."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -32,7 +34,7 @@ def test_messages_arrive_however_the_stream_is_cut(cuts):
     """All of them, in order; a request comes out as it went in."""
     data, reader = frames(MESSAGES), FrameReader()
     bounds = [0, *sorted(min(each, len(data)) for each in cuts), len(data)]
-    found = [each for a, b in zip(bounds, bounds[1:], strict=False) for each in reader.feed(data[a:b])]
+    found = [each for a, b in pairwise(bounds) for each in reader.feed(data[a:b])]
     assert found == MESSAGES
     assert arrival_of(found[1].prompt) == ARRIVAL
 
@@ -46,7 +48,7 @@ def test_messages_arrive_however_the_stream_is_cut(cuts):
         b"GET / HTTP/1.1\r\n\r\n",
         msgspec.msgpack.encode([[99, 1]]),
         msgspec.msgpack.encode([[4, -1, 0, None]]),
-        msgspec.msgpack.encode([[1, 0, "term 0 is nobody's"]]),
+        msgspec.msgpack.encode([[1, 0, "term 0 is nobody's", "x", 1.0]]),
         msgspec.msgpack.encode([[2, "w" * 257, None]]),
     ],
 )

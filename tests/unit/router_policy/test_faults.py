@@ -37,7 +37,7 @@ def assert_idle(queues):
     """Nothing waits, runs or is decoded anywhere."""
     assert (queues.waiting, queues.tokens, queues.oldest_s(1e9)) == (0, 0, 0.0)
     assert queues.waiting_requests() == []
-    assert {queues.pending_tokens(name, 1e9) for name in NAMES} == {0}
+    assert {queues.load_of(name, 1e9)[0] for name in NAMES} == {0}
 
 
 def test_without_any_instance_requests_wait_and_are_served_by_the_first(queues):

@@ -80,7 +80,7 @@ def test_keys_that_collide_cost_a_prefill_and_nothing_else():
         queues.prefilled(item, 1.0, cached_tokens=0)
 
     assert queues.waiting == 0
-    assert queues.pending_tokens("a", 1.0) == queues.pending_tokens("b", 1.0) == 0
+    assert queues.load_of("a", 1.0)[0] == queues.load_of("b", 1.0)[0] == 0
 
 
 def test_token_ids_give_one_key_per_block_of_512():

@@ -226,7 +226,7 @@ def test_silent_answers_give_their_room_back_when_they_should_have_computed():
     for item in range(2):
         queues.release(item, 6.0)
 
-    assert queues.pending_tokens("a", 6.0) == 0
+    assert queues.load_of("a", 6.0)[0] == 0
 
 
 def test_a_backlog_is_shared_with_who_joins():
@@ -486,4 +486,4 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
     assert not queues.prompt_tokens.pending
     assert queues.waiting_requests() == []
     queues.set_workers(map(WorkerLoad, "abcd"), now_s)
-    assert {queues.pending_tokens(name, now_s) for name in "abcd"} == {0}
+    assert {queues.load_of(name, now_s)[0] for name in "abcd"} == {0}

@@ -25,24 +25,24 @@ def busy(policy=None, *, tokens=(8000, 4000), tokens_per_s=10_000.0):
 @pytest.mark.parametrize(("now_s", "pending"), [(0.0, 12_000), (0.3, 9000), (0.8, 4000), (5.0, 4000)])
 def test_the_running_prompt_shrinks_and_no_other(now_s, pending):
     """At 10,000 tokens/s 3,000 of 8,000 are computed after 0.3 s; the second waits until the first's end is told."""
-    assert busy().pending_tokens("a", now_s) == pending
+    assert busy().load_of("a", now_s)[0] == pending
 
 
 def test_a_clock_that_steps_back_computes_nothing():
     """And takes nothing away."""
-    assert busy().pending_tokens("a", -1.0) == 12_000
+    assert busy().load_of("a", -1.0)[0] == 12_000
 
 
 def test_without_a_throughput_nothing_is_assumed():
     """A prompt counts in full until it ends."""
-    assert busy(tokens_per_s=None).pending_tokens("a", 1.0) == 12_000
+    assert busy(tokens_per_s=None).load_of("a", 1.0)[0] == 12_000
 
 
 def test_the_next_prompt_begins_at_the_end_of_the_one_before():
     """Not when it was dispatched: 8,000 tokens ended at 1 s, and 0.1 s later 1,000 of the next are computed."""
     queues = busy(tokens=(8000, 4000))
     queues.prefilled(0, 1.0, measured=False)
-    assert queues.pending_tokens("a", 1.1) == 3000
+    assert queues.load_of("a", 1.1)[0] == 3000
 
 
 @pytest.mark.parametrize("policy", [MinTtft, PrefixCost])
@@ -59,5 +59,5 @@ def test_a_nearly_computed_prompt_does_not_send_the_next_one_away(policy):
 @given(st.lists(st.integers(1, 20_000), min_size=1, max_size=6), st.floats(0, 20))
 def test_pending_never_falls_below_what_waits_behind(tokens, now_s):
     """Whatever the time: between the tokens behind the first prompt and all."""
-    pending = busy(tokens=tuple(tokens)).pending_tokens("a", now_s)
+    pending = busy(tokens=tuple(tokens)).load_of("a", now_s)[0]
     assert sum(tokens[1:]) <= pending <= sum(tokens)

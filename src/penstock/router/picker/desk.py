@@ -24,6 +24,8 @@ from penstock.router.core.effects import Refuse
 from penstock.router.core.router import RunningAt
 from penstock.router.picker import messages as wire
 from penstock.router.picker.channel import Channel
+from penstock.router.picker.relay import RecentPrompts
+from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.slo_monitor import EndedRequest
 
 _MAX_REQUESTS: Final = 1 << 16
@@ -37,10 +39,11 @@ _SILENT_TICKS: Final = 10
 class RelayedRequest:
     """One request of another router's, as the core queues it."""
 
-    __slots__ = ("_session", "assignment", "number", "role")
+    __slots__ = ("_session", "arrival", "assignment", "number", "role")
 
-    def __init__(self, session: Session, number: int, role: Role) -> None:
+    def __init__(self, session: Session, number: int, role: Role, arrival: Arrival) -> None:
         """Begin without a worker."""
+        self.arrival = arrival
         self._session = session
         self.number = number
         self.role = role
@@ -62,6 +65,7 @@ class Session:
     Attributes:
         channel: The connection.
         term: In which its router follows this one; None: it does not.
+        age: Of its router, as ``(since_s, name)``.
     """
 
     def __init__(self, desk: Desk) -> None:
@@ -71,6 +75,7 @@ class Session:
         self._unsettled: OrderedDict[int, LiveAssignment] = OrderedDict()
         self.channel = Channel(self._take, self._lost)
         self.term: int | None = None
+        self.age = (0.0, "")
 
     @property
     def is_followed(self) -> bool:
@@ -93,6 +98,8 @@ class Session:
             self._desk.term, request.number, assignment.worker.name, assignment.queued_s, assignment.reason
         )
         self.channel.send(go)
+        if request.role is self._desk.admission.core.entry:
+            self._desk.computed(assignment.worker.name, request.arrival, self)
         return True
 
     def refused(self, request: RelayedRequest, refuse: Refuse[Waiter]) -> None:
@@ -126,7 +133,7 @@ class Session:
         if isinstance(message, wire.Follow):
             if message.instance == self._desk.instance:
                 self.drop()
-                self.term = message.term
+                self.term, self.age = message.term, (message.since_s, message.follower)
                 self._desk.followed()
             return
         if not self.is_followed:
@@ -140,11 +147,12 @@ class Session:
         core = self._desk.admission.core
         if role not in core.queues or not self._is_free(message.number):
             raise wire.ProtocolError(f"request {message.number}: not of this graph, or asked already")
-        request = self._requests[message.number] = RelayedRequest(self, message.number, role)
+        arrival = wire.arrival_of(message.prompt)
+        request = self._requests[message.number] = RelayedRequest(self, message.number, role, arrival)
         effects = core.acquire(
             request,
             role,
-            wire.arrival_of(message.prompt),
+            arrival,
             self._desk.now_s(),
             again=message.again,
             waited_s=message.waited_s,
@@ -156,9 +164,9 @@ class Session:
         core = self._desk.admission.core
         if role not in core.queues or not self._is_free(message.number):
             raise wire.ProtocolError(f"request {message.number}: not of this graph, or held already")
-        request = RelayedRequest(self, message.number, role)
-        stay = RunningAt(message.worker, message.tokens, is_prefilled=message.is_prefilled)
         arrival = wire.arrival_of(message.prompt)
+        request = RelayedRequest(self, message.number, role, arrival)
+        stay = RunningAt(message.worker, message.tokens, is_prefilled=message.is_prefilled)
         request.assignment = core.adopt(request, role, arrival, stay, self._desk.now_s())
         if request.assignment is not None:
             self._requests[message.number] = request
@@ -167,7 +175,9 @@ class Session:
         return number not in self._requests and len(self._requests) < _MAX_REQUESTS
 
     def _knew(self, message: wire.Knew) -> None:
-        self._desk.admission.core.learn(message.worker, wire.arrival_of(message.prompt))
+        arrival = wire.arrival_of(message.prompt)
+        self._desk.admission.core.learn(message.worker, arrival)
+        self._desk.computed(message.worker, arrival, self)
 
     def _cancel(self, message: wire.Cancel) -> None:
         request = self._requests.get(message.number)
@@ -261,18 +271,50 @@ class Desk:
         instance: This router's name.
         term: In which it picks; None: it does not.
         followed: Called when another router has begun to follow this one.
+        recent: The latest prompts, which a new heir is told.
     """
 
     def __init__(
-        self, admission: Admission, now_s: Callable[[], float], instance: str, followed: Callable[[], None]
+        self,
+        admission: Admission,
+        now_s: Callable[[], float],
+        instance: str,
+        recent: RecentPrompts,
+        followed: Callable[[], None],
     ) -> None:
         """Begin without connections."""
         self.admission = admission
         self.now_s = now_s
         self.instance = instance
+        self.recent = recent
         self.followed = followed
         self.term = 0
         self._sessions: set[Session] = set()
+        self._heir: Session | None = None
+
+    @property
+    def heir(self) -> str:
+        """The router that is kept told of all prompts, so that it knows what this one does; empty without one."""
+        return "" if self._heir is None else self._heir.age[1]
+
+    def choose_heir(self) -> None:
+        """Let the oldest of those that follow be the heir; a new one is told the latest prompts."""
+        heir = min(
+            (each for each in self._sessions if each.is_followed), key=lambda each: each.age, default=None
+        )
+        if heir is self._heir:
+            return
+        self._heir = heir
+        if heir is not None:
+            for worker, arrival in self.recent:
+                heir.channel.send(wire.Knew(worker, wire.prompt_of(arrival)))
+
+    def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
+        """Keep the heir told of a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
+        if source is not None:
+            self.recent.add(worker, arrival)
+        if self._heir is not None and self._heir is not source and (arrival.chain or arrival.session):
+            self._heir.channel.send(wire.Knew(worker, wire.prompt_of(arrival)))
 
     @property
     def followers(self) -> int:
@@ -295,7 +337,7 @@ class Desk:
 
     def end(self) -> None:
         """Pick no more: what others asked is theirs to ask elsewhere."""
-        self.term = 0
+        self.term, self._heir = 0, None
         for session in self._sessions:
             session.drop()
 

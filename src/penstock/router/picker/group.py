@@ -22,6 +22,7 @@ from penstock.router.picker.desk import Desk
 from penstock.router.picker.election import Leader, RouterView, elect, majority
 from penstock.router.picker.links import Link, Links
 from penstock.router.picker.relay import Relay
+from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.refusal import RequestRefused
 
@@ -63,8 +64,9 @@ class RouterGroup:
         self._thresholds = thresholds
         self._admission = admission
         self._links = Links(secret, self._take)
-        self._relay = Relay(admission, metrics, now_s)
-        self._desk = Desk(admission, now_s, self.instance, self._update)
+        self._relay = Relay(admission, metrics, now_s, self._picked)
+        self._desk = Desk(admission, now_s, self.instance, self._relay.recent, self._update)
+        self._heir = ""
         self._now_s = now_s
         self._term = 0
         self._leader: Leader | None = None
@@ -84,17 +86,13 @@ class RouterGroup:
         """Whether another router picks, and so counts, what is in flight."""
         return self._relay.channel is not None
 
-    def is_router(self, request: Request) -> bool:
-        """Return whether a request comes from a router of the graph."""
-        return self._secret.holds(request.headers)
-
     def accept(self, request: Request, responder: Responder) -> None:
         """Give another router's connection to the protocol.
 
         Raises:
             RequestRefused: it is no router of the graph.
         """
-        if not self.is_router(request):
+        if not self._secret.holds(request.headers):
             message = "path: /picker is for routers of the graph, which share its secret"
             raise RequestRefused(403, message, code="no_router")
         session = self._desk.open()
@@ -162,8 +160,12 @@ class RouterGroup:
             self._is_active,
             self._is_stopping,
             tuple(self._sees()),
+            self._desk.heir,
             self._thresholds.told(),
         )
+
+    def _picked(self, worker: str, arrival: Arrival) -> None:
+        self._desk.computed(worker, arrival)
 
     def _sees(self) -> list[str]:
         return [
@@ -205,6 +207,7 @@ class RouterGroup:
             log.info("this router picks", term=leader.term, routers=members)
             self._relay.lose()
             self._desk.begin(leader.term)
+        self._desk.choose_heir()
         self._is_active = 1 + self._desk.followers >= majority(members)
         if self._is_active:
             self._relay.own()
@@ -216,7 +219,9 @@ class RouterGroup:
             return
         if self._relay.channel is not link.channel or self._relay.term != leader.term:
             log.info("another router picks", term=leader.term, url=link.url)
-            self._relay.follow(link.channel, leader.term, leader.instance)
+            follow = wire.Follow(leader.term, leader.instance, self.instance, self._since_s)
+            self._relay.follow(link.channel, follow, is_heir=leader.instance == self._heir)
+        self._heir = status.heir
         if status.is_active and status.is_leader and status.term == leader.term:
             self._relay.answered()
 

@@ -116,6 +116,7 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
         is_active: Enough routers follow it: it answers.
         is_stopping: It takes no more requests, and picks for nobody.
         sees: Instances from which it has heard in the last moments, its own among them.
+        heir: Where it picks, the router that it keeps told of all prompts; empty without one.
         thresholds: ``(version, the file's, what holds)`` of the graph, as far as they were changed.
     """
 
@@ -126,14 +127,24 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
     is_active: bool
     is_stopping: bool
     sees: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)]
+    heir: Name = ""
     thresholds: tuple[Count, list[int | float | None], list[int | float | None]] | None = None
 
 
 class Follow(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A relay takes the receiver for the picker of a term; what it has in flight follows, then what it asks."""
+    """A relay takes the receiver for the picker of a term; what it has in flight follows, then what it asks.
+
+    Attributes:
+        term: The term.
+        instance: The receiver's name.
+        follower: The relay's.
+        since_s: When that one began, Unix seconds; the oldest is the next picker.
+    """
 
     term: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
     instance: Name
+    follower: Name
+    since_s: float
 
 
 class Knew(msgspec.Struct, array_like=True, frozen=True, tag=2):

@@ -105,12 +105,27 @@ class Relay:
     """One router's side of the protocol, as `admission.OtherPicker`.
 
     Attributes:
+        recent: The latest prompts as far as this router knows them.
         channel: To the router that it follows; None: to none.
         term: In which it follows, or followed, another one.
     """
 
-    def __init__(self, admission: Admission, metrics: RouterMetrics, now_s: Callable[[], float]) -> None:
-        """Begin without a picker; ``now_s`` tells simulated seconds."""
+    def __init__(
+        self,
+        admission: Admission,
+        metrics: RouterMetrics,
+        now_s: Callable[[], float],
+        picked: Callable[[str, Arrival], None],
+    ) -> None:
+        """Begin without a picker.
+
+        Args:
+            admission: Asks by this relay.
+            metrics: Counts.
+            now_s: Tells simulated seconds.
+            picked: Is told which prompt of this router's own went to which worker.
+        """
+        self._picked = picked
         self._admission = admission
         self._core = admission.core
         self._metrics = metrics
@@ -119,7 +134,7 @@ class Relay:
         self._asked: dict[_Future, _Asked] = {}
         self._waiters: dict[int, _Future] = {}
         self._running: dict[LiveAssignment, _Running] = {}
-        self._recent = RecentPrompts()
+        self.recent = RecentPrompts()
         self._is_own = True
         self._lost_real_s = -inf
         self.term = 0
@@ -161,7 +176,9 @@ class Relay:
                 self._tell_running(assignment, running)
         assignment.on_verdict = partial(self._judged, assignment.worker, running.number)
         if role is self._core.entry:
-            self._recent.add(assignment.worker.name, arrival)
+            self.recent.add(assignment.worker.name, arrival)
+            if self._is_own:
+                self._picked(assignment.worker.name, arrival)
 
     def prefilled(self, assignment: LiveAssignment, cached_tokens: int | None, *, measured: bool) -> None:
         """Pass on that a prompt was computed."""
@@ -195,12 +212,18 @@ class Relay:
 
     # ------------------------------------------------------------------ who picks
 
-    def follow(self, channel: Channel, term: int, instance: str) -> None:
-        """Take another router for the picker, and tell it what this one has in flight and knows."""
+    def follow(self, channel: Channel, follow: wire.Follow, *, is_heir: bool) -> None:
+        """Take another router for the picker, and tell it what this one has in flight and knows.
+
+        Args:
+            channel: To that router.
+            follow: What it is told first.
+            is_heir: The picker before has told it of all prompts.
+        """
         self.lose()
-        self.channel, self.term = channel, term
-        self._send(wire.Follow(term, instance))
-        for worker, arrival in self._recent:
+        self.channel, self.term = channel, follow.term
+        self._send(follow)
+        for worker, arrival in () if is_heir else self.recent:
             self._send(wire.Knew(worker, wire.prompt_of(arrival)))
         for assignment, running in self._running.items():
             self._tell_running(assignment, running)
@@ -251,6 +274,11 @@ class Relay:
 
     def take(self, message: wire.Message) -> None:
         """Take a message of the picker's; one of an older term is dropped."""
+        if isinstance(message, wire.Knew):
+            arrival = wire.arrival_of(message.prompt)
+            self._core.learn(message.worker, arrival)
+            self.recent.add(message.worker, arrival)
+            return
         if not isinstance(message, wire.Go | wire.Refused | wire.Loads) or message.term != self.term:
             return
         if isinstance(message, wire.Go):

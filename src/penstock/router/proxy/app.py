@@ -26,7 +26,7 @@ from penstock.router.picker.group import RouterGroup
 from penstock.router.picker.messages import SESSION_BYTES
 from penstock.router.policy.token_estimate import TokenEstimator
 from penstock.router.proxy.admin import Admin
-from penstock.router.proxy.auth import AdminCheck, KeyCheck, is_of_this_machine
+from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck, is_of_this_machine
 from penstock.router.proxy.body_bounds import SMALL_BYTES, check_size
 from penstock.router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
 from penstock.router.proxy.call import CompletionCall, request_id
@@ -64,6 +64,7 @@ class RouterApp:
         admin: Admin,
         busy_threshold: BusyThresholdApi,
         group: RouterGroup | None,
+        secret: GraphSecret,
         keys: KeyCheck,
         admin_check: AdminCheck,
         cors: Cors,
@@ -81,6 +82,7 @@ class RouterApp:
         self._admin = admin
         self._busy_threshold = busy_threshold
         self._group = group
+        self._secret = secret
         self._keys = keys
         self._admin_check = admin_check
         self._cors = cors
@@ -315,7 +317,7 @@ class RouterApp:
         if len(parts) == 1:
             self._require(request, "GET")
             is_admin = self._admin_check.allows(request.headers)
-            if not (is_admin or is_of_this_machine(request) or self._is_router(request)):
+            if not (is_admin or is_of_this_machine(request) or self._secret.holds(request.headers)):
                 self._keys.check(request.headers.get(b"authorization"))
             body = self._admin.workers(shows_urls=is_admin)
             responder.send(200, body, headers=headers)
@@ -329,9 +331,6 @@ class RouterApp:
         except NotFoundError as exc:
             raise RequestRefused(404, str(exc), code="worker_not_found") from exc
         responder.send(200, body, headers=headers)
-
-    def _is_router(self, request: Request) -> bool:
-        return self._group is not None and self._group.is_router(request)
 
     def _answer_busy_threshold(self, request: Request, responder: Responder, headers: Headers) -> None:
         self._require(request, "GET", "POST")
