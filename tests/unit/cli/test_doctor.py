@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.doctor import doctor
-from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose, parse_gpus
+from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose
 from penstock.core.errors import ConfigError
 from penstock.local.inspection import Hung, Orphan
 from penstock.local.probes import RouterQueue, Traffic
@@ -221,19 +221,6 @@ def test_a_failed_worker_comes_with_its_own_log_and_what_brings_it_back():
         "tail /logs/llama_worker.log; mend the cause, then penstock down --namespace llama and penstock up FILE: "
         "it is not started again by itself"
     )
-
-
-def test_what_nvidia_smi_prints():
-    """Index, name, memory in MiB; other words are refused."""
-    text = "0, NVIDIA H100 80GB HBM3, 81559, 4\n1, NVIDIA H100 80GB HBM3, 81559, 70000\n\n"
-    assert parse_gpus(text) == (
-        Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 4),
-        Gpu(1, "NVIDIA H100 80GB HBM3", 81559, 70000),
-    )
-    assert parse_gpus("") == ()
-    for wrong in ("No devices were found", "0, name, [N/A], 4"):
-        with pytest.raises(ValueError, match=r"unpack|invalid literal"):
-            parse_gpus(wrong)
 
 
 @pytest.mark.parametrize(
