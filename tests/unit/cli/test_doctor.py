@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.doctor import doctor
-from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose
+from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
 from penstock.core.errors import ConfigError
 from penstock.local.inspection import Hung, Orphan
 from penstock.local.probes import RouterQueue, Traffic
@@ -221,6 +222,39 @@ def test_a_failed_worker_comes_with_its_own_log_and_what_brings_it_back():
         "tail /logs/llama_worker.log; mend the cause, then penstock down --namespace llama and penstock up FILE: "
         "it is not started again by itself"
     )
+
+
+def test_what_nvidia_smi_prints():
+    """Index, name, memory in MiB; other words are refused."""
+    text = "0, NVIDIA H100 80GB HBM3, 81559, 4\n1, NVIDIA H100 80GB HBM3, 81559, 70000\n\n"
+    assert parse_gpus(text) == (
+        Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 4),
+        Gpu(1, "NVIDIA H100 80GB HBM3", 81559, 70000),
+    )
+    assert parse_gpus("") == ()
+    for wrong in ("No devices were found", "0, name, [N/A], 4"):
+        with pytest.raises(ValueError, match=r"unpack|invalid literal"):
+            parse_gpus(wrong)
+
+
+async def test_gathering_on_a_machine_without_graphs(tmp_path, monkeypatch):
+    """A state folder that does not exist yet can be made where its parent can be written."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path / "new" / "state"))
+    facts = await gather(None)
+    assert facts.is_writable
+    assert facts.graphs == {}
+    named = await gather("nowhere")
+    assert "not running" in named.graphs["nowhere"]
+
+
+def test_local_json(tmp_path, monkeypatch):
+    """The verdict and every finding with its four keys."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
+    done = CliRunner().invoke(doctor, ["--local", "--json", "--namespace", "nowhere"])
+    report = json.loads(done.output)
+    assert report["healthy"] is False
+    assert done.exit_code == 1
+    assert all(set(each) == {"severity", "subject", "message", "remedy"} for each in report["findings"])
 
 
 @pytest.mark.parametrize(
