@@ -8,7 +8,7 @@ from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import PoolCounts
-from penstock.report.analysis import GpuUse, violations
+from penstock.report.analysis import violations
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import LedgerSample, PlannerRun
 from penstock.simulator.counterfactual_setting import MOST_SPLITS, setting_of
@@ -60,10 +60,6 @@ def _report(planner=None, use=None):
     return RunReport(LoadRun({}, ()), planner, use, nothing)
 
 
-def _use(gpu_hours):
-    return GpuUse(0.0, 3600.0, gpu_hours, 6.0, 2.0, 5, 6)
-
-
 def _requests(rps, *, tokens=8000, count=100):
     return [TraceRequest(place / rps, tokens, 10, None, place + 1) for place in range(count)]
 
@@ -108,15 +104,6 @@ def test_without_a_ledger_the_graphs_planner_is_not_passed_off_as_what_served(ma
     assert setting.base.max_gpus == 6
 
 
-def test_without_a_budget_fleets_hold_what_the_run_held(make_graph):
-    """A comparison needs an end."""
-    config = DecideConfig(max_gpu_budget=None)
-
-    setting = setting_of(_report(_run(_sample(0, 1), config=config), _use(3.0)), make_graph())
-
-    assert (setting.base.max_gpus, setting.planner.max_gpu_budget) == (5, 5)
-
-
 def test_fleets_come_by_what_they_hold_within_the_budget(make_graph):
     """Prefill replicas of two GPUs: every fleet inside six, the cheapest first, the best split of a size first."""
     setting = setting_of(_report(), make_graph(prefill_gpus=2))
@@ -139,15 +126,3 @@ def test_hopeless_fleets_and_odd_splits_are_not_tried(make_graph):
     assert min(sizes) >= 5
     assert max(sizes) == 40
     assert all(len(fleets) <= MOST_SPLITS for fleets in sizes.values())
-
-
-def test_a_load_beyond_the_budget_is_tried_on_all_of_it(make_graph):
-    """A hundred times what six GPUs can do still gets its answer."""
-    assert list(setting_of(_report(), make_graph()).fleets(_requests(200))) == [6]
-
-
-def test_workers_of_a_real_engine_are_said_to_be_simulated_by_a_profile(make_graph):
-    """The reader is told what to compare first."""
-    notes = setting_of(_report(), make_graph(runtime="vllm")).notes
-
-    assert any("workers ran vllm, but are simulated with latency profile a100" in note for note in notes)

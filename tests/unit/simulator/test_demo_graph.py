@@ -5,7 +5,6 @@ from importlib import resources
 
 import pytest
 
-from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.cli.demo import demo
 from penstock.planner.options import join
@@ -49,15 +48,6 @@ def test_the_planner_keeps_the_p99_below_ten_seconds_for_less_than_a_fixed_fleet
     assert fleets[2, 2]["capacity"] >= planned["capacity"]
     assert max(fleets[2, 1]["capacity"], fleets[1, 2]["capacity"]) < planned["capacity"]
     assert planned["gpu_hours"] <= fleets[2, 2]["gpu_hours"]
-
-
-def test_both_roles_are_scaled(base):
-    """A demo of scaling scales."""
-    scenario, config = base
-
-    changes = _figures(replace(scenario, planner=config))["planner"]["changes"]
-
-    assert {change["role"] for change in changes} == {Role.PREFILL.value, Role.DECODE.value}
 
 
 def _fixed(scenario, counts):

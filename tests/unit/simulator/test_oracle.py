@@ -11,7 +11,7 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.baselines.oracle import size_at
 from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
-from penstock.simulator.baselines import baseline_settings, configured
+from penstock.simulator.baselines import configured
 from penstock.simulator.measures import measures
 from penstock.simulator.oracle import ScheduleTarget, reachable, schedule
 from penstock.simulator.oracle_needs import Utilisation, needs
@@ -80,12 +80,6 @@ def test_the_queue_counts_who_is_served_in_time():
     assert share_in_time(arrivals, work, work, [], start=1, deadline_s=2.5) == pytest.approx(2 / 5)
     assert share_in_time(arrivals, work, work, [(1.0, 1)], start=1, deadline_s=2.5) == pytest.approx(3 / 5)
     assert share_in_time(arrivals, work, work, [(0.5, -1)], start=1, deadline_s=9.0) == pytest.approx(1 / 5)
-
-
-def test_the_queue_counts_to_the_first_token_and_is_busy_for_longer():
-    """Half a second to the first token, a second in all: the third begins at 2 s and answers at 2.5 s."""
-    assert share_in_time([0.0] * 3, [0.5] * 3, [1.0] * 3, [], start=1, deadline_s=2.6) == 1.0
-    assert share_in_time([0.0] * 3, [0.5] * 3, [1.0] * 3, [], start=1, deadline_s=2.4) == pytest.approx(2 / 3)
 
 
 def test_workers_serve_after_their_start_up_and_the_newest_leaves_first():
@@ -174,15 +168,6 @@ def test_only_a_simulation_with_a_profile_has_an_oracle(simple_world):
         ConfigError, match=r"mode oracle: it plans with a latency profile.*--profile one of a100"
     ):
         configured(DecideConfig(), FREE, simple_world().pools)
-
-
-def test_settings_of_others_come_from_the_profile(split_world, simple_world):
-    """A prefill step of 8,192 tokens, the KV cache; the simple server's constants."""
-    split, simple = baseline_settings(split_world().pools), baseline_settings(simple_world().pools)
-
-    assert split.prefill_tokens_per_s == pytest.approx(14_900, rel=0.02)
-    assert split.kv_tokens == pytest.approx(437_000, rel=0.02)
-    assert (simple.prefill_tokens_per_s, simple.kv_tokens) == (1000.0, 100_000.0)
 
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
