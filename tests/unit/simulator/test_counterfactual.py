@@ -13,7 +13,8 @@ from penstock.core.errors import ConfigError
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import PoolCounts
 from penstock.report.analysis import GpuUse, violations
-from penstock.report.findings import RunReport
+from penstock.report.counterfactual import sentences
+from penstock.report.findings import RunReport, analyse
 from penstock.report.ledger_view import LedgerSample, PlannerRun
 from penstock.simulator.counterfactual import Effort, compare
 from penstock.simulator.recorded import recorded_traffic
@@ -195,6 +196,20 @@ def test_a_distorted_run_is_not_what_others_are_held_against(graph):
     assert any("held against adaptive as it was simulated" in note for note in found.notes)
 
 
+def test_an_aggregated_graph_has_fleets_of_one_kind(tmp_path):
+    """Each worker does both; one after the other is tried."""
+    path = tmp_path / "graph.yaml"
+    prefill, decode = (line for line in MANIFEST.splitlines() if "scaling" in line)
+    path.write_text(
+        MANIFEST.replace(decode + "\n", "").replace(prefill, prefill.replace("prefill", "aggregated"))
+    )
+
+    found = compare(_report(_load([_result(line) for line in range(1, 31)])), load_graph(path))
+
+    assert [each.name for each in found.fixed][:2] == ["fleet of 1", "fleet of 2"]
+    assert any(line.startswith("a fixed fleet of ") for line in sentences(found))
+
+
 def test_the_work_is_bounded_and_says_so(graph):
     """Two fleets and no more; what was found is shown, with a note that it was not all."""
     results = [_result(line) for line in range(1, 31)]
@@ -205,6 +220,16 @@ def test_the_work_is_bounded_and_says_so(graph):
     assert len(begun) == 2
     assert any(note.startswith("the search was ended after 2 fleets") for note in found.notes)
     assert found.outcomes[0].is_measured
+
+
+def test_without_any_effort_left_what_was_served_is_shown_alone(graph):
+    """A traffic too large for the processor time gives no half of a figure."""
+    found = compare(
+        _report(_load([_result(line) for line in range(1, 31)])), graph, effort=Effort(cpu_s=1e-9)
+    )
+
+    assert [each.source for each in found.outcomes] == ["measured"]
+    assert found.fixed == ()
 
 
 def test_the_traffic_is_what_was_sent_in_its_order():
@@ -281,3 +306,15 @@ def test_a_report_without_a_usable_log_is_made_and_says_what_is_missing(run_repo
     assert found["counterfactual"] is None
     assert any("at most 2 requests in flight" in note for note in found["notes"])
     assert "at most 2 requests in flight" in page
+
+
+def test_the_log_that_was_written_is_the_log_that_is_read(tmp_path):
+    """Ids survive the file, and a log without them is read as one that has none."""
+    load = _load([_result(1), replace(_result(2), block_ids=None)])
+    writer = ResultWriter(tmp_path)
+    for result in load.results:
+        writer.write(result)
+    writer.finish(load.summary)
+    writer.close(is_failing=False)
+
+    assert [each.block_ids for each in analyse(tmp_path).load.results] == [tuple(range(24, 48)), None]

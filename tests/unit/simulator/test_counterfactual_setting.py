@@ -8,7 +8,7 @@ from penstock.api import Role
 from penstock.api.manifests import load_graph
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import PoolCounts
-from penstock.report.analysis import violations
+from penstock.report.analysis import GpuUse, violations
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import LedgerSample, PlannerRun
 from penstock.simulator.counterfactual_setting import MOST_SPLITS, setting_of
@@ -60,6 +60,10 @@ def _report(planner=None, use=None):
     return RunReport(LoadRun({}, ()), planner, use, nothing)
 
 
+def _use(gpu_hours):
+    return GpuUse(0.0, 3600.0, gpu_hours, 6.0, 2.0, 5, 6)
+
+
 def _requests(rps, *, tokens=8000, count=100):
     return [TraceRequest(place / rps, tokens, 10, None, place + 1) for place in range(count)]
 
@@ -102,6 +106,15 @@ def test_without_a_ledger_the_graphs_planner_is_not_passed_off_as_what_served(ma
 
     assert not setting.has_ledger
     assert setting.base.max_gpus == 6
+
+
+def test_without_a_budget_fleets_hold_what_the_run_held(make_graph):
+    """A comparison needs an end."""
+    config = DecideConfig(max_gpu_budget=None)
+
+    setting = setting_of(_report(_run(_sample(0, 1), config=config), _use(3.0)), make_graph())
+
+    assert (setting.base.max_gpus, setting.planner.max_gpu_budget) == (5, 5)
 
 
 def test_fleets_come_by_what_they_hold_within_the_budget(make_graph):

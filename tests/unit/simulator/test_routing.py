@@ -10,6 +10,7 @@ from penstock.simulator.jobs import Job, JobOutcome, PrefixChains
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import RouterGroup, WorkerFailure, unbounded_router
 from penstock.simulator.simulation import Simulation
+from penstock.workload.traces import TraceRequest
 
 
 def placed(policy="dualmap", order="arrival", **section):
@@ -147,3 +148,18 @@ def test_without_slots_an_answer_weighs_until_it_ends(request_at):
 
     router.left_entry(jobs[0], 2.0)
     assert router.core.entry_queue.pending_tokens(first, 0.5) == 0
+
+
+def test_least_loaded_looks_at_the_gauges_that_it_was_told():
+    """KV in use decides before tokens in flight, once every worker's is known."""
+    size = WorkerSize(100_000)
+    router = VirtualRouter(placed("least-loaded"), {Role.PREFILL: size, Role.DECODE: size})
+    assert router.reads_usage
+    servers = [Server("a", Role.PREFILL), Server("b", Role.PREFILL), Server("d", Role.DECODE)]
+    router.set_workers(servers, 0.0)
+    router.set_usage({"a": 0.5, "b": 0.0}, router.core.entry_queue.inflight_tokens(), 0.0)
+    request = TraceRequest(0.0, 1000, 10, None, 1)
+    for index in range(2):
+        job = Job(index, request, (1, 2))
+        assert dispatched(router, job, 0.0) == "b"
+        router.prefilled(job, 0.0)

@@ -237,6 +237,17 @@ def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
         assert (worker.pending_tokens, worker.prompt_tokens) == (0, 0)
 
 
+def test_joins_beyond_the_budget_are_refused(simple_world, request_at):
+    """Three are allowed: of five asked for, two are refused and counted."""
+    resizes = (Resize(0.1, Role.AGGREGATED, 5),)
+    world = Simulation(simple_world(1, resizes=resizes, max_gpus=3), [request_at(0.0), request_at(100.0)])
+
+    recording = world.run()
+
+    assert recording.refused_joins == 2
+    assert recording.samples[-1].gpus == 3
+
+
 def test_scenarios_say_what_is_wrong_with_them(simple_world):
     """Key, value and bound are in the message."""
     from penstock.core.errors import ConfigError
