@@ -27,12 +27,6 @@ def test_the_written_definitions_are_the_models(folder):
         assert (ROOT / folder / name).read_text(encoding="utf-8") == text
 
 
-def test_no_other_definitions_lie_there():
-    """A kind that is gone leaves no file."""
-    for folder in FOLDERS:
-        assert sorted(path.name for path in (ROOT / folder).glob("*.yaml")) == sorted(documents())
-
-
 def test_the_command_writes_and_then_finds_nothing_stale(tmp_path):
     """--check fails on an absent or an edited file, and passes after writing."""
     assert main(["--check", "--root", str(tmp_path)]) == 1

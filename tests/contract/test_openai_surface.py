@@ -193,17 +193,6 @@ async def test_logprobs_of_completions(client):
     assert (echoed.logprobs.token_logprobs[0], len(echoed.logprobs.tokens)) == (None, len(PROMPT) // 4 + 1)
 
 
-async def test_logprobs_of_chats(client):
-    """With bytes and alternatives."""
-    answer = await client.chat.completions.create(
-        model="llama", messages=MESSAGES, max_tokens=3, logprobs=True, top_logprobs=4, extra_body=EOS
-    )
-
-    content = answer.choices[0].logprobs.content
-    assert "".join(each.token for each in content) == answer.choices[0].message.content
-    assert [len(each.top_logprobs) for each in content] == [4, 4, 4]
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_stops(client, is_stream):
     """The text ends before the stop, with the reason stop."""
@@ -289,14 +278,6 @@ async def test_streamed_responses(client):
     assert events[0].type == "response.created"
     assert events[-1].type == "response.completed"
     assert "".join(deltas) == events[-1].response.output_text
-
-
-async def test_the_stream_helper_of_responses(client):
-    """It puts the response together from the events, and checks them on the way."""
-    async with client.responses.stream(model="llama", input="Hello", max_output_tokens=5) as stream:
-        final = await stream.get_final_response()
-
-    assert final.output_text
 
 
 async def _serve(handler, **config):

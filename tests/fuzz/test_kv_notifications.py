@@ -36,10 +36,3 @@ def test_a_notification_is_understood_or_refused(rounds, mutate):
             assert 0 <= read.reader < 1024, name
             assert 1 <= read.readers <= 1024, name
         assert set(orjson.loads(orjson.dumps(message.ids))) == set(message.ids), name
-
-
-@pytest.mark.parametrize("body", CORPUS[:3])
-def test_what_is_sent_is_understood(body):
-    """The corpus itself is valid, so that the rounds begin with something to break."""
-    message = parse(body)
-    assert encode(message.engine_id, message.reads, message.heartbeats) == body

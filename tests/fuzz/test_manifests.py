@@ -1,9 +1,8 @@
 from pathlib import Path
 
-import pytest
 import yaml
 
-from penstock.api.manifests import load_graph, parse_manifests, read_text
+from penstock.api.manifests import load_graph, parse_manifests
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.runtimes.dynamo.importer import import_dgd
 
@@ -91,9 +90,3 @@ def test_any_bytes_of_a_file_are_a_graph_or_a_config_error(rounds, mutate, tmp_p
         except BaseException as exc:
             exc.add_note(name)
             raise
-
-
-def test_a_folder_in_place_of_a_file_is_refused_by_name(tmp_path):
-    """What cannot be read as a file is named."""
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        read_text(tmp_path)

@@ -55,20 +55,3 @@ def test_a_worker_that_dies_at_start_is_shown_restarted_and_given_up_with_its_wo
     assert "Traceback" not in words
     assert world.marked() == {}
     assert not world.statefile.exists()
-
-
-def test_a_second_up_and_a_load_that_does_not_fit_leave_the_running_graph_alone(world):
-    """A second `up`, a wrong model and a wrong speed are errors of their own; the graph serves on."""
-    manifest = world.manifest()
-    world.up(manifest, speed=20, flags=("--no-planner",))
-    again = world.run("up", manifest)
-    assert again.returncode == 2
-    assert "already running" in again.stderr
-    assert "penstock down --namespace world" in again.stderr
-    for flags, word in ((("--speed", 20, "--model", "nobody"), "serves m"), ((), "give --speed 20")):
-        load = world.run("load", "--trace", "mooncake", "--limit", 2, "--url", world.url, *flags)
-        assert load.returncode == 2
-        assert word in load.stderr
-    assert world.is_serving()
-    assert {worker["state"] for worker in world.workers().values()} == {"ready"}
-    world.down()

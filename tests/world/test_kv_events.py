@@ -103,13 +103,6 @@ class Engine:
         return {"role": "aggregated", "state": "ready", "url": url, "ports": self.ports, "cmd": cmd}
 
 
-class Deaf:
-    """A socket whose messages never arrive."""
-
-    def send_multipart(self, frames):
-        """Lose them."""
-
-
 class Scene:
     """Two engines and a router that learns of them from a statefile."""
 
@@ -203,66 +196,6 @@ async def test_what_a_worker_evicts_is_no_longer_believed(scene):
         await holder.complete(prompt("more", 2048))
         await made.until(lambda: made.believed(holder, ours) == 0, "ours is forgotten")
         assert await made.complete(ours) in made.engines
-
-
-async def test_without_events_what_was_evicted_is_still_believed(scene):
-    """The difference that events make: nothing else tells the router."""
-    ours = prompt("ours", 1024)
-    async with scene() as made:
-        holder = await made.complete(ours)
-        await made.router._kv_events.close()
-
-        await holder.complete(prompt("theirs", 2048))
-        await holder.complete(prompt("more", 2048))
-        await asyncio.sleep(0.3)
-
-        assert made.believed(holder, ours) == 2
-
-
-async def test_lost_events_forget_the_workers_cache(scene):
-    """Two batches never arrive; with the next, all of that worker's is forgotten, and only that worker's."""
-    ours, later = prompt("ours", 1024), prompt("later", 512)
-    async with scene() as made:
-        holder = await made.complete(ours)
-        (other,) = (each for each in made.engines if each is not holder)
-        await other.complete(prompt("others", 1024))
-        await made.until(lambda: made.believed(other, prompt("others", 1024)) == 2, "the other's are known")
-
-        numbers = holder.server.worker._publisher._numbers
-        next(numbers), next(numbers)
-        await holder.complete(later)
-        await made.until(lambda: made.believed(holder, later) == 1, "what came after the gap is known")
-
-        assert made.believed(holder, ours) == 0
-        assert made.believed(other, prompt("others", 1024)) == 2
-
-
-async def test_a_router_that_joins_late_knows_what_was_published_before(scene):
-    """Its workers publish nothing more: what they hold, and what they have evicted since, comes from their buffers."""
-    evicted, held = prompt("evicted", 1024), prompt("held", 2048)
-    async with scene(replays=True, before=(evicted, held)) as made:
-        for engine in made.engines:
-            await made.until(lambda engine=engine: made.believed(engine, held) == 4, "what it holds is known")
-            assert made.believed(engine, evicted) == 1
-
-
-async def test_events_lost_on_the_way_cost_nothing_where_they_can_be_asked_for(scene, monkeypatch):
-    """Batches never arrive; with the next they are asked for, and what was known before is still known."""
-    ours, lost, later = prompt("ours", 1024), prompt("lost", 512), prompt("later", 512)
-    async with scene(replays=True) as made:
-        holder = await made.complete(ours)
-        publisher = holder.server.worker._publisher
-        with monkeypatch.context() as patch:
-            patch.setattr(publisher, "_socket", Deaf())
-            await holder.complete(lost)
-            await asyncio.sleep(0.1)
-        assert made.believed(holder, lost) == 0
-
-        await holder.complete(later)
-        await made.until(lambda: made.believed(holder, later) == 1, "what came after the gap is known")
-
-        assert (made.believed(holder, ours), made.believed(holder, lost)) == (2, 1)
-        assert made.router._kv_events.gaps == 0
 
 
 async def test_a_connection_that_broke_is_caught_up_with(scene):

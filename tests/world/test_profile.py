@@ -116,19 +116,3 @@ def test_a_profile_that_was_ended_goes_on_where_it_stopped(world, eventually, tm
     refused = world.run(*command)
     assert refused.returncode == 2
     assert "measured under other conditions" in refused.stderr
-
-
-def test_a_worker_that_does_not_start_is_explained_by_its_log(world, tmp_path):
-    """And nothing of it stays."""
-    manifest = yaml.safe_load(world.manifest().read_text())
-    manifest["spec"]["services"]["decode"]["args"] = ["--no-such-flag"]
-    manifest["spec"]["services"]["prefill"]["args"] = ["--no-such-flag"]
-    path = world.folder / "broken.yaml"
-    path.write_text(yaml.safe_dump(manifest))
-
-    done = world.run("profile", "--config", path, *SMALL, "--output-dir", tmp_path / "out")
-
-    assert done.returncode == 1
-    assert "ended with status 2 before it served" in done.stderr
-    assert "--no-such-flag" in done.stderr
-    assert workers(tmp_path / "out") == []

@@ -1,10 +1,24 @@
 """Shells complete commands and options with the scripts that `penstock completion` prints."""
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
+
+from penstock.cli.main import cli
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_script(shell):
+    """It asks the command itself, through click's variable."""
+    result = CliRunner().invoke(cli, ["completion", shell])
+    assert result.exit_code == 0
+    assert f"_PENSTOCK_COMPLETE={shell}_complete" in result.stdout
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=result.stdout, text=True, check=True)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,16 @@
 
 import asyncio
 import sys
+from importlib import resources
+from pathlib import Path
 
 import pytest
 
+from penstock.api.manifests import load_graph
+from penstock.cli.demo import with_policy
 from penstock.cli.demo_run import clear, end_load
 from penstock.core.errors import ConfigError
+from penstock.router.policy.registry import policy_names
 
 STUBBORN = """
 import pathlib, signal, sys, time
@@ -39,3 +44,14 @@ async def test_a_load_run_that_is_stopped_gets_one_signal_and_time_for_its_summa
     await end_load(replay)
     assert (replay.returncode, written.read_text()) == (1, "stopped\n")
     await end_load(replay)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_only_the_policy_differs(tmp_path, policy):
+    """The file is a graph like the first but for the router's policy."""
+    with resources.as_file(resources.files("penstock.cli") / "data" / "demo.yaml") as manifest:
+        changed = load_graph(with_policy(Path(manifest), policy, tmp_path))
+        own = load_graph(Path(manifest))
+    assert changed.spec.router.policy == policy
+    router = own.spec.router.model_copy(update={"policy": policy})
+    assert changed.spec == own.spec.model_copy(update={"router": router})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.doctor import doctor
-from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose, parse_gpus
+from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
 from penstock.core.errors import ConfigError
 from penstock.local.inspection import Hung, Orphan
 from penstock.local.probes import RouterQueue, Traffic
@@ -234,6 +235,26 @@ def test_what_nvidia_smi_prints():
     for wrong in ("No devices were found", "0, name, [N/A], 4"):
         with pytest.raises(ValueError, match=r"unpack|invalid literal"):
             parse_gpus(wrong)
+
+
+async def test_gathering_on_a_machine_without_graphs(tmp_path, monkeypatch):
+    """A state folder that does not exist yet can be made where its parent can be written."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path / "new" / "state"))
+    facts = await gather(None)
+    assert facts.is_writable
+    assert facts.graphs == {}
+    named = await gather("nowhere")
+    assert "not running" in named.graphs["nowhere"]
+
+
+def test_local_json(tmp_path, monkeypatch):
+    """The verdict and every finding with its four keys."""
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
+    done = CliRunner().invoke(doctor, ["--local", "--json", "--namespace", "nowhere"])
+    report = json.loads(done.output)
+    assert report["healthy"] is False
+    assert done.exit_code == 1
+    assert all(set(each) == {"severity", "subject", "message", "remedy"} for each in report["findings"])
 
 
 @pytest.mark.parametrize(

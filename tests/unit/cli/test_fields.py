@@ -94,6 +94,12 @@ def test_values_out_of_bounds_are_usage_errors(arguments, said):
     assert said in result.output
 
 
+def test_text_that_cannot_be_read_names_its_form():
+    """The remedy is the form."""
+    with pytest.raises(ConfigError, match="--pair x: must be KEY=VALUE"):
+        CliRunner().invoke(shown, ["--name", "n", "--pair", "x"], catch_exceptions=False)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -157,6 +157,17 @@ def test_strict_import_fails_on_loss(run, tmp_path):
     assert run("import", "--strict", file)[0] == 0
 
 
+def test_import_writes_a_valid_file(run, tmp_path):
+    """--output writes what validate accepts; a folder that is not there is an error."""
+    file, output = tmp_path / "dgd.yaml", tmp_path / "out.yaml"
+    file.write_text(DGD)
+    assert run("import", file, "--output", output)[:2] == (0, "")
+    assert run("validate", output)[0] == 0
+    status, _, err = run("import", file, "-o", tmp_path / "no" / "out.yaml")
+    assert status == 2
+    assert "its folder does not exist" in err
+
+
 EVERYTHING = """\
   model: {name: m, servedName: s, contextTokens: 4096}
   engine: {blockTokens: 32, kvBlocks: 99, maxRunningRequests: 9, maxBatchTokens: 999, streamIntervalTokens: 2, kvBufferDevice: cpu}

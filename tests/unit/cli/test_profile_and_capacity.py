@@ -104,6 +104,24 @@ def test_a_missed_target_names_the_cheapest_change(run):
     assert "it would fit with --ttft" in out
 
 
+def test_too_few_gpus_name_what_binds(run):
+    """And how much less load they carry."""
+    code, out, err = run("capacity", *FAMILY, *LOAD, "--ttft", 500, "--itl", 30, "--max-gpus", 6)
+
+    assert code == 1
+    assert "more than --max-gpus 6: prefill is bound by" in err
+    assert "it would fit with --rps" in out
+
+
+def test_an_aggregated_pool(run):
+    """One row."""
+    code, out, _ = run("capacity", "--profile", NAME, "--aggregated", *LOAD)
+
+    assert code == 0
+    assert "aggregated" in out
+    assert "decode" not in out
+
+
 @pytest.mark.parametrize(
     ("profiles", "said"),
     [

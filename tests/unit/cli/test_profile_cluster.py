@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from penstock.api.manifests import load_manifests
 from penstock.cli.profile import profile
 from penstock.cli.profile_cluster import ClusterFlags, follow, request_of
-from penstock.cli.profile_config_map import MAX_BYTES, result_data, write_result
+from penstock.cli.profile_config_map import MAX_BYTES, read_result, result_data, write_files, write_result
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
 from penstock.engine.profiles.performance import graph_performance
 from penstock.performance.recommend import Targets
@@ -186,6 +186,13 @@ def test_what_is_no_profile_is_not_kept(files, text, part):
         result_data(files, LINES)
 
 
+def test_a_result_beyond_a_config_maps_size_is_refused_by_its_size(files):
+    """The API server's own words name no remedy."""
+    files[1].write_text("x" * MAX_BYTES)
+    with pytest.raises(ConfigError, match="a ConfigMap holds 1,048,576; measure fewer sizes"):
+        result_data(files, LINES)
+
+
 @pytest.mark.parametrize("live", [None, {"metadata": {}}, {"data": {"profile.json": "old"}}])
 def test_a_result_is_applied_by_its_own_manager(live):
     """To a ConfigMap that is not there, empty, or of an earlier result."""
@@ -205,3 +212,11 @@ def test_a_config_map_of_other_content_is_left_alone():
     with pytest.raises(ConfigError, match="ConfigMap serving/fast holds blob, keys; choose another name"):
         asyncio.run(write_result(api, "fast", "serving", {"profile.json": "{}"}))
     assert api.applied == []
+
+
+def test_a_result_comes_back_as_files(tmp_path):
+    """Those that a result has, and nothing that somebody added."""
+    api = Api(live={"data": {"profile.json": "{}", "../evil": "x"}})
+    data = asyncio.run(read_result(api, "fast", "serving"))
+    assert [path.name for path in write_files(data, tmp_path / "out")] == ["profile.json"]
+    assert (tmp_path / "out" / "profile.json").read_text() == "{}"

@@ -140,6 +140,15 @@ async def test_an_expired_page_starts_the_list_again(api, client):
     assert [each.query.get("continue") for each in api.asked] == [None, "c", None, "c"]
 
 
+async def test_the_servers_warnings_are_logged_once(api, client, caplog):
+    """A misspelt field is warned of by the server; the log says it, but not with every apply."""
+    warning = [(b"warning", b'299 - "unknown field spec.replicsa"')]
+    api.script = [(200, OBJECT, warning)] * 3
+    for _ in range(3):
+        await client.apply(OBJECT, field_manager=ME)
+    assert caplog.text.count("the API server warns") == 1
+
+
 @pytest.mark.parametrize(("context", "namespace"), [(None, "first"), ("two", "second"), ("bare", "default")])
 async def test_the_namespace_is_the_chosen_contexts(write_kubeconfig, context, namespace):
     """Not the current context's when another one is asked for."""

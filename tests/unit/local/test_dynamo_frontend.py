@@ -158,6 +158,19 @@ async def test_a_page_that_names_no_worker_deregisters_nothing(adapter, frontend
     assert len(list((frontend.folder / "v1" / "instances").iterdir())) == 1
 
 
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"instances": 3}', b'{"instances": [{"endpoint": "generate"}]}']
+)
+async def test_an_answer_that_is_no_frontends_is_none(body, state_of):
+    """Something else listens there."""
+    probes = Probes()
+    async with serving(lambda _request, responder: responder.send(200, body)) as url:
+        adapter = DynamoFrontend(probes, state_of(router_url=url, discovery_folder="/nowhere").arbiter)
+        assert await adapter.view({}) is NoAnswer.SILENT
+        assert (await adapter.readiness({}))[0] is False
+    await probes.close()
+
+
 def test_discovery_goes_with_the_statefile(state_of):
     """Neither what a killed run left, nor what a stopped one did, is found by the next."""
     store = StateStore.of("g")

@@ -66,6 +66,28 @@ async def seen_of(entry, pid, *, times=1, pause_s=0.0, **arbiter):
     return observed["n_frontend"]
 
 
+async def test_the_answer_of_another_process_on_the_port_is_not_health(spawn, foreign, entry_of):
+    """A router that could not bind is not ready because another one answers in its place."""
+    entry = entry_of(
+        "frontend",
+        "router",
+        url=f"http://127.0.0.1:{foreign}",
+        ports={"port": foreign},
+        health_path="/health",
+    )
+    other = await seen_of(entry, spawn().pid)
+    assert (other.healthy_s, other.port_taken) == (None, True)
+    own = await seen_of(entry, os.getpid())
+    assert own.healthy_s is not None
+    assert not own.port_taken
+
+
+async def test_an_address_that_is_none_is_not_healthy_and_ends_nothing(entry_of):
+    """A statefile edited by hand must not end the supervisor."""
+    entry = entry_of("frontend", "router", url="http://127.0.0.1:None", health_path="/health")
+    assert (await seen_of(entry, os.getpid())).healthy_s is None
+
+
 @pytest.fixture
 async def stalled():
     """Yield the port of a server that accepts connections and never answers."""

@@ -77,3 +77,13 @@ def test_the_sockets_lie_in_a_folder_of_the_owner_on_a_path_that_fits(tmp_path, 
         assert len(endpoint.removeprefix("ipc://")) <= private.SOCKET_PATH_BYTES
     private.remove_endpoints(endpoints[0])
     assert not made.exists()
+
+
+def test_a_machine_without_a_short_path_is_told_so(tmp_path, monkeypatch):
+    """The message has the bound and the variables that move the folder."""
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(private.tempfile, "tempdir", str(long))
+    with pytest.raises(ConfigError, match="at most 107; set TMPDIR or PENSTOCK_LOCAL_STATE_DIR"):
+        private.make_endpoints(long / "n.json", 7)
+    assert list(long.iterdir()) == []

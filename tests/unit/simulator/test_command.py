@@ -9,7 +9,6 @@ from click.testing import CliRunner
 from penstock.cli.main import cli
 from penstock.core.errors import ConfigError
 from penstock.planner.decide import registry
-from penstock.router.policy.registry import policy_names
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "disaggregated.yaml"
 FAST = ("--limit", "60", "--jobs", "1")
@@ -57,21 +56,6 @@ def test_rejection_is_turned_on_by_an_option():
     assert off == none
     assert on["rejected"] > 0 == off["rejected"]
     assert on["ttft_s"]["p99"] < off["ttft_s"]["p99"] / 2
-
-
-def test_all_policies_are_compared_in_one_table():
-    """Every name the router knows is a row."""
-    result = run(*FAST, "--profile", "dualmap-7b", "--json")
-
-    assert {row["policy"] for row in orjson.loads(result.stdout)["summary"]} == set(policy_names())
-
-
-def test_a_synthetic_workload_is_called_synthetic():
-    """In the result and on the terminal."""
-    printed = run("--trace", "gamma:rate=2,count=40,cv=3", "--policy", "round-robin", "--jobs", "1").stdout
-
-    assert "synthetic gamma rate=2 count=40: 40 requests" in printed
-    assert "round-robin" in printed
 
 
 def test_a_manifest_brings_workers_profile_and_planner():

@@ -139,15 +139,3 @@ def test_hopeless_fleets_and_odd_splits_are_not_tried(make_graph):
     assert min(sizes) >= 5
     assert max(sizes) == 40
     assert all(len(fleets) <= MOST_SPLITS for fleets in sizes.values())
-
-
-def test_a_load_beyond_the_budget_is_tried_on_all_of_it(make_graph):
-    """A hundred times what six GPUs can do still gets its answer."""
-    assert list(setting_of(_report(), make_graph()).fleets(_requests(200))) == [6]
-
-
-def test_workers_of_a_real_engine_are_said_to_be_simulated_by_a_profile(make_graph):
-    """The reader is told what to compare first."""
-    notes = setting_of(_report(), make_graph(runtime="vllm")).notes
-
-    assert any("workers ran vllm, but are simulated with latency profile a100" in note for note in notes)

@@ -49,15 +49,6 @@ def test_unknown_metrics_change_nothing(split_world, kind):
     assert any(role.desired > role.current for at_s, role in decisions(world) if at_s >= 150)
 
 
-def test_stale_metrics_repeat_what_was_known(split_world):
-    """A queue seen at 20 s stays what it was, and is too old 10 s later."""
-    world, _ = planned(split_world, on(Fault.METRICS_STALE, 19, 400), pools=(1, 2))
-
-    seen = [role.reason for at_s, role in decisions(world) if at_s > 60]
-    assert seen
-    assert set(seen) == {Reason.METRIC_UNKNOWN}
-
-
 def test_a_router_that_is_away_fails_arrivals_and_hides_the_queue(split_world):
     """A minute of arrivals fails; the others are served; decode's KV stays known."""
     world, recording = planned(split_world, on(Fault.ROUTER_DOWN, 60, 120), pools=(3, 2), budget=8)
@@ -172,15 +163,6 @@ def test_a_restart_costs_an_autoscaler_without_one_its_memory(split_world):
 
     assert calm
     assert not restarted
-
-
-def test_a_planner_that_is_away_decides_nothing(split_world):
-    """And goes on when it is back."""
-    world, _ = planned(split_world, on(Fault.PLANNER_DOWN, 20, 100))
-    times = sorted({at_s for at_s, _ in decisions(world)})
-
-    assert not any(20 <= at_s < 100 for at_s in times)
-    assert times
 
 
 @pytest.mark.parametrize(

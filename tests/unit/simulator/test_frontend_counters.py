@@ -6,7 +6,6 @@ import pytest
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.router.core.effects import RefusalReason
 from penstock.simulator.frontend import FrontendCounters
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.jobs import Job
@@ -73,21 +72,6 @@ def test_a_request_is_counted_once_on_its_way():
     ) == (60, 1, 4.0, 1, 7, 0)
 
 
-def test_refused_and_timed_out_requests_are_arrivals():
-    """They are demand, and leave nothing waiting."""
-    frontend = FrontendCounters(GapHistogram())
-    refused, late = _job(0, 0.0), _job(1, 0.0)
-    frontend.arrived(refused, 100)
-    frontend.not_taken(refused, RefusalReason.ALL_BUSY)
-    frontend.arrived(late, 100)
-    frontend.queued(late)
-    frontend.not_taken(late, RefusalReason.QUEUE_TIMEOUT)
-
-    demand = frontend.take(1.0, {})
-
-    assert (demand.arrivals, demand.refused, demand.timed_out, demand.waiting) == (2, 1, 1, 0)
-
-
 def test_a_job_whose_worker_died_waits_again_and_is_no_second_arrival():
     """The dead worker has computed nothing."""
     frontend = FrontendCounters(GapHistogram())
@@ -101,12 +85,6 @@ def test_a_job_whose_worker_died_waits_again_and_is_no_second_arrival():
     demand = frontend.take(2.0, {})
 
     assert (demand.arrivals, demand.waiting, demand.prefilled_tokens, demand.in_flight_tokens) == (1, 1, 0, 0)
-
-
-def test_two_looks_at_one_moment_give_no_demand():
-    """A rate needs time to pass."""
-    frontend = FrontendCounters(GapHistogram())
-    assert frontend.take(0.0, {}) is None
 
 
 @pytest.mark.parametrize("aggregated", [False, True])

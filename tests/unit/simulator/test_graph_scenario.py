@@ -64,16 +64,3 @@ def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
     asked = CliRunner().invoke(simulate, [*common, "--slo-s", "4", "--slot-tokens", "100"]).output
     assert '"slo_s": 4' in asked
     assert '"workerTokens": 100' in asked
-
-
-def test_rejection_is_simulated_as_the_manifest_asks(tmp_path):
-    """Limit and queue of the workers."""
-    path = tmp_path / "graph.yaml"
-    admission = "router:\n    admission: {mode: token-capacity, activeDecodeBlocksThreshold: 0.7}"
-    limited = MANIFEST.replace(
-        "maxBatchTokens: 4096", "maxBatchTokens: 4096, requestLimit: 9, requestQueue: 3"
-    )
-    path.write_text(limited.replace("router:\n    policy", f"{admission}\n    policy"))
-    graph = load_graph(path)
-    for pool in graph_pools(graph):
-        assert (pool.model.request_limit, pool.model.request_queue) == (9, 3)

@@ -26,18 +26,6 @@ def test_two_events_of_one_time_run_by_priority_then_by_order_of_scheduling():
     assert seen == ["earlier", "arrival", "engine 1", "engine 2"]
 
 
-def test_an_event_may_schedule_another_at_its_own_time():
-    """It runs after those of that time and rank that were there before it."""
-    kernel, seen = Kernel(), []
-    kernel.at(1.0, Order.MESSAGE, lambda: kernel.at(1.0, Order.MESSAGE, seen.append, "made last"))
-    kernel.at(1.0, Order.MESSAGE, seen.append, "there before")
-
-    drain(kernel)
-
-    assert seen == ["there before", "made last"]
-    assert (kernel.now_s, kernel.events) == (1.0, 3)
-
-
 @pytest.mark.parametrize("time_s", [0.9, float("nan")])
 def test_the_past_is_refused(time_s):
     """Neither a past time nor a number that is none can be scheduled."""

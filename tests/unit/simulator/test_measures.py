@@ -6,7 +6,6 @@ import pytest
 from penstock.api import Role
 from penstock.simulator.measures import measures, reversals, violation_s
 from penstock.simulator.observer import PlannerChange
-from penstock.simulator.scenario import unbounded_router
 from penstock.simulator.simulation import Simulation
 
 
@@ -38,18 +37,6 @@ def test_ten_seconds_with_fewer_than_nine_in_ten_in_time_are_violated():
     assert violation_s(np.empty(0), np.empty(0, dtype=bool)) == 0.0
 
 
-def test_rejected_requests_miss_every_target(simple_world, request_at):
-    """Four at once, two are served: half is in time, two are lost."""
-    router = unbounded_router("least-loaded", prefillQueue={"maxRequests": 1})
-    scenario = simple_world(router=router)
-
-    found = measures(Simulation(scenario, [request_at(0.0, line=i) for i in range(1, 5)]).run(), scenario)
-
-    assert found["in_time"] == {"ttft": 0.5, "itl": 0.5, "both": 0.5}
-    assert found["lost"] == 2
-    assert found["in_time_rps"] is None
-
-
 def test_slow_tokens_miss_the_second_target_only(split_world, request_at):
     """A step takes 12 ms: 20 ms between tokens is in time, 10 ms is not; one token has no gap."""
     requests = [request_at(0.0, 1000, 50), request_at(5.0, 1000, 1)]
@@ -60,17 +47,6 @@ def test_slow_tokens_miss_the_second_target_only(split_world, request_at):
 
     assert shares[0] == {"ttft": 1.0, "itl": 1.0, "both": 1.0}
     assert shares[1] == {"ttft": 1.0, "itl": 0.5, "both": 0.5}
-
-
-def test_cost_is_what_is_held_from_the_start_to_the_last_answer(simple_world, request_at):
-    """Two servers for 11 s are 22 GPU-seconds; one request of one second is in time."""
-    scenario = simple_world(2)
-
-    found = measures(Simulation(scenario, [request_at(10.0)]).run(), scenario)
-
-    assert found["gpu_hours"] == pytest.approx(22 / 3600, abs=1e-6)
-    assert found["mean_gpus"] == pytest.approx(2.0)
-    assert found["in_time_per_gpu_hour"] == pytest.approx(3600 / 22)
 
 
 def test_a_backlog_worked_out_by_hand(simple_world, request_at):

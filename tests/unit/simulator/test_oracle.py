@@ -82,12 +82,6 @@ def test_the_queue_counts_who_is_served_in_time():
     assert share_in_time(arrivals, work, work, [(0.5, -1)], start=1, deadline_s=9.0) == pytest.approx(1 / 5)
 
 
-def test_the_queue_counts_to_the_first_token_and_is_busy_for_longer():
-    """Half a second to the first token, a second in all: the third begins at 2 s and answers at 2.5 s."""
-    assert share_in_time([0.0] * 3, [0.5] * 3, [1.0] * 3, [], start=1, deadline_s=2.6) == 1.0
-    assert share_in_time([0.0] * 3, [0.5] * 3, [1.0] * 3, [], start=1, deadline_s=2.4) == pytest.approx(2 / 3)
-
-
 def test_workers_serve_after_their_start_up_and_the_newest_leaves_first():
     """Two asked for at 10 s serve at 40 s; one given back at 20 s never does; given back at 50 s, one leaves then."""
     assert worker_changes(((0.0, 1), (10.0, 3)), 1, 30.0) == [(40.0, 1), (40.0, 1)]

@@ -110,13 +110,6 @@ def test_a_threshold_below_a_prompt_keeps_ttft_as_if_unloaded(policy, gap_s, req
     assert served / 30.0 > 10
 
 
-def test_below_its_capacity_nothing_is_rejected(request_at):
-    """Half the load."""
-    world = world_of("prefix-cost", BusyThresholds(0.9, 8000), request_at, gap_s=0.14, last_s=30.0)
-    world.run()
-    assert all(job.outcome is JobOutcome.OK for job in world.jobs)
-
-
 @pytest.mark.parametrize("policy", ["prefix-cost", "dualmap", "least-loaded"])
 @pytest.mark.parametrize("deaths", [(), (5.0, 10.0)])
 def test_several_routers_oversubscribe_a_worker_by_a_prompt_at_most(policy, deaths, request_at):
@@ -141,29 +134,6 @@ def test_several_routers_oversubscribe_a_worker_by_a_prompt_at_most(policy, deat
 
     assert limit < max(peaks.values()) <= limit + PROMPT_TOKENS
     assert any(job.outcome is JobOutcome.REJECTED for job in world.jobs)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("split", [False, True])
-def test_a_worker_never_holds_more_than_its_limit_and_queue(policy, split, request_at):
-    """Two in the engine and two waiting, at each moment; who is turned away by all is rejected, and nobody is lost."""
-    world = world_of(policy, NO_THRESHOLDS, request_at, gap_s=0.033, last_s=20.0, split=split, limit=2)
-    peak = 0
-
-    def watch(_ended):
-        nonlocal peak
-        for worker in world.fleet:
-            peak = max(peak, worker.slots.running + worker.slots.queued)
-            assert len(worker.jobs) == worker.slots.running + worker.slots.queued
-            assert worker.slots.running <= 2
-
-    world.run(watch, progress_events=1)
-
-    assert peak == 4
-    counts = {outcome: sum(job.outcome is outcome for job in world.jobs) for outcome in JobOutcome}
-    assert counts[JobOutcome.REJECTED] > 50
-    assert counts[JobOutcome.OK] + counts[JobOutcome.REJECTED] == len(world.jobs)
-    assert all(worker.slots.running == worker.slots.queued == 0 for worker in world.fleet)
 
 
 def tokens_of(router, name):

@@ -18,13 +18,3 @@ def test_the_planner_scales_a_world_inside_its_budget(split_world):
     assert recording.changes[0].role is Role.PREFILL
     assert recording.changes[0].at_s == 30.0
     assert max(sample.gpus for sample in recording.samples) in {5, 6}
-
-
-def test_without_a_planner_nothing_is_decided(split_world):
-    """The pools stay as they are."""
-    workload = prepare(WorkloadSpec("mooncake", limit=50), seed=0)
-
-    recording = Simulation(split_world(2, 1), workload.requests).run()
-
-    assert (recording.decisions, recording.changes) == (0, ())
-    assert {sample.gpus for sample in recording.samples} == {3}

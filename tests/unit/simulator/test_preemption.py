@@ -38,10 +38,3 @@ def test_without_reserve_or_tiers_nobody_is_moved():
     requests = made.run().requests
     assert requests.is_ok.all()
     assert requests.ttft_s[1] > 1.0
-
-
-def test_a_request_longer_than_its_tiers_share_is_rejected():
-    """It would wait for blocks that are premium's; premium's own is served."""
-    made = world({"premiumReservedFraction": 0.5})
-    requests = made.run().requests
-    assert list(requests.is_rejected) == [True, False]

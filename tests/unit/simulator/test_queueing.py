@@ -1,6 +1,5 @@
 """The simple server against queueing theory: what a simulator must reproduce before it is believed."""
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -76,17 +75,3 @@ def test_two_servers_with_one_queue_wait_as_in_m_m_2(simple_world):
     waited_s = mean_wait(simple_world(2, sample_s=1000.0), requests)
 
     assert waited_s == pytest.approx(queues / (2 - offered), rel=0.15)
-
-
-def test_the_engine_s_pending_slot_changes_no_order(simple_world):
-    """One more request handed to a lone server than it runs: still first in, first out."""
-    requests = workload(0.7, lambda rng: np.ceil(rng.exponential(1000, COUNT)))[:800]
-
-    ends = []
-    for slots in (1, 2):
-        model = SimpleModel("test", 0.001, 100_000, slot_requests=slots)
-        recording = Simulation(simple_world(model=model, sample_s=1000.0), requests).run()
-        ends.append(recording.requests.ttft_s)
-
-    assert np.allclose(*ends)
-    assert not math.isnan(ends[0].sum())

@@ -1,7 +1,5 @@
 """Figures of a run, worked out by hand."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.scoreboard import attainment_over_time, goodput, score
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.sweep import add_regrets, goodputs, summarise
+from penstock.simulator.sweep import add_regrets
 from penstock.simulator.workload import Workload, WorkloadSpec, ideal_hits, prepare
 from penstock.workload.arrivals import Spread
 
@@ -85,15 +83,6 @@ def test_the_bound_is_one_endless_cache(request_at):
     assert ideal_hits(requests) == [0, 1024, 0, 999]
 
 
-def test_the_packaged_slice_has_its_documented_bound():
-    """17.4% of its prompt tokens lie in an earlier prefix."""
-    requests = prepare(WorkloadSpec("mooncake"), seed=0).requests
-
-    assert sum(ideal_hits(requests)) / sum(r.input_tokens for r in requests) == pytest.approx(
-        0.174, abs=0.001
-    )
-
-
 def test_a_warm_up_must_leave_something():
     """500 of 400 is refused, by limit and by length."""
     with pytest.raises(ConfigError, match="warmup"):
@@ -111,34 +100,6 @@ def test_a_rate_is_reached_by_stretching_time():
     assert [r.line for r in workload.requests] == list(range(1, 609))
 
 
-def test_summaries_are_means_over_seeds():
-    """One row per policy and rate, with the seeds' range; goodput per seed, then averaged."""
-    ranks = {"p50": 1.0, "p90": 2.0, "p99": 3.0}
-
-    def run(seed, qps, capacity):
-        named = {"policy": "p", "qps": qps, "seed": seed, "rate_rps": qps, "capacity": capacity}
-        rest = dict.fromkeys(
-            ("hit_rate", "hit_bound", "hit_share_of_bound", "hit_rate_per_request", "imbalance_cv"), 0.5
-        )
-        rest |= dict.fromkeys(("busiest_share", "pending_tokens_mean", "gpu_hours", "in_time_rps"), 1.0)
-        rest |= dict.fromkeys(("violation_s", "changes", "reversals"), 2.0)
-        rest["in_time"] = dict.fromkeys(("ttft", "itl", "both"), capacity)
-        return {**named, **rest, "ttft_s": ranks, "e2e_s": ranks, "failed": 0, "rejected": 1, "tiers": {}}
-
-    runs = [run(0, 1.0, 1.0), run(1, 1.0, 0.96), run(0, 2.0, 0.8), run(1, 2.0, 0.84)]
-
-    rows = summarise(runs)
-    (found,) = goodputs(runs)
-
-    assert [(row["qps"], row["capacity"], row["capacity_min"], row["lost"]) for row in rows] == [
-        (1.0, 0.98, 0.96, 2),
-        (2.0, pytest.approx(0.82), 0.8, 2),
-    ]
-    assert [(row["in_time"]["both"], row["changes"]) for row in rows] == [(0.98, 2.0), (0.82, 2.0)]
-    assert found["goodput_rps"] == pytest.approx(1.5)
-    assert (found["min_rps"], found["max_rps"]) == (pytest.approx(1.5), pytest.approx(1.5))
-
-
 @given(st.lists(st.tuples(st.floats(1e-4, 10.0), st.integers(1, 50)), min_size=1, max_size=40))
 def test_gap_percentiles_are_exact_to_a_bin(pairs):
     """Within 1% of the nearest rank of the expanded list."""
@@ -150,23 +111,6 @@ def test_gap_percentiles_are_exact_to_a_bin(pairs):
     for share in (0.5, 0.9, 0.99):
         exact = expanded[int(np.ceil(share * expanded.size)) - 1]
         assert gaps.percentile(share) == pytest.approx(exact, rel=0.0051)
-
-
-def test_no_gaps_have_no_percentile():
-    """Unknown, not zero."""
-    assert GapHistogram().percentile(0.5) is None
-
-
-def test_copies_share_nothing_but_their_times():
-    """Three populations: thrice the requests and the rate, the same bound on hits."""
-    one = prepare(WorkloadSpec("mooncake", limit=200, warmup=10), seed=0)
-    three = prepare(WorkloadSpec("mooncake", limit=200, warmup=10, copies=3), seed=0)
-
-    assert (len(three.requests), three.warmup) == (600, 30)
-    assert len({request.line for request in three.requests}) == 600
-    assert sum(ideal_hits(three.requests)) == 3 * sum(ideal_hits(one.requests))
-    assert all(a.arrival_s <= b.arrival_s for a, b in pairwise(three.requests))
-    assert three.name.endswith("3 copies side by side")
 
 
 def test_regret_is_against_the_oracle_beside_the_same_router_and_rate():

@@ -48,24 +48,6 @@ def row(case, policy, both, gpu_hours, *, seed=0, fleet=None, bins=((1.0,), (1.0
     }
 
 
-@pytest.mark.parametrize(
-    ("own", "baseline", "expected"),
-    [
-        ((0.99, 1.0), (0.95, 2.0), "as good, no dearer"),
-        ((0.99, 1.0), (0.993, 1.0), "as good, no dearer"),
-        ((0.99, 2.0), (0.95, 1.0), "better, dearer"),
-        ((0.99, 2.0), (0.99, 1.0), "as good, dearer"),
-        ((0.90, 1.0), (0.99, 2.0), "worse, cheaper"),
-        ((0.90, 2.0), (0.99, 1.0), "worse, no cheaper"),
-    ],
-)
-def test_a_verdict_weighs_attainment_and_cost(bench, own, baseline, expected):
-    """Half a per cent of either is a tie."""
-    own, baseline = (row("c", "p", *each) for each in (own, baseline))
-
-    assert bench["board"].verdict(own, baseline) == expected
-
-
 @pytest.fixture
 def board(bench):
     """Two cases: one tuned, with a seed that is held out; one that is held out."""
@@ -83,56 +65,6 @@ def board(bench):
         row("short-long", "oracle-one-step", 1.0, 1.0),
     ]
     return bench["board"].Board(cases, rows, ["adaptive", "hpa", "keda"], "adaptive")
-
-
-def test_the_document_says_where_the_default_loses(bench, board):
-    """Who is in time more often and who is as good for less, by name; the goal against the oracle; every row."""
-    found = bench["results"].document(board, ["| x |", "|---|"], ["cost.png"], "run")
-
-    assert (
-        "- **sine** (85.0% for 2.00): in time more often: hpa (90.0% for 1.00), static, hindsight (90.0% for"
-        in found
-    )
-    assert "- **short-long** (99.5% for 1.00): as often for less: keda (99.5% for 0.50)." in found
-    assert "| hpa | 0 | 0 | 0 | 0 | 1 | sine |" in found
-    assert "met on 0 of 1 cases; missed on sine (85.0% for 2.00 beside 90.0% for 2.50)." in found
-    assert "that come again: met on 0 of 1 cases; missed on sine (85.0% for 2.00, 1.00 x)." in found
-    assert "| sine | 85.0% 2.00 | 90.0% 1.00 | - |" in found
-    assert "| sine | static, hindsight: 3+1 | 1 | 90.0% |" in found
-
-
-def test_what_a_profile_changes_is_told_by_case(bench, board):
-    """Mode sla beside the default, where both were run; nothing where it was not."""
-    rows = [
-        row("sine", "adaptive", 0.95, 2.0),
-        row("sine", "sla", 0.95, 1.8),
-        row("short-long", "adaptive", 0.99, 1.0),
-        row("short-long", "sla", 0.97, 0.9),
-    ]
-    both = bench["board"].Board(board.cases, rows, ["adaptive", "sla"], "adaptive")
-    found = bench["results"].document(both, [], [], "run")
-
-    assert "## `sla`, with a true profile, beside `adaptive`" in found
-    assert "- *as good, no dearer* on 1: sine (95.0% for 1.80 beside 95.0% for 2.00)." in found
-    assert "- *worse, cheaper* on 1: short-long (97.0% for 0.90 beside 99.0% for 1.00)." in found
-    assert "`sla`, with" not in bench["results"].document(board, [], [], "run")
-
-
-def test_tuned_and_held_out_are_counted_apart(bench, board):
-    """One of two seeds of tuned cases; the other; other cases. Regrets are against both oracles."""
-    found = bench["results"].document(board, [], [], "run")
-
-    assert "in time, tuned | in time, held-out seeds | in time, held-out cases" in found
-    assert "| adaptive | 90.0% | 80.0% | 99.5% | 3.0 | 1.12 | 1.00 |" in found
-    tuned, others = found.index("| tuned load cases |"), found.index("| held-out load cases |")
-    assert tuned < found.index("| sine | 85.0% 2.00") < others < found.index("| short-long | 99.5% 1.00")
-
-
-def test_a_document_without_losses_says_so(bench, board):
-    """Rather than nothing."""
-    only = bench["board"].Board(board.cases, [row("sine", "adaptive", 0.9, 1.0)], ["adaptive"], "adaptive")
-
-    assert "Nowhere: on no case" in bench["results"].document(only, [], [], "run")
 
 
 @pytest.mark.parametrize(
@@ -158,36 +90,6 @@ def test_the_quick_run_is_held_to_a_fixed_fleet_of_the_same_cost(bench, monkeypa
 
     starts = tuple([sentence.split(" of no more")[0] for sentence in sentences] for sentences in found)
     assert starts == told
-
-
-def test_options_choose_workloads_policies_and_seeds(bench):
-    """By name; one that is unknown ends with what there is, and so does a seed count of nothing."""
-    choice = bench["choice"]
-    options = choice.options_of(["--workloads", "sine,short-long", "--policies", "hpa", "--seeds", "2"])
-
-    assert [case.name for case in choice.chosen_cases(options)] == ["sine", "short-long"]
-    assert choice.chosen_policies(options) == ["hpa"]
-    assert [choice.seeds_of(case, options) for case in choice.chosen_cases(options)] == [2, 2]
-    assert options.is_part
-    assert options.words == ["--workloads sine,short-long", "--policies hpa", "--seeds 2"]
-    with pytest.raises(SystemExit, match="--policies nobody: choose from adaptive, load, sla, dynamo-load"):
-        choice.chosen_policies(choice.options_of(["--policies", "nobody"]))
-    with pytest.raises(SystemExit):
-        choice.options_of(["--seeds", "0"])
-
-
-def test_conformance_of_several_policies_is_one_table(bench):
-    """Each policy's outcomes, found apart, in its own column."""
-    conformance = bench["conformance"]
-    parts = [
-        {"idle": {"hpa": True}, "sine": {"hpa": False}},
-        {"idle": {"kpa": False}, "sine": {"kpa": False}},
-    ]
-
-    assert conformance.merged(parts) == {
-        "idle": {"hpa": True, "kpa": False},
-        "sine": {"hpa": False, "kpa": False},
-    }
 
 
 def test_every_quick_case_has_its_references(bench):

@@ -2,7 +2,7 @@
 
 from penstock.simulator.jobs import Job, PrefixChains
 from penstock.simulator.scenario import SimpleModel
-from penstock.simulator.servers import ServiceStage, SimpleServer, TokenCache
+from penstock.simulator.servers import ServiceStage, SimpleServer
 
 
 def job_of(request, index=0, chains=None):
@@ -46,29 +46,6 @@ def test_a_cached_prefix_is_not_computed_again(request_at):
     assert [round(end_s, 6) for end_s in ends] == [1.024, 1.536, 1.537]
 
 
-def test_equal_ids_after_different_beginnings_are_no_prefix(request_at):
-    """Keys are chained: id 2 after 1 is not id 2 after 9."""
-    chains = PrefixChains(0)
-    cache = TokenCache(10_000)
-    cache.keep(job_of(request_at(0.0, 1024, ids=(1, 2)), 0, chains))
-
-    assert cache.hit_tokens(job_of(request_at(0.0, 1024, ids=(9, 2)), 1, chains)) == 0
-    assert cache.hit_tokens(job_of(request_at(0.0, 1024, ids=(1, 9)), 2, chains)) == 512
-
-
-def test_the_cache_drops_the_oldest_prompt_from_its_end(request_at):
-    """With room for three blocks a second prompt of two drops the last block of the first."""
-    chains = PrefixChains(0)
-    cache = TokenCache(3 * 512)
-    old = job_of(request_at(0.0, 1024, ids=(1, 2)), 0, chains)
-    new = job_of(request_at(0.0, 1024, ids=(3, 4)), 1, chains)
-
-    cache.keep(old)
-    cache.keep(new)
-
-    assert (cache.hit_tokens(old), cache.hit_tokens(new), cache.tokens) == (512, 1024, 1536)
-
-
 def test_engine_keys_follow_the_text_of_partial_blocks(request_at):
     """600 tokens are 37 full blocks of 16; a prompt that goes on shares exactly those it has in common."""
     chains = PrefixChains(0)
@@ -81,15 +58,3 @@ def test_engine_keys_follow_the_text_of_partial_blocks(request_at):
     assert len(keys) == 37
     assert chains.block_keys(long, 16)[:37] == keys
     assert len(set(keys) & set(chains.block_keys(other, 16))) == 32
-
-
-def test_requests_without_ids_share_nothing(request_at):
-    """Azure's rows have no prefixes: each gets keys of its own."""
-    from dataclasses import replace
-
-    chains = PrefixChains(0)
-    first = chains.chain(replace(request_at(0.0, 2000, line=1), block_ids=None))
-    second = chains.chain(replace(request_at(0.0, 2000, line=2), block_ids=None))
-
-    assert len(first) == 4
-    assert set(first).isdisjoint(second)

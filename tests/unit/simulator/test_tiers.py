@@ -121,11 +121,3 @@ def test_the_scores_tell_compliance_from_attainment(request_at):
         background["compliance"] * (1 - background["rejected"] / background["requests"]), abs=1e-5
     )
     assert scores["premium"]["compliance"] > 0.99
-
-
-def test_requests_without_a_tier_have_no_scores(request_at):
-    """Nothing is shown of tiers that nobody asked for."""
-    scenario = Scenario(pools=[PoolSpec(Role.AGGREGATED, 1, PROFILE)])
-    world = Simulation(scenario, [request_at(0.0, 100, 2, line=1)])
-    workload = Workload("synthetic", (world.jobs[0].request,), 0, None, 0, 0, Spread.NONE)
-    assert tier_scores(world.run(), workload, scenario) == {}

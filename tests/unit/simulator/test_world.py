@@ -45,20 +45,6 @@ def test_one_request_takes_prefill_transfer_and_decode(split_world, request_at):
     assert outcomes(world) == {JobOutcome.OK: 1}
 
 
-def test_the_prompt_is_freed_once_it_was_read(split_world, request_at):
-    """After the run no worker pins anything, and no lease had expired."""
-    world = Simulation(split_world(2, 2), [request_at(i * 0.05, 3000, 40) for i in range(40)])
-
-    world.run()
-
-    for worker in world.fleet:
-        assert len(worker.server.engine.pinned) == 0
-        assert worker.server.engine.counters.lease_expiries.total() == 0
-        assert worker.jobs == {}
-        assert worker.pending_tokens == 0
-        assert worker.prompt_tokens == 0
-
-
 def test_leases_are_renewed_while_a_decode_waits_for_room(split_world, request_at):
     """A decode worker too small for everybody keeps prompts waiting past their 30 s lease; none is lost."""
     model = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=9000)
@@ -86,31 +72,6 @@ def test_a_request_that_can_never_fit_is_rejected_at_once(split_world, request_a
     assert [job.outcome for job in world.jobs] == [JobOutcome.REJECTED, JobOutcome.OK]
 
 
-def test_a_full_router_rejects_and_a_long_wait_ends(simple_world, request_at):
-    """One runs, two may wait; who has waited 1.5 s leaves."""
-    router = unbounded_router("least-loaded", prefillQueue={"maxRequests": 2, "maxWaitSeconds": 1.5})
-    world = Simulation(simple_world(router=router), [request_at(0.0 + i * 0.001) for i in range(5)])
-
-    world.run()
-
-    assert [job.outcome for job in world.jobs] == [
-        JobOutcome.OK,
-        JobOutcome.OK,
-        JobOutcome.REJECTED,
-        JobOutcome.REJECTED,
-        JobOutcome.REJECTED,
-    ]
-
-
-def test_equal_arrivals_keep_their_order(simple_world, request_at):
-    """Two requests of one time are served in the workload's order."""
-    world = Simulation(simple_world(), [request_at(1.0, line=1), request_at(1.0, line=2)])
-
-    recording = world.run()
-
-    assert list(recording.requests.ttft_s) == pytest.approx([1.0, 2.0])
-
-
 # -- determinism
 
 
@@ -123,26 +84,6 @@ def test_same_seed_same_bytes(split_world, policy):
     once = to_json({"runs": run_all([spec], processes=1)})
 
     assert to_json({"runs": run_all([spec], processes=1)}) == once
-
-
-@pytest.mark.slow
-def test_another_process_gives_the_same_bytes(simple_world):
-    """Spawned workers change nothing: no hash seed, no clock."""
-    specs = [
-        RunSpec("least-loaded", simple_world(2), WorkloadSpec("mooncake", limit=60), 1.0, seed)
-        for seed in (0, 1)
-    ]
-
-    assert run_all(specs, processes=2) == run_all(specs, processes=1)
-
-
-def test_another_seed_gives_other_arrivals(simple_world):
-    """Batches are spread anew."""
-    specs = [RunSpec("x", simple_world(2), WorkloadSpec("mooncake", limit=60), 1.0, seed) for seed in (0, 1)]
-
-    first, second = run_all(specs, processes=1)
-
-    assert first["ttft_s"] != second["ttft_s"]
 
 
 # -- joins, leaves, deaths
@@ -321,15 +262,3 @@ def test_scenarios_say_what_is_wrong_with_them(simple_world):
         simple_world(2, resizes=(Resize(1.0, Role.DECODE, 1),))
     with pytest.raises(ConfigError, match="block_size"):
         ProfiledModel("a100-llama-8b-bf16-tp1", block_size=48)
-
-
-def test_an_idle_engine_begins_with_the_first_of_several(split_world, request_at):
-    """Two that were held back together reach the worker one after the other; only later ones share a step."""
-    requests = [request_at(0.0, 10_000), *(request_at(0.1, 1000, line=line) for line in range(2, 5))]
-    world = Simulation(split_world(1, 1), requests)
-
-    world.run()
-
-    _, first, second, third = world.jobs
-    assert first.handed_s == second.handed_s == third.handed_s
-    assert first.prefilled_s < second.prefilled_s == third.prefilled_s

@@ -118,6 +118,13 @@ def test_lengths_are_cut_and_have_their_mean():
     assert min(r.output_tokens for r in made) >= 1
 
 
+def test_constant_lengths_are_constant():
+    """A CV of 0 draws nothing."""
+    made = synthesise(SyntheticSpec(count=50, input_tokens=700, length_cv=0.0, output_tokens=9), rng())
+
+    assert {(r.input_tokens, r.output_tokens, len(r.block_ids)) for r in made} == {(700, 9, 2)}
+
+
 def test_shared_prefixes_are_as_popular_as_asked():
     """Half the requests begin with one of four prefixes of two blocks, the first the most popular."""
     spec = SyntheticSpec(
@@ -131,6 +138,16 @@ def test_shared_prefixes_are_as_popular_as_asked():
     assert sorted(set(shared)) == [0, 2, 4, 6]
     assert shared.count(0) / len(shared) == pytest.approx(1 / (1 + 1 / 2 + 1 / 3 + 1 / 4), abs=0.03)
     assert len(set(firsts) - {0, 2, 4, 6}) == len(firsts) - len(shared)
+
+
+def test_the_name_says_synthetic():
+    """And what differs from the default."""
+    spec = parse_synthetic("gamma:rate=4,cv=2.5,count=100")
+
+    assert spec == SyntheticSpec(Process.GAMMA, rate=4.0, cv=2.5, count=100)
+    assert spec.name == "synthetic gamma rate=4 count=100 cv=2.5"
+    assert parse_synthetic("mooncake") is None
+    assert parse_synthetic("poisson") == SyntheticSpec()
 
 
 @pytest.mark.parametrize(
@@ -152,6 +169,12 @@ def test_bad_specs_are_refused_with_their_key(text, told):
     """Key, value and bound."""
     with pytest.raises(ConfigError, match=told):
         parse_synthetic(text)
+
+
+def test_a_duration_before_the_first_arrival_is_refused():
+    """An empty workload has no result."""
+    with pytest.raises(ConfigError, match="ends before the first arrival"):
+        synthesise(SyntheticSpec(rate=0.001, duration_s=1.0), rng())
 
 
 def test_same_seed_same_requests():

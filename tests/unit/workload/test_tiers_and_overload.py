@@ -73,6 +73,13 @@ def test_an_overload_is_a_factor(text, factor):
     assert parse_overload(text) == factor
 
 
+@pytest.mark.parametrize("text", ["x", "0x", "-1", "inf", "nan", "2000x", "3y"])
+def test_a_wrong_overload_is_one_clear_error(text):
+    """The message shows the form."""
+    with pytest.raises(ConfigError, match="must be a factor above 0 and at most 1000, as 3x"):
+        parse_overload(text)
+
+
 @pytest.mark.parametrize("other", [{"rate_rps": 1.0}, {"rate_scale": 2.0}, {"concurrency": 4}])
 def test_the_load_is_said_once(other):
     """A second option that sets it is refused."""

@@ -121,6 +121,14 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content, message):
         load_trace(str(path))
 
 
+def test_a_missing_file_names_the_built_in_traces(tmp_path):
+    """A typing error in a built-in name looks like a missing file."""
+    with pytest.raises(ConfigError, match=r"no such file.*there is: mooncake"):
+        load_trace(str(tmp_path / "moonkake"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_trace(str(tmp_path))
+
+
 def test_a_trace_without_a_usable_row_is_refused_even_when_skipping(tmp_path):
     """Replaying nothing is never what was meant."""
     path = tmp_path / "bad.jsonl"

@@ -66,8 +66,6 @@ async def main():
 asyncio.run(main())
 """
 
-CRASHER = "import sys; print('CUDA error: no such device', file=sys.stderr); sys.exit(3)"
-
 
 class Graph:
     """One running arbiter with tiny workers."""
@@ -151,9 +149,3 @@ def graph(
     running = Graph(folder, log_dir, eventually)
     yield running
     running.clean()
-
-
-@pytest.fixture
-def crasher() -> tuple[str, ...]:
-    """Return the command of a process that dies at once, saying why."""
-    return (sys.executable, "-c", CRASHER)

@@ -64,16 +64,6 @@ def test_children_of_a_worker_that_is_gone_are_ended_before_its_successor_starts
     assert liveness.identify(successor) is None
 
 
-def test_a_worker_that_dies_at_start_is_given_up_with_its_last_words_and_frees_its_gpus(graph, crasher):
-    """Five failures in a row end in state failed, the reason quoting exit code and stderr, no GPUs held."""
-    graph.start(graph.entry("decode", "decode", cmd=crasher, gpus=(0,)))
-    failed = graph.wait_state("test_decode", EntryState.FAILED, timeout_s=20)
-    assert failed.gpus == ()
-    assert failed.pid is None
-    assert "exit code 3" in failed.reason
-    assert "CUDA error: no such device" in failed.reason
-
-
 def watchdogs(graph):
     """Return the pids of the watchdog processes of the graph."""
     processes = [psutil.Process(one.pid) for one in liveness.marked(str(graph.store.path))]
@@ -175,17 +165,3 @@ def test_a_base_worker_that_is_withdrawn_stays_as_a_stopped_entry(graph, eventua
     kept = graph.wait_state("test_decode", EntryState.STOPPED)
     assert kept.cmd == worker.cmd
     assert kept.gpus == ()
-
-
-def test_a_second_arbiter_of_the_namespace_refuses_to_start(graph):
-    """The first one's file is left alone."""
-    graph.start(graph.entry("decode", "decode"))
-    graph.wait_state("test_decode", EntryState.READY)
-    first, graph.arbiter = graph.arbiter, None
-    try:
-        graph.start(graph.entry("decode", "decode"))
-        assert graph.arbiter.wait(8) == 1
-        assert graph.store.read().arbiter.pid == first.pid
-    finally:
-        graph.arbiter = first
-    assert "already running" in (graph.log_dir / "arbiter.log").read_text()
