@@ -115,6 +115,39 @@ def test_the_server_refuses_each_broken_rule_by_its_key_in_the_rules_words(judge
     assert {name: found for name, found in wrong.items() if found[0] or not found[1]} == {}
 
 
+def test_a_pod_template_has_only_kubernetes_keys(judge):
+    """The server names a misspelt one where it stands, and takes every directive that the overlay knows."""
+
+    def overlaid(pod_spec):
+        return manifest({"spec": {"services": {"decode": {"podTemplate": {"spec": pod_spec}}}}}, DRY)
+
+    probe = {"httpGet": {"path": "/h", "port": "http"}, "periodSeconds": 3}
+    main = {"name": "main", "resources": {"limits": {"cpu": 2, "memory": "4Gi"}}, "livenessProbe": probe}
+    accepted = {
+        "containers": [{**main, "env": [{"name": "A", "value": "1"}, {"name": "B", "$patch": "delete"}]}],
+        "nodeSelector": None,
+        "tolerations": [{"$patch": "replace"}, {"operator": "Exists"}],
+        "affinity": {"nodeAffinity": None, "podAntiAffinity": {"$patch": "delete"}},
+        "volumes": [{"name": "m", "configMap": {"name": "c", "items": [{"key": "a", "path": "b"}]}}],
+        "securityContext": {"fsGroup": 7, "sysctls": []},
+        "terminationGracePeriodSeconds": 5,
+        "hostNetwork": False,
+    }
+    said = judge(
+        [overlaid(accepted), overlaid({"contianers": []}), overlaid({"containers": [{"nmae": "main"}]})]
+    )
+    assert said[0] == ""
+    assert 'unknown field "spec.services.decode.podTemplate.spec.contianers"' in said[1]
+    assert 'unknown field "spec.services.decode.podTemplate.spec.containers[0].nmae"' in said[2]
+
+
+async def test_another_version_is_not_served(client, crds):
+    """There is one version so far."""
+    entry = next(each for each in TABLE["invalid"] if each["name"] == "other version")
+    with pytest.raises(NotFoundError):
+        await client.create(manifest(entry["patch"], DRY), field_manager="test", dry_run=True)
+
+
 async def test_immutable_keys_are_refused_by_the_server(client, namespace, judge):
     """An update is refused for every immutable key that it changes, and for nothing else."""
     await client.apply(manifest({}, namespace), field_manager="test")

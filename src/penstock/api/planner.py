@@ -126,13 +126,14 @@ class PlannerConfig(SpecModel):
         default=None, description="Namespace that the planner observes; null: the graph's."
     )
     environment: Environment | None = Field(
-        default=None, description="Backend to scale; null: where the planner was started."
+        default=None, description="Backend to scale; null: where the planner was started. No key of the CRD."
     )
     served_model_name: ServedName | None = Field(
         default=None, description="Model whose metrics are read; null: model.servedName."
     )
     log_dir: Text | None = Field(
-        default=None, description="Folder for dashboard, ledger and state; null: the backend's default."
+        default=None,
+        description="Folder for dashboard, ledger and state; null: the backend's default. No key of the CRD.",
     )
     adjustment_interval_seconds: Seconds = Field(
         default=30,

@@ -22,11 +22,16 @@ _HEADER = "# Written from the models by `make crds`; a test keeps it current.\n"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Repeats shared parts in place of YAML anchors, and indents list items."""
+    """Repeats shared parts in place of YAML anchors, indents list items, and writes a pod's keys in one flow."""
 
     def ignore_aliases(self, data: Any) -> bool:
         del data
         return True
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:  # noqa: FBT001
+        """Write Kubernetes' own keys, some thousand, without a line each."""
+        is_pods = "$patch" in mapping.get("properties", {})
+        return super().represent_mapping(tag, mapping, True if is_pods else flow_style)
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: FBT001, FBT002
         del indentless

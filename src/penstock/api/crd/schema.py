@@ -9,11 +9,12 @@ those of its day. What a status starts from no controller has observed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from penstock.api.base import SpecModel
 from penstock.api.crd.absent_keys import is_stored, with_absent_keys
 from penstock.api.fields import sections
+from penstock.kube.objects.pod_template import overlay_schema
 
 Schema = dict[str, Any]
 
@@ -34,6 +35,12 @@ _KEPT = (
 
 _LIST_KEYS: Mapping[str, str] = {"Condition": "type"}
 """Lists of these models are maps by this key, so that several writers can own one entry each."""
+
+_OVERLAY: Final = "podTemplate"
+"""Key of an overlay on a pod template, whose keys are Kubernetes' own."""
+
+_LOCAL = frozenset({("PlannerConfig", "environment"), ("PlannerConfig", "logDir")})
+"""Keys that mean something to a planner outside a cluster alone."""
 
 _METADATA: Schema = {
     "type": "object",
@@ -69,7 +76,9 @@ class _Converter:
 
     def section(self, name: str, source: Schema) -> Schema:
         properties = {
-            key: self._property(f"{name}.{key}", value) for key, value in source["properties"].items()
+            key: self._property(f"{name}.{key}", value)
+            for key, value in source["properties"].items()
+            if (name, key) not in _LOCAL
         }
         result: Schema = {"description": _first_paragraph(source["description"]), "type": "object"}
         if source.get("required"):
@@ -82,6 +91,8 @@ class _Converter:
         if "description" in source:
             result = {"description": source["description"], **_without(result, "description")}
         name, _, key = path.partition(".")
+        if key == _OVERLAY:
+            result = {"description": source["description"], **overlay_schema()}
         if is_stored(name, key):
             default = source["default"]
             result["default"] = {} if isinstance(default, dict) else default

@@ -3,7 +3,7 @@
 Pure. An API server drops unknown keys of a pod that is created, and refuses them in one that is applied.
 
 Source: ``pod_template.json`` holds type, field and field's type of PodTemplateSpec as Kubernetes 1.34 serves them at
-/openapi/v3/api/v1; a field without a type of its own (text, quantity, labels) has null.
+/openapi/v3/api/v1, ``[]`` before that of a list; a field without a type of its own (text, quantity, labels) has null.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 _ROOT = "PodTemplateSpec"
+_LIST = "[]"
 
 FieldPath = tuple[str | int, ...]
 
@@ -57,7 +58,28 @@ def _unknown(value: Any, kind: str, path: FieldPath) -> Iterator[UnknownField]:
                 close = difflib.get_close_matches(key, fields, n=1, cutoff=0.75)
                 yield UnknownField((*path, key), kind, close[0] if close else None)
             elif (inner := fields[key]) is not None:
-                yield from _unknown(item, inner, (*path, key))
+                yield from _unknown(item, inner.removeprefix(_LIST), (*path, key))
+
+
+def overlay_schema() -> dict[str, Any]:
+    """Return the structural schema of an overlay on a pod template: its keys, which null deletes, and ``$patch``.
+
+    What lies below a key without a type of its own is left to Kubernetes, which judges the pod.
+    """
+    return _schema(_ROOT)
+
+
+def _schema(kind: str) -> dict[str, Any]:
+    properties: dict[str, Any] = {"$patch": {"type": "string"}}
+    for key, inner in _fields()[kind].items():
+        if inner is None:
+            properties[key] = {"nullable": True, "x-kubernetes-preserve-unknown-fields": True}
+        elif inner.startswith(_LIST):
+            items = _schema(inner.removeprefix(_LIST))
+            properties[key] = {"type": "array", "nullable": True, "items": items}
+        else:
+            properties[key] = {"nullable": True, **_schema(inner)}
+    return {"type": "object", "properties": properties}
 
 
 @cache

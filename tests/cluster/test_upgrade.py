@@ -1,0 +1,76 @@
+"""Graphs that an older release's definitions stored, under today's."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import GRAPH_DEPLOYMENT
+from penstock.operator.validity import validated
+from penstock.planner.cluster.plan import parse
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+FIRST = "7a5d0fe"
+"""The commit whose definitions are the first of v1alpha1."""
+DEFINITION = "crds/penstock.dev_graphdeployments.yaml"
+SAMPLES = ("aggregated", "disaggregated", "two-node-pools", "vllm-disaggregated")
+"""Not Dynamo's: it stored settings of Penstock's router, which are refused beside a frontend of its own."""
+
+
+def at_first(path):
+    """Documents of a file as it was then."""
+    done = subprocess.run(
+        ["git", "show", f"{FIRST}:{path}"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=30
+    )
+    if done.returncode:
+        pytest.skip(f"no commit {FIRST} here: {done.stderr.strip()}")
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+async def test_graphs_stored_under_the_first_definition_are_valid_and_can_be_edited(own_api_server):
+    """They hold that definition's defaults; operator and planner read them; an edit of the specification removes what is refused now."""
+    (old,) = at_first(DEFINITION)
+    own_api_server.apply(old)
+    own_api_server.kubectl(
+        "wait", "--for=condition=Established", f"crd/{old['metadata']['name']}", "--timeout=30s"
+    )
+    client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig)
+    try:
+        for name in SAMPLES:
+            for graph in at_first(f"manifests/samples/{name}.yaml"):
+                if graph["kind"] == "GraphDeployment":
+                    graph["metadata"] |= {"name": f"old-{name}"[:40], "namespace": "default"}
+                    await client.create(graph, field_manager="test")
+        own_api_server.install_crds()
+        stored = (await client.list(GRAPH_DEPLOYMENT, namespace="default")).items
+        assert len(stored) == len(SAMPLES)
+        for each in stored:
+            model, problems = validated(each)
+            assert [f"{one.path}: {one.message}" for one in problems] == [], each["metadata"]["name"]
+            assert model is not None
+            assert parse(each).spec == model.spec
+            changed = await client.patch(
+                GRAPH_DEPLOYMENT,
+                each["metadata"]["name"],
+                {"metadata": {"labels": {"team": "a"}}},
+                namespace="default",
+                field_manager="test",
+            )
+            assert changed["spec"] == each["spec"]
+            edit = {"paused": True, "engine": {"preemption": None}, "planner": {"sla": {"predictor": None}}}
+            changed = await client.patch(
+                GRAPH_DEPLOYMENT,
+                each["metadata"]["name"],
+                {"spec": edit},
+                namespace="default",
+                field_manager="test",
+            )
+            assert changed["spec"]["paused"] is True
+    finally:
+        await client.close()
