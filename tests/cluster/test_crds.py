@@ -141,13 +141,6 @@ def test_a_pod_template_has_only_kubernetes_keys(judge):
     assert 'unknown field "spec.services.decode.podTemplate.spec.containers[0].nmae"' in said[2]
 
 
-async def test_another_version_is_not_served(client, crds):
-    """There is one version so far."""
-    entry = next(each for each in TABLE["invalid"] if each["name"] == "other version")
-    with pytest.raises(NotFoundError):
-        await client.create(manifest(entry["patch"], DRY), field_manager="test", dry_run=True)
-
-
 async def test_immutable_keys_are_refused_by_the_server(client, namespace, judge):
     """An update is refused for every immutable key that it changes, and for nothing else."""
     await client.apply(manifest({}, namespace), field_manager="test")

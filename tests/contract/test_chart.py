@@ -213,8 +213,6 @@ def test_each_watched_namespace_has_a_role_and_an_operator():
     }
 
 
-<<<<<<< HEAD
-=======
 @pytest.mark.parametrize(
     ("setting", "asked"), [("default", ["operator", "planner"]), ("nothing optional", ["operator"])]
 )
@@ -232,19 +230,6 @@ def test_helm_test_asks_what_was_installed_whether_it_is_ready(setting, asked):
     compile(container["args"][0], "helm test", "exec")
 
 
-def test_rules_are_few_and_alphabetical():
-    """No wildcard, no reading of Secrets; groups, resources and verbs are sorted, so that a review sees what was added."""
-    for role in of_kind(rendered("cluster-wide"), "ClusterRole").values():
-        keys = [(rule["apiGroups"], rule["resources"]) for rule in role["rules"]]
-        assert keys == sorted(keys)
-        for rule in role["rules"]:
-            assert rule["resources"] == sorted(rule["resources"])
-            assert rule["verbs"] == sorted(rule["verbs"])
-            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
-            assert "secrets" not in rule["resources"] or rule["verbs"] == ["create"]
-
-
->>>>>>> h/conv
 def test_the_operator_holds_what_it_grants_to_routers_and_profile_jobs():
     """Kubernetes refuses a Role that grants more than its author holds."""
     granted = rules_of(rendered("default"))["operator"]

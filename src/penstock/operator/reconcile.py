@@ -207,12 +207,14 @@ class Reconciler:
 
     async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
         cluster, spec = self._parts.cluster, model.spec
+        passed_on = inherited(raw["metadata"], spec.inherited_annotations)
         context = replace(
             self._parts.context,
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
             has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
-            **inherited(raw["metadata"], spec.inherited_annotations),
+            labels=passed_on["labels"],
+            annotations=passed_on["annotations"],
         )
         kind = kind_of_runtime(spec)
         has_kind = kind is not None and await cluster.knows(kind)

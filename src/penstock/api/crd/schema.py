@@ -100,10 +100,9 @@ class _Converter:
 
     def _with_rules(self, schema: Schema, name: str, key: str = "") -> Schema:
         """Add the CEL of a model's rules, or of those that stand at one of its keys."""
-        model = self._models.get(name)
-        rules = () if model is None else model.rules
-        entries = [each.to_schema() for each in rules if each.key == key and each.cel is not None]
-        for entry in () if model is None or key else entries:
+        model = self._models.get(name, SpecModel)
+        entries = [each.to_schema() for each in model.rules if each.key == key and each.cel is not None]
+        for entry in () if key else entries:
             entry |= {each: with_absent_keys(entry[each], model) for each in ("rule", "messageExpression")}
         return {**schema, "x-kubernetes-validations": entries} if entries else schema
 
