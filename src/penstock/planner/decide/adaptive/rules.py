@@ -26,7 +26,7 @@ can do, so that chance starts nothing: step went from 86 to 98% in time, and poi
 
 CLEAR_SLOS = 2.0
 """Chosen: a backlog that is left when a new replica could be ready may take this many SLOs to clear, or a start-up where that is
-longer: for less a replica holds its GPUs longer than it serves."""
+longer: for less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late."""
 
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
@@ -244,7 +244,8 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
     left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
     pace = case.pool.replicas * speed - work.level.now
     clears_s = left / pace if pace > 0 else (math.inf if left else 0.0)
-    most_s = max(CLEAR_SLOS * case.slo_s, case.startup_s)
+    least_s = CLEAR_SLOS * case.slo_s
+    most_s = max(least_s, case.startup_s) if case.workers.has_shadows else least_s
     applies = clears_s > most_s and not case.is_early
     inputs = {
         "backlog_tokens": work.backlog_tokens,
