@@ -235,6 +235,18 @@ def test_model_flags_and_mocker():
     assert [each.value for each in result.unconverted] == ['"2"']
 
 
+def test_workers_of_different_models_are_told():
+    """A graph serves one model; the other is listed."""
+    text = DISAGGREGATED.replace(
+        "[-m, dynamo.vllm, --model, Qwen/Small", "[-m, dynamo.vllm, --model, Qwen/Large"
+    )
+    result = import_dgd(text)
+    assert result.graph.spec.model.name == "Qwen/Small"
+    assert [(each.value, "the graph keeps 'Qwen/Small'" in each.why) for each in result.unconverted] == [
+        ('"Qwen/Large"', True)
+    ]
+
+
 def test_frontend_flags_become_the_router():
     """Router mode and busy thresholds are carried, from flags or environment; the port is not."""
     frontend = {
@@ -264,6 +276,47 @@ def test_frontend_flags_become_the_router():
         "env": [{"name": "A", "value": "1"}],
     }
     assert [path for path, _ in notes] == ["spec.services.Frontend.extraPodSpec.mainContainer.args"]
+
+
+def test_unknown_router_mode_is_listed():
+    """A mode without a policy here is named, and the default stays."""
+    manifest = yaml.safe_load(worker({}))
+    manifest["spec"]["services"]["F"] = {"componentType": "frontend", "extraPodSpec": {"mainContainer": {"args": ["--router-mode=random"]}}}  # fmt: skip
+    result = import_dgd(yaml.safe_dump(manifest))
+    assert [each.value for each in result.unconverted] == ['"random"']
+
+
+def test_variables_of_the_graph_reach_every_service():
+    """Dynamo gives them to the frontend as well."""
+    text = DISAGGREGATED.replace("spec:\n", "spec:\n  envs: [{name: A, value: b}]\n", 1)
+    spec, _ = converted(text)
+    assert spec["env"] == spec["services"]["frontend"]["env"] == [{"name": "A", "value": "b"}]
+
+
+def test_environment_from_objects_is_kept():
+    """Secrets and ConfigMaps of the container are carried."""
+    sources = [{"secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}, "prefix": "C_"}]
+    spec, notes = converted(worker({"extraPodSpec": {"mainContainer": {"envFrom": sources}}}))
+    assert spec["services"]["worker"]["envFrom"] == sources
+    assert notes == []
+
+
+def test_claims_of_the_graph_are_referred_to():
+    """A claim's name is kept; its size belongs to whoever makes it."""
+    manifest = yaml.safe_load(worker({"volumeMounts": [{"name": "cache", "mountPoint": "/c"}]}))
+    manifest["spec"]["pvcs"] = [{"name": "cache", "create": True, "size": "50Gi"}]
+    spec, notes = converted(yaml.safe_dump(manifest))
+    volumes = spec["services"]["worker"]["podTemplate"]["spec"]["volumes"]
+    assert volumes == [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]
+    assert [path for path, _ in notes] == ["spec.pvcs[0].create", "spec.pvcs[0].size"]
+
+
+def test_components_without_a_role_are_listed():
+    """An endpoint picker has no place in a graph."""
+    manifest = yaml.safe_load(worker({}))
+    manifest["spec"]["services"]["Epp"] = {"componentType": "epp"}
+    _, notes = converted(yaml.safe_dump(manifest))
+    assert [path for path, _ in notes] == ["spec.services.Epp"]
 
 
 def test_old_autoscaling_and_adapter_become_scaling():
@@ -332,6 +385,16 @@ def test_workers_of_other_engines_are_refused(container, path):
     assert problem.line is not None
 
 
+@pytest.mark.parametrize("framework", ["trtllm", "sglang"])
+def test_another_backend_framework_is_refused(framework):
+    """At its own line."""
+    manifest = yaml.safe_load(worker({}))
+    manifest["spec"]["backendFramework"] = framework
+    with pytest.raises(InvalidSpecError) as caught:
+        import_dgd(yaml.safe_dump(manifest))
+    assert [each.path for each in caught.value.problems] == ["spec.backendFramework"]
+
+
 def test_sidecars_and_other_resources_stay_in_the_pod():
     """Beside the main container, with what the graph counts itself taken out."""
     extra = {
@@ -348,79 +411,10 @@ def test_sidecars_and_other_resources_stay_in_the_pod():
     ]
 
 
-BETA = textwrap.dedent("""\
-    apiVersion: nvidia.com/v1beta1
-    kind: DynamoGraphDeployment
-    metadata: {name: chat}
-    spec:
-      env: [{name: LOG, value: debug}]
-      components:
-      - name: Frontend
-        type: frontend
-        replicas: 1
-        podTemplate: {spec: {containers: [{name: main, image: "repo/vllm-runtime:1.6"}]}}
-      - name: VllmDecodeWorker
-        type: decode
-        replicas: 2
-        sharedMemorySize: 16Gi
-        scalingAdapter: {}
-        podTemplate:
-          metadata: {labels: {team: chat}}
-          spec:
-            nodeSelector: {gpu: a100}
-            containers:
-            - name: main
-              image: repo/vllm-runtime:1.6
-              command: [python3, -m, dynamo.vllm]
-              args: [--model, Qwen/Small, --disaggregation-mode, decode]
-              envFrom: [{secretRef: {name: hf-token}}]
-              workingDir: /workspace
-              resources: {limits: {nvidia.com/gpu: "1"}, requests: {ephemeral-storage: 2Gi, cpu: "4"}}
-            - {name: log, image: l}
-      - name: VllmPrefillWorker
-        type: prefill
-        multinode: {nodeCount: 2}
-        compilationCache: {pvcName: cache}
-        podTemplate:
-          spec:
-            containers:
-            - name: main
-              image: repo/vllm-runtime:1.6
-              command: [python3]
-              args: [-m, dynamo.vllm, --model, Qwen/Small, --disaggregation-mode=prefill, -tp, "2"]
-              resources: {limits: {nvidia.com/gpu: "1"}}
-    """)
-
-
-def test_the_newer_version_is_carried():
-    """Components with native pod templates, as Dynamo's newer examples have them; losses at their own lines."""
-    result = import_dgd(BETA)
-    assert result.unconverted == ()
-    spec = result.graph.to_manifest()["spec"]
-    assert (spec["runtime"], spec["model"], spec["image"]) == (
-        "dynamo",
-        {"name": "Qwen/Small"},
-        "repo/vllm-runtime:1.6",
-    )
-    assert spec["env"] == [{"name": "LOG", "value": "debug"}]
-    assert spec["nodePools"] == {"a100": {"nodeSelector": {"gpu": "a100"}}}
-    decode, prefill = (spec["services"][f"vllm-{role}-worker"] for role in ("decode", "prefill"))
-    assert (decode["role"], decode["replicas"], decode["nodePool"], decode["scaling"]) == (
-        "decode",
-        2,
-        "a100",
-        {},
-    )
-    assert decode["envFrom"] == [{"secretRef": {"name": "hf-token"}}]
-    assert decode["podTemplate"]["metadata"] == {"labels": {"team": "chat"}}
-    main, log = decode["podTemplate"]["spec"]["containers"]
-    assert main["resources"] == {"requests": {"ephemeral-storage": "2Gi", "cpu": "4"}}
-    assert (main["workingDir"], log["name"]) == ("/workspace", "log")
-    assert decode["podTemplate"]["spec"]["volumes"][0]["emptyDir"]["sizeLimit"] == "16Gi"
-    assert (prefill["role"], prefill["gpusPerReplica"], prefill["nodesPerReplica"]) == ("prefill", 2, 2)
-    assert "args" not in decode
-    cache = prefill["podTemplate"]["spec"]["containers"][0]["volumeMounts"]
-    assert cache == [{"name": "cache", "mountPath": "/root/.cache/vllm"}]
+def test_long_names_fall_back_to_the_role():
+    """Names that no child could carry become the role's."""
+    spec, _ = converted(worker({}, name="AVeryLongNameForAWorkerThatNobodyWouldEverWantToTypeTwice"))
+    assert list(spec["services"]) == ["aggregated"]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,29 @@ def test_a_planners_json_is_read():
     assert len(notes) == 2  # the switch, and mode sla, which needs a profile
 
 
+@pytest.mark.parametrize("config", ["{", "[1]", "3"])
+def test_a_planners_json_that_is_no_object_is_listed(config):
+    """Nothing of it is carried."""
+    spec, notes = planner("--config", config)
+    assert "adjustmentIntervalSeconds" not in spec.get("planner", {})
+    assert len(notes) == 1
+
+
+def test_planner_options_that_are_not_ours_are_listed():
+    """An unknown option, and a value that is no number, are named."""
+    _, notes = planner("--profile-results-dir=/p", "--adjustment-interval=fast")
+    assert notes == ["spec.services.Planner.extraPodSpec.mainContainer.args"] * 2
+
+
+def test_a_planner_that_is_no_python_command_is_listed():
+    """A planner behind a script keeps the defaults and is named."""
+    container = {"command": ["/start.sh"], "args": ["--adjustment-interval=60"]}
+    spec, notes = converted({"extraPodSpec": {"mainContainer": container}})
+    assert "planner" not in spec
+    prefix = "spec.services.Planner.extraPodSpec.mainContainer"
+    assert sorted(notes) == [f"{prefix}.args", f"{prefix}.command"]
+
+
 def test_budget_opens_when_the_start_exceeds_it():
     """A deployment above the default budget is carried without a ceiling, and says so."""
     spec, notes = converted({}, gpus=4)
@@ -99,6 +122,13 @@ def test_targets_have_an_older_and_a_newer_name(suffix):
         "sla": {"ttftSeconds": 0.2, "itlSeconds": 0.01, "profile": "/p"},
     }
     assert len(notes) == 1
+
+
+def test_a_hierarchy_of_planners_is_told():
+    """The graph's planner decides alone."""
+    config = {"environment": "global-planner", "mode": "decode"}
+    result_notes = planner("--config", json.dumps(config))[1]
+    assert len(result_notes) == 2
 
 
 def test_the_pod_of_dynamos_planner_is_listed_by_its_keys():

@@ -32,6 +32,12 @@ def test_a_script_with_one_command_is_read_whole(script, words):
     assert (command.module, command.words, command.left_out) == ("dynamo.vllm", words, [])
 
 
+def test_a_script_takes_its_arguments():
+    """As LMCache's sample gives them: after the script's name."""
+    assert parsed(f'exec {VLLM} "$@" --z', "--", "--model", "a b").words == ["--model", "a b", "--z"]
+    assert parsed(f'{VLLM} "$@"').words == []
+
+
 def test_variables_before_the_command_and_exported_ones_are_its_environment():
     """Both forms; the nearer one wins. A variable of the script alone is filled in, and is none of its command's."""
     command = parsed(f"export A=1 B=2\nC=4\nB=3 {VLLM} --a $C")

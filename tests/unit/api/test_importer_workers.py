@@ -88,6 +88,12 @@ def test_the_older_connector_flag_becomes_its_configuration(names, connector):
     assert len(notes) == (0 if connector is None else 2)
 
 
+def test_an_unknown_older_connector_is_listed():
+    """With the names that are known."""
+    _, notes = pair("--connector", "mooncake")
+    assert [why for _, why in notes] == ["--connector knows nixl, lmcache, flexkv, kvbm; it is left out"] * 2
+
+
 def test_a_connector_that_only_a_shell_knows_is_told_with_what_its_loss_means():
     """LMCache's sample reads its connection from a mounted file: the note says that it is off, at the script itself."""
     script = 'exec python3 -m dynamo.vllm "$@" --kv-transfer-config "$(cat /etc/lmcache/c.json)"'
@@ -95,6 +101,14 @@ def test_a_connector_that_only_a_shell_knows_is_told_with_what_its_loss_means():
     _, ((path, why),) = imported(W=worker)
     assert path.endswith(".command")
     assert "LMCache, is off" in why
+
+
+def test_a_worker_that_transfers_no_kv_keeps_its_connector():
+    """Nothing of the runtime's is replaced."""
+    config = '{"kv_connector":"DynamoConnector","kv_role":"kv_both"}'
+    spec, notes = imported(W=component("--kv-transfer-config", config))
+    assert spec["services"]["w"]["args"] == ["--kv-transfer-config", config]
+    assert notes == []
 
 
 def test_a_security_context_says_what_it_implies():
@@ -120,6 +134,30 @@ def test_placeholders_of_a_template_are_told_once_each():
             "is filled in by envsubst; do that first, or write it into the graph",
         )
     ]
+
+
+def test_multimodal_stages_are_left_out():
+    """A graph has no role for them; the worker that decodes encodes itself."""
+    spec, notes = imported(
+        Encoder=component("--multimodal-encode-worker"),
+        Vlm=component("--multimodal-worker", "--enable-multimodal"),
+        Processor=component("--multimodal-processor"),
+        Newer=component("--disaggregation-mode", "encode"),
+    )
+    assert spec["services"] == {"vlm": {"role": "aggregated", "args": ["--enable-multimodal"]}}
+    assert [path for path, _ in notes] == ["Encoder", "Processor", "Newer"]
+
+
+def test_a_second_frontend_that_runs_something_else_is_left_out():
+    """As Model Express stands in one of Dynamo's samples; alone it is the router, with what it runs listed."""
+    frontend = {"componentType": "frontend"}
+    other = {**frontend, "extraPodSpec": {"mainContainer": {"command": ["sh", "-c", "./server & wait $!"]}}}
+    spec, notes = imported(W=component(), Frontend=frontend, Cache=other)
+    assert list(spec["services"]) == ["w", "frontend"]
+    assert [path for path, _ in notes] == ["Cache"]
+    spec, notes = imported(W=component(), Cache=other)
+    assert spec["services"]["cache"]["role"] == "router"
+    assert [path for path, _ in notes] == [f"Cache.{CONTAINER}.command"]
 
 
 def test_a_sliced_gpu_is_asked_for_as_it_stands():
@@ -198,6 +236,17 @@ def test_the_time_of_a_startup_probe_is_kept(probe, seconds):
     assert [path for path, _ in notes] == [f"W.{CONTAINER}.startupProbe"]
 
 
+def test_a_worker_with_another_context_keeps_its_flag():
+    """It stands after the graph's own, so nothing is lost."""
+    spec, notes = imported(
+        P=component("--max-model-len", "1048", extra={"subComponentType": "prefill"}),
+        D=component("--max-model-len", "2560", extra={"subComponentType": "decode"}),
+    )
+    assert spec["model"]["contextTokens"] == 1048
+    assert spec["services"]["d"]["args"] == ["--max-model-len", "2560"]
+    assert notes == []
+
+
 def test_engines_beside_each_other_keep_one_gpu_each():
     """Tensor parallelism over a replica's GPUs would ask for more than it has."""
     spec, _ = imported(
@@ -206,6 +255,24 @@ def test_engines_beside_each_other_keep_one_gpu_each():
     assert spec["services"]["w"]["args"] == [
         *("--data-parallel-size", "4"),
         *("--tensor-parallel-size", "1", "--pipeline-parallel-size", "1"),
+    ]
+
+
+def test_marks_of_dynamos_operator_are_left_out():
+    """They would say nothing to another operator."""
+    manifest = {
+        "apiVersion": "nvidia.com/v1alpha1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {
+            "name": "chat",
+            "annotations": {"nvidia.com/dynamo-discovery-backend": "etcd", "a": "b"},
+        },
+        "spec": {"services": {"W": component()}},
+    }
+    result = import_dgd(yaml.safe_dump(manifest))
+    assert result.graph.to_manifest()["metadata"] == {"name": "chat", "annotations": {"a": "b"}}
+    assert [each.path for each in result.unconverted] == [
+        "metadata.annotations.nvidia.com/dynamo-discovery-backend"
     ]
 
 

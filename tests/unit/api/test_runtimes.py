@@ -67,6 +67,22 @@ def test_simulated_worker(build, context):
     )
 
 
+def test_the_request_limit_reaches_simulated_workers(build, context):
+    """With its queue; without a limit neither flag is there."""
+    argv = by_service(build(engine={"requestLimit": 64, "requestQueue": 8}), context)["decode"].argv
+    assert (after(argv, "--engine-request-limit"), after(argv, "--engine-request-queue")) == ("64", "8")
+    assert "--engine-request-queue" not in by_service(build(), context)["decode"].argv
+
+
+def test_simulated_cold_start_and_address(build, context):
+    """A cold start is a flag; an address for other workers is given where it differs from the bound one."""
+    graph = build(services={"decode": {"startupSeconds": 12.5}})
+    specs = by_service(graph, dataclasses.replace(context, host="0.0.0.0", peer_host="10.1.2.3"))
+    assert after(specs["decode"].argv, "--startup-seconds") == "12.5"
+    assert specs["decode"].env == {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.1.2.3"}
+    assert by_service(graph, context)["decode"].env == {}
+
+
 def test_simulated_router_and_planner(build, context):
     """Router and planner get the manifest, the discovery file and the speed; ports only where they listen."""
     specs = by_service(build(), dataclasses.replace(context, log_dir="/logs/planner"))
@@ -90,6 +106,15 @@ def test_planner_takes_what_the_manifest_says(build, context):
         "kubernetes",
         "/mine",
     ]
+
+
+def test_tiers_reach_simulated_workers(build, context):
+    """They order by priority and preempt within the graph's bounds; without tiers nothing is said."""
+    tiers = {"router": {"tiers": {"enabled": True}}}
+    argv = by_service(build(**tiers, engine={"preemption": {"maxPerRequest": 2}}), context)["decode"].argv
+    assert argv[argv.index("--scheduling-policy") + 1] == "priority"
+    assert argv[argv.index("--preemption-config") + 1] == '{"maxPerRequest":2}'
+    assert "--preemption-config" not in by_service(build(), context)["decode"].argv
 
 
 def _connector(spec):
@@ -153,6 +178,18 @@ def test_programs_of_a_python_environment(build, context, runtime, program):
 
     assert specs["decode"].argv[: len(program)] == program
     assert specs["planner"].argv[0] == "/py"
+
+
+def test_vllm_aggregated_has_no_connector(build, context):
+    """An aggregated worker hands nothing over."""
+    services = {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}}
+    graph = build(runtime="vllm")
+    graph = graph.model_validate(
+        {**graph.to_manifest(), "spec": {**graph.to_manifest()["spec"], "services": services}}
+    )
+    worker = by_service(graph, context)["worker"]
+    assert "--kv-transfer-config" not in worker.argv
+    assert (worker.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT" in worker.env) == (("port",), False)
 
 
 def test_several_nodes_become_pipeline_stages(build, context):
@@ -326,6 +363,13 @@ def test_a_runtime_that_is_not_installed_is_refused():
     """With the names of those that are."""
     with pytest.raises(ConfigError, match="runtime 'absent': choose from dynamo, simulated, vllm"):
         runtime_of("absent")
+
+
+def test_a_runtime_without_a_frontend_has_no_command_for_one(build, context):
+    """Penstock's router stands there."""
+    spec = build().spec
+    with pytest.raises(NotImplementedError):
+        runtime_of("simulated").frontend(spec, spec.services["frontend"], context)
 
 
 def test_secrets_are_masked_by_name():

@@ -151,6 +151,16 @@ def test_latest_arrival_is_preempted_and_recomputed(make_engine, request_of):
     assert engine.counters.generation_tokens == 12
 
 
+def test_lowest_priority_is_the_victim(make_engine, request_of):
+    """Under the priority policy the largest value is thrown out, even if it arrived first."""
+    engine = make_engine(blocks=5, by_priority=True)
+    low = engine.add(request_of("low", prompt=8, outputs=6, priority=9))
+    engine.add(request_of("high", prompt=8, outputs=6, priority=1))
+    _, outcome = advance(engine)
+    step, _ = advance(engine, outcome.end_s)
+    assert step.batch.preempted == [low]
+
+
 def test_nobody_is_admitted_in_the_step_of_a_preemption(make_engine, request_of):
     """Freed blocks go to running requests first."""
     engine = make_engine(blocks=5)

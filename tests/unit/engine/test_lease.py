@@ -30,6 +30,25 @@ def test_a_long_lease_in_front_does_not_hide_expired_ones():
     assert table.expire(480) == [("renewed", 45), ("turn", 480)]
 
 
+def test_an_id_holds_one_lease():
+    """A second grant would leave the first one's end in doubt."""
+    table = LeaseTable()
+    table.grant("a", 30)
+    with pytest.raises(ValueError, match="holds a lease"):
+        table.grant("a", 40)
+
+
+def test_ended_leases_do_not_pile_up():
+    """Prompts that are read at once leave no entries behind, however long their lease would have been."""
+    table = LeaseTable()
+    table.grant("kept", 30)
+    for number in range(10_000):
+        table.grant(f"r{number}", 1e9)
+        table.end(f"r{number}")
+    assert len(table._heap) < 200
+    assert table.expire(30) == [("kept", 30)]
+
+
 operations = st.lists(
     st.tuples(st.sampled_from(["grant", "extend", "end", "expire"]), st.integers(0, 7), st.floats(0, 100)),
     max_size=80,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from penstock.api import ProfileRequest
@@ -119,6 +121,13 @@ def test_the_pod_holds_the_gpus_of_the_largest_size(objects, spec, arguments, gp
     assert template["metadata"]["annotations"] == {"penstock.dev/gpus": gpus}
 
 
+def test_targets_come_from_the_graph_where_the_request_has_none(objects):
+    """planner.sla."""
+    sla = {"planner": {"sla": {"ttftSeconds": 1.5, "itlSeconds": 0.03}}}
+    [container] = objects(graph=sla).job["spec"]["template"]["spec"]["containers"]
+    assert "--ttft 1500 --itl 30" in " ".join(container["args"])
+
+
 def test_the_pod_goes_where_the_graphs_workers_go(pod):
     """Its pool's labels, taints, GPUs and weights."""
     found = pod(graph=POOLED)
@@ -129,6 +138,15 @@ def test_the_pod_goes_where_the_graphs_workers_go(pod):
     assert {"name": "model-cache", "mountPath": "/models"} in container["volumeMounts"]
     assert {"name": "HF_HOME", "value": "/models"} in container["env"]
     assert "nodeSelector" not in pod(graph=POOLED, nodePool="h100")
+
+
+def test_simulated_workers_ask_for_gpus_of_a_pool_alone(pod):
+    """So that a profile of the sample runs on a cluster without GPUs."""
+    simulated = {"runtime": "simulated"}
+    [container] = pod(graph=simulated)["containers"]
+    assert set(container["resources"]) == {"requests"}
+    [container] = pod(graph={**simulated, **POOLED})["containers"]
+    assert container["resources"]["limits"] == {"amd.com/gpu": "1"}
 
 
 def test_only_kubernetes_variables_are_the_pods(pod):
@@ -182,3 +200,10 @@ def test_what_does_not_fit_is_refused_by_key(objects, changes, part):
     with pytest.raises(InvalidSpecError) as caught:
         objects(**changes)
     assert part in "; ".join(f"{each.path}: {each.message}" for each in caught.value.problems)
+
+
+def test_privileges_are_the_operators_to_allow(objects, context):
+    """As for graphs."""
+    allowed = dataclasses.replace(context, allows_privileges=True)
+    template = objects(context=allowed, podTemplate={"spec": {"hostPID": True}}).job["spec"]["template"]
+    assert template["spec"]["hostPID"] is True
