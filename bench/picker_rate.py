@@ -17,6 +17,7 @@ import time
 from penstock.api import Role, RouterConfig
 from penstock.core.http.loop import run
 from penstock.router.admission import Admission
+from penstock.router.core.assignment import Verdict
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.picker import messages as wire
@@ -46,11 +47,11 @@ def _ask(rng: random.Random, number: int) -> wire.Ask:
     prefix = rng.randrange(PREFIXES)
     chain = tuple(prefix * 1000 + at for at in range(10)) + tuple(rng.getrandbits(60) for _ in range(10))
     prompt = wire.prompt_of(Arrival(chain, 512 * len(chain)))
-    return wire.Ask(number, wire.role_index(Role.AGGREGATED), prompt)
+    return wire.Ask(number, Role.AGGREGATED, prompt)
 
 
 def _end(number: int) -> tuple[wire.Message, ...]:
-    return wire.Prefilled(number, None, True), wire.Judged(number, "succeeded"), wire.Release(number)
+    return wire.Prefilled(number, None, True), wire.Judged(number, Verdict.SUCCEEDED), wire.Release(number)
 
 
 async def seconds_each(workers: int, requests: int) -> float:

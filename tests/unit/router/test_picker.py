@@ -6,7 +6,8 @@ import time
 import orjson
 import pytest
 
-from penstock.api import Role
+from penstock.api import Role, Tier
+from penstock.router.core.effects import RefusalReason
 from penstock.router.picker import messages as wire
 from penstock.router.picker.channel import PATH, Channel
 from penstock.router.picker.links import SILENT_TICKS
@@ -15,7 +16,6 @@ from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import BusyThresholds
 
 PICKS = "penstock_router_picks_total"
-AGGREGATED = wire.role_index(Role.AGGREGATED)
 
 
 def group_of(router):
@@ -376,7 +376,9 @@ async def test_a_word_of_an_older_term_is_dropped(harness, write_graph):
     task = asyncio.create_task(router.post())
     await router.until(lambda: fake.asked)
     number = fake.asked[0].number
-    refused = wire.Refused(fake.term - 1, number, AGGREGATED, "QUEUE_FULL", "of an older term", None)
+    refused = wire.Refused(
+        fake.term - 1, number, Role.AGGREGATED, RefusalReason.QUEUE_FULL, "of an older term", None
+    )
     fake.say(wire.Go(fake.term - 1, number, worker.name, 0.0, "old"), refused)
     fake.say(wire.Go(fake.term, number + 1000, worker.name, 0.0, "asked by nobody"))
     await asyncio.sleep(0.05)
@@ -427,9 +429,18 @@ async def test_only_a_router_of_the_graph_is_let_in(harness, write_graph):
     [
         (wire.MAX_FRAME_BYTES + 1).to_bytes(4, "big"),
         b"POST / HTTP/1.1\r\n\r\n",
-        frames([wire.Ask(1, AGGREGATED, prompt_of(Arrival((), 1)))] * 2),
+        frames([wire.Ask(1, Role.AGGREGATED, prompt_of(Arrival((), 1)))] * 2),
         frames(
-            [wire.Holds(1, AGGREGATED, "w", wire.Prompt(b"odd", 1, (), 1.0, 1, "", False, 2, ""), False, 1)]
+            [
+                wire.Holds(
+                    1,
+                    Role.AGGREGATED,
+                    "w",
+                    wire.Prompt(b"odd", 1, (), 1.0, 1, "", False, Tier.STANDARD, ""),
+                    False,
+                    1,
+                )
+            ]
         ),
     ],
     ids=["a frame too long", "another protocol", "asked twice", "keys cut off"],
@@ -456,12 +467,12 @@ async def test_what_a_relay_holds_ends_with_its_connection(harness, write_graph)
     name, value = harness.as_router
     _, _, writer = await connect(router, secret=name + b": " + value + b"\r\n")
     prompt = prompt_of(Arrival((), 300))
-    holds = wire.Holds(1, AGGREGATED, worker.name, prompt, False, 300)
+    holds = wire.Holds(1, Role.AGGREGATED, worker.name, prompt, False, 300)
     load = router.server.core.pool.get(worker.name)
     writer.write(frames([holds]))
     await asyncio.sleep(0.05)
     assert load.inflight_tokens == 0
-    writer.write(follows(router) + frames([holds, wire.Ask(2, AGGREGATED, prompt)]))
+    writer.write(follows(router) + frames([holds, wire.Ask(2, Role.AGGREGATED, prompt)]))
     await router.until(lambda: load.inflight_tokens == 600)
     writer.write(frames([wire.Progress((1,), (340,)), wire.Release(2)]))
     await router.until(lambda: load.inflight_tokens == 340)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api import Role
 from penstock.router.picker import messages as wire
-from penstock.router.picker.election import Leader, RouterView, elect
+from penstock.router.picker.election import Leader, elect
 from penstock.router.picker.messages import FrameReader, ProtocolError, arrival_of, frames, prompt_of
 from penstock.router.picker.relay import RECENT_KEYS, RecentPrompts
 from penstock.router.policy.arrival import Arrival
@@ -23,7 +24,7 @@ def status(**values):
 ARRIVAL = Arrival((1, 2**64 - 1), 900, frozenset({"w"}), 480.5, 8, "s", True, tenant="t")
 MESSAGES = [
     status(thresholds=(3, [None, 7, 0.5], [None, None, None])),
-    wire.Ask(7, 0, prompt_of(ARRIVAL), True, 1.5),
+    wire.Ask(7, Role.PREFILL, prompt_of(ARRIVAL), True, 1.5),
     wire.Go(2, 7, "w", 0.0, "lowest prefix cost"),
     wire.Progress((7, 8), (900, 1)),
 ]
@@ -83,7 +84,7 @@ def test_recent_prompts_are_bounded_by_their_keys():
 def view(name, sees, *, since_s=None, term=0, is_leader=False, is_stopping=False):
     """A router, as old as its letter."""
     since_s = float(ord(name)) if since_s is None else since_s
-    return RouterView(name, since_s, term, is_leader, is_stopping, frozenset(sees))
+    return wire.Status(name, since_s, term, is_leader, True, is_stopping, tuple(sees))
 
 
 @pytest.mark.parametrize(

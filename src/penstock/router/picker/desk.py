@@ -106,7 +106,7 @@ class Session:
         """Say that a request gets no worker."""
         if self._requests.pop(request.number, None) is None:
             return
-        role, reason = wire.role_index(refuse.role), refuse.reason.name
+        role, reason = refuse.role, refuse.reason
         self.channel.send(
             wire.Refused(self._desk.term, request.number, role, reason, refuse.message, refuse.retry_after_s)
         )
@@ -143,8 +143,7 @@ class Session:
             handle(self, message)
 
     def _ask(self, message: wire.Ask) -> None:
-        role = wire.role_at(message.role)
-        core = self._desk.admission.core
+        role, core = message.role, self._desk.admission.core
         if role not in core.queues or not self._is_free(message.number):
             raise wire.ProtocolError(f"request {message.number}: not of this graph, or asked already")
         arrival = wire.arrival_of(message.prompt)
@@ -160,8 +159,7 @@ class Session:
         self._desk.admission.apply(effects)
 
     def _holds(self, message: wire.Holds) -> None:
-        role = wire.role_at(message.role)
-        core = self._desk.admission.core
+        role, core = message.role, self._desk.admission.core
         if role not in core.queues or not self._is_free(message.number):
             raise wire.ProtocolError(f"request {message.number}: not of this graph, or held already")
         arrival = wire.arrival_of(message.prompt)
@@ -241,7 +239,7 @@ class Session:
             event = TierFirstToken(ttft_s or 0.0)
         elif message.event == 2:
             event = TierTurnedAway()
-        self._desk.admission.tier_saw(wire.tier_at(message.tier), event)
+        self._desk.admission.tier_saw(message.tier, event)
 
     def _assignment(self, number: int) -> LiveAssignment | None:
         request = self._requests.get(number)

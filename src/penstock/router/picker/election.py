@@ -10,26 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class RouterView:
-    """What one router says of itself.
-
-    Attributes:
-        instance: Unique name of its process.
-        since_s: When it began, Unix seconds.
-        term: Highest term that it has seen, >= 0.
-        is_leader: It claims that term.
-        is_stopping: It is about to end, and may not claim.
-        sees: Instances that it has heard in the last moments, its own among them.
-    """
-
-    instance: str
-    since_s: float
-    term: int
-    is_leader: bool
-    is_stopping: bool
-    sees: frozenset[str]
+from penstock.router.picker.messages import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +31,7 @@ def majority(members: int) -> int:
     return members // 2 + 1
 
 
-def elect(own: RouterView, heard: Iterable[RouterView], members: int) -> Leader | None:
+def elect(own: Status, heard: Iterable[Status], members: int) -> Leader | None:
     """Return the picker; None: there is none that this router may believe in now.
 
     Where it is this router itself and ``own`` has no claim yet, it begins the term that is returned.

@@ -19,7 +19,7 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.picker import messages as wire
 from penstock.router.picker.channel import NAME
 from penstock.router.picker.desk import Desk
-from penstock.router.picker.election import Leader, RouterView, elect, majority
+from penstock.router.picker.election import Leader, elect, majority
 from penstock.router.picker.links import Link, Links
 from penstock.router.picker.relay import Relay
 from penstock.router.policy.arrival import Arrival
@@ -159,7 +159,10 @@ class RouterGroup:
             self.is_picker,
             self._is_active,
             self._is_stopping,
-            tuple(self._sees()),
+            (
+                self.instance,
+                *(each.status.instance for each in self._links.heard() if each.status is not None),
+            ),
             self._desk.heir,
             self._thresholds.told(),
         )
@@ -167,26 +170,12 @@ class RouterGroup:
     def _picked(self, worker: str, arrival: Arrival) -> None:
         self._desk.computed(worker, arrival)
 
-    def _sees(self) -> list[str]:
-        return [
-            self.instance,
-            *(each.status.instance for each in self._links.heard() if each.status is not None),
-        ]
-
     def _update(self) -> None:
         """Find out who picks, and act on it."""
         before = self._leader, self._is_active
         heard = [(link, link.status) for link in self._links.heard() if link.status is not None]
-        own = RouterView(
-            self.instance,
-            self._since_s,
-            self._term,
-            self.is_picker,
-            self._is_stopping,
-            frozenset(self._sees()),
-        )
         members = self._links.members
-        leader = elect(own, [_view(status) for _, status in heard], members)
+        leader = elect(self._status(), [status for _, status in heard], members)
         self._term = max(self._term, 0 if leader is None else leader.term, *(each.term for _, each in heard))
         if self.is_picker and leader != self._leader:
             log.info("this router picks no more", term=self._term)
@@ -224,14 +213,3 @@ class RouterGroup:
         self._heir = status.heir
         if status.is_active and status.is_leader and status.term == leader.term:
             self._relay.answered()
-
-
-def _view(status: wire.Status) -> RouterView:
-    return RouterView(
-        status.instance,
-        status.since_s,
-        status.term,
-        status.is_leader,
-        status.is_stopping,
-        frozenset(status.sees),
-    )

@@ -14,6 +14,8 @@ import msgspec
 
 from penstock.api import Role, Tier
 from penstock.core.errors import PenstockError
+from penstock.router.core.assignment import Verdict
+from penstock.router.core.effects import RefusalReason
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
 
@@ -24,16 +26,12 @@ MESSAGES_PER_FRAME: Final = 256
 SESSION_BYTES: Final = 128
 """Chosen: of a session's name; what follows is not looked at, so that clients cannot fill the memory."""
 _LENGTH_BYTES: Final = 4
-_ROLES: Final = tuple(Role)
-_TIERS: Final = tuple(Tier)
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Keys = Annotated[bytes, msgspec.Meta(max_length=(MAX_BLOCKS + SUB_BLOCK_KEYS) * KEY_BYTES)]
-RoleIndex = Annotated[int, msgspec.Meta(ge=0, lt=len(_ROLES))]
-TierIndex = Annotated[int, msgspec.Meta(ge=0, lt=len(_TIERS))]
 
 
 class ProtocolError(PenstockError):
@@ -50,7 +48,7 @@ class Prompt(msgspec.Struct, array_like=True, frozen=True):
     sub_block_keys: Annotated[int, msgspec.Meta(ge=1, le=64)]
     session: Annotated[str, msgspec.Meta(max_length=SESSION_BYTES)]
     is_non_streaming: bool
-    tier: TierIndex
+    tier: Tier
     tenant: Name
 
 
@@ -64,7 +62,7 @@ def prompt_of(arrival: Arrival) -> Prompt:
         arrival.sub_block_keys,
         arrival.session,
         arrival.is_non_streaming,
-        arrival.rank,
+        arrival.tier,
         arrival.tenant,
     )
 
@@ -85,24 +83,9 @@ def arrival_of(prompt: Prompt) -> Arrival:
         prompt.sub_block_keys,
         prompt.session,
         prompt.is_non_streaming,
-        _TIERS[prompt.tier],
+        prompt.tier,
         prompt.tenant,
     )
-
-
-def role_index(role: Role) -> int:
-    """Return a role as it is told."""
-    return _ROLES.index(role)
-
-
-def role_at(index: int) -> Role:
-    """Return a role that was told."""
-    return _ROLES[index]
-
-
-def tier_at(index: int) -> Tier:
-    """Return a tier that was told, by its rank."""
-    return _TIERS[index]
 
 
 class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
@@ -158,7 +141,7 @@ class Holds(msgspec.Struct, array_like=True, frozen=True, tag=3):
     """A request that a relay has in flight at a worker."""
 
     number: Count
-    role: RoleIndex
+    role: Role
     worker: Name
     prompt: Prompt
     is_prefilled: bool
@@ -177,7 +160,7 @@ class Ask(msgspec.Struct, array_like=True, frozen=True, tag=4):
     """
 
     number: Count
-    role: RoleIndex
+    role: Role
     prompt: Prompt
     again: bool = False
     waited_s: Seconds | None = None
@@ -198,10 +181,10 @@ class Prefilled(msgspec.Struct, array_like=True, frozen=True, tag=6):
 
 
 class Judged(msgspec.Struct, array_like=True, frozen=True, tag=7):
-    """What a request says of its worker, by the name of a `Verdict`."""
+    """What a request says of its worker."""
 
     number: Count
-    verdict: Name
+    verdict: Verdict
     cause: Text = ""
     is_unreachable: bool = False
 
@@ -229,13 +212,13 @@ class TierSaw(msgspec.Struct, array_like=True, frozen=True, tag=11):
     """What became of a request of a tier.
 
     Attributes:
-        tier: Its rank.
+        tier: Its tier.
         event: 0: its first token came, 1: it ended, 2: it was turned away.
         seconds: TTFT of the first, and the end's TTFT, end-to-end time and TPOT as far as known.
         is_failed: It ended without its whole answer.
     """
 
-    tier: TierIndex
+    tier: Tier
     event: Annotated[int, msgspec.Meta(ge=0, le=2)]
     seconds: tuple[float | None, float | None, float | None] = (None, None, None)
     is_failed: bool = False
@@ -256,8 +239,8 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=13):
 
     term: Count
     number: Count
-    role: RoleIndex
-    reason: Name
+    role: Role
+    reason: RefusalReason
     message: Text
     retry_after_s: float | None
 

@@ -27,7 +27,6 @@ from penstock.router.admission import (
     TierTurnedAway,
 )
 from penstock.router.core.assignment import Verdict
-from penstock.router.core.effects import RefusalReason
 from penstock.router.core.router import RunningAt
 from penstock.router.core.worker import Worker
 from penstock.router.metrics import RouterMetrics
@@ -201,13 +200,12 @@ class Relay:
         """Pass on what became of a request; returns whether there is another router to count it."""
         if self.channel is None:
             return False
-        rank = tuple(Tier).index(tier)
         if isinstance(event, TierFirstToken):
-            self._send(wire.TierSaw(rank, 0, (event.ttft_s, None, None)))
+            self._send(wire.TierSaw(tier, 0, (event.ttft_s, None, None)))
         elif isinstance(event, TierTurnedAway):
-            self._send(wire.TierSaw(rank, 2))
+            self._send(wire.TierSaw(tier, 2))
         else:
-            self._send(wire.TierSaw(rank, 1, (event.ttft_s, event.e2e_s, event.tpot_s), event.is_failed))
+            self._send(wire.TierSaw(tier, 1, (event.ttft_s, event.e2e_s, event.tpot_s), event.is_failed))
         return True
 
     # ------------------------------------------------------------------ who picks
@@ -322,8 +320,7 @@ class Relay:
             return
         self._forget(waiter)
         if not waiter.done():
-            reason = RefusalReason.__members__.get(message.reason, RefusalReason.NO_WORKER)
-            waiter.set_exception(REFUSALS[reason](message.message, message.retry_after_s))
+            waiter.set_exception(REFUSALS[message.reason](message.message, message.retry_after_s))
 
     def _loads(self, message: wire.Loads) -> None:
         queue, now_s = self._core.entry_queue, self._now_s()
@@ -341,9 +338,9 @@ class Relay:
 
     def _send_ask(self, asked: _Asked) -> None:
         waited_s = max(0.0, self._now_s() - asked.since_s) if asked.was_admitted else None
-        prompt, role = wire.prompt_of(asked.arrival), wire.role_index(asked.role)
         asked.is_sent = asked.was_admitted = True
-        self._send(wire.Ask(asked.number, role, prompt, asked.again, waited_s))
+        prompt = wire.prompt_of(asked.arrival)
+        self._send(wire.Ask(asked.number, asked.role, prompt, asked.again, waited_s))
 
     def _ask_again(self, waiter: _Future) -> None:
         asked = self._asked.get(waiter)
@@ -355,7 +352,7 @@ class Relay:
         self._send(
             wire.Holds(
                 running.number,
-                wire.role_index(running.role),
+                running.role,
                 assignment.worker.name,
                 wire.prompt_of(running.arrival),
                 running.is_prefilled,
@@ -365,7 +362,7 @@ class Relay:
 
     def _judged(self, worker: Worker, number: int, verdict: Verdict, cause: str) -> None:
         is_unreachable = worker.health_problem is not None
-        self._send(wire.Judged(number, verdict.value, cause[:1024], is_unreachable))
+        self._send(wire.Judged(number, verdict, cause[:1024], is_unreachable))
 
     def _forget(self, waiter: _Future) -> _Asked | None:
         asked = self._asked.pop(waiter, None)
