@@ -44,7 +44,7 @@ from penstock.operator.plan.refusal import refusal
 from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
-from penstock.operator.resources.labels import inherited
+from penstock.operator.resources.labels import inherit
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 from penstock.operator.router_secret import make_router_secret
 from penstock.operator.statuses import Statuses
@@ -209,11 +209,10 @@ class Reconciler:
     async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
         cluster, spec = self._parts.cluster, model.spec
         context = replace(
-            self._parts.context,
+            inherit(self._parts.context, raw["metadata"], spec.inherited_annotations),
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
             has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
-            **inherited(raw["metadata"], spec.inherited_annotations),
         )
         kind = kind_of_runtime(spec)
         has_kind = kind is not None and await cluster.knows(kind)

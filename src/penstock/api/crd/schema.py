@@ -104,8 +104,11 @@ class _Converter:
         model = self._models.get(name)
         rules = () if model is None else model.rules
         entries = [each.to_schema() for each in rules if each.key == key and each.cel is not None]
-        for entry in () if model is None or key else entries:
-            entry |= {each: with_absent_keys(entry[each], model) for each in ("rule", "messageExpression")}
+        if model is not None and not key:
+            for entry in entries:
+                entry |= {
+                    each: with_absent_keys(entry[each], model) for each in ("rule", "messageExpression")
+                }
         return {**schema, "x-kubernetes-validations": entries} if entries else schema
 
     def _value(self, source: Schema) -> Schema:
