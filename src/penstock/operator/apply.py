@@ -38,7 +38,7 @@ _IN_TURN: Final = WORKLOADS | {ROLE_BINDING.kind}
 """Written last and one by one. The API server compares a RoleBinding's Role with the writer's own rights in a copy
 that lags behind its writes; right after the Role it would answer 404."""
 
-_NUMBER: Final[Object] = {"f:spec": {"f:replicas": {}}}
+_NUMBER: Final[Mapping[str, Any]] = {"f:spec": {"f:replicas": {}}}
 
 COMPARED: Final = 4000
 """Children whose last comparison is remembered, until they change. Chosen: those of some 200 graphs, a megabyte."""

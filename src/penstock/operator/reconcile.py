@@ -43,7 +43,7 @@ from penstock.operator.plan.refusal import refusal
 from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
-from penstock.operator.resources.labels import inherited
+from penstock.operator.resources.labels import inherit
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
 from penstock.operator.router_secret import make_router_secret
 from penstock.operator.statuses import Statuses
@@ -207,14 +207,11 @@ class Reconciler:
 
     async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
         cluster, spec = self._parts.cluster, model.spec
-        passed_on = inherited(raw["metadata"], spec.inherited_annotations)
         context = replace(
-            self._parts.context,
+            inherit(self._parts.context, raw["metadata"], spec.inherited_annotations),
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
             has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
-            labels=passed_on["labels"],
-            annotations=passed_on["annotations"],
         )
         kind = kind_of_runtime(spec)
         has_kind = kind is not None and await cluster.knows(kind)

@@ -8,6 +8,7 @@ other tools read, by nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from typing import Any, Final
@@ -22,6 +23,7 @@ from penstock.kube.objects.names import (
     SERVING,
     SERVING_LABEL,
 )
+from penstock.operator.resources.context import BuildContext
 from penstock.runtimes import runtime_of
 
 _RECOMMENDED: Final = "app.kubernetes.io"
@@ -49,19 +51,21 @@ def release_label() -> dict[str, str]:
     return {f"{_RECOMMENDED}/version": _RELEASE}
 
 
-def inherited(metadata: Mapping[str, Any], annotations: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the labels of a graph, and those of its annotations that are named, which its children carry too.
+def inherit(context: BuildContext, metadata: Mapping[str, Any], annotations: Iterable[str]) -> BuildContext:
+    """Return a context with the labels of a graph, and those of its annotations that are named, for its children.
 
     Args:
+        context: Of the build.
         metadata: The graph's.
         annotations: Keys of annotations.
     """
     chosen = set(annotations)
-    found = {
-        "labels": metadata.get("labels") or {},
-        "annotations": {k: v for k, v in (metadata.get("annotations") or {}).items() if k in chosen},
-    }
-    return {kind: {k: v for k, v in each.items() if not _is_others(k)} for kind, each in found.items()}
+    labels, others = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    return replace(
+        context,
+        labels={key: value for key, value in labels.items() if not _is_others(key)},
+        annotations={k: value for k, value in others.items() if k in chosen and not _is_others(k)},
+    )
 
 
 def _is_others(key: str) -> bool:

@@ -9,7 +9,7 @@ from penstock.api import Role
 from penstock.api.manifests import parse_manifests
 from penstock.operator.resources import adapter, children
 from penstock.operator.resources.config_map import router_manifest
-from penstock.operator.resources.labels import inherited
+from penstock.operator.resources.labels import inherit
 
 GRAPH_LABELS = {
     "penstock.dev/graph": "llama",
@@ -84,7 +84,7 @@ def test_the_graphs_labels_and_chosen_annotations_reach_its_children_and_roll_no
         },
     }
     chosen = ("example.com/cost", "argocd.argoproj.io/tracking-id", "example.com/absent")
-    passed = dataclasses.replace(context, **inherited(metadata, chosen))
+    passed = inherit(context, metadata, chosen)
     plain = children(build(), context, replicas={}, unavailable={})
     for was, each in zip(plain, children(build(), passed, replicas={}, unavailable={}), strict=True):
         added = {"team": "search", "kueue.x-k8s.io/queue-name": "gpus"}
