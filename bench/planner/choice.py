@@ -46,6 +46,9 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         help="results.json of an earlier run: rows of autoscalers that are not ours are taken from it; they change"
         " only with the simulator and the shared bounds",
     )
+    parser.add_argument(
+        "--before", type=Path, help="results.json of an earlier run to show the default beside"
+    )
     parser.add_argument("--output", type=Path, help="folder [default: this one, for the whole suite]")
     parser.add_argument("--json", action="store_true", help="print every cell as JSON instead of a table")
     parser.add_argument("--jobs", type=_positive, default=2, help="processes [default: 2]")
@@ -57,10 +60,15 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def known_cases(options: argparse.Namespace) -> list[Case]:
+    """Return every workload there are requests for."""
+    folder = os.environ.get(DATA_VARIABLE)
+    return cases(options.data or (Path(folder) if folder else None))
+
+
 def chosen_cases(options: argparse.Namespace) -> list[Case]:
     """Return the workloads to run; exits with a message where a name is unknown."""
-    folder = os.environ.get(DATA_VARIABLE)
-    known = cases(options.data or (Path(folder) if folder else None))
+    known = known_cases(options)
     if options.workloads:
         names = _names("--workloads", options.workloads, [case.name for case in known])
         return [case for case in known if case.name in names]

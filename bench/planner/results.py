@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+import gate
 from board import FIXED, ONE_STEP, ORACLE, REFERENCES, TIE, VERDICTS, Board, Row, verdict
 from reference import HINDSIGHT
 from workloads import Case
@@ -23,8 +24,25 @@ _SHOWN_RIVALS = 3
 """How many of those that are better on a case are named."""
 
 
-def document(board: Board, conformance: Sequence[str], pictures: Sequence[str], command: str) -> str:
-    """Return RESULTS.md."""
+def document(
+    board: Board,
+    conformance: Sequence[str],
+    pictures: Sequence[str],
+    command: str,
+    *,
+    before: Board | None = None,
+    left_out: Sequence[str] = (),
+) -> str:
+    """Return RESULTS.md.
+
+    Args:
+        board: The run.
+        conformance: Its table.
+        pictures: Files to show.
+        command: What wrote it.
+        before: An earlier run to show the default beside.
+        left_out: Cases that were not run.
+    """
     default = board.default
     parts = [
         "# The planner's scoreboard",
@@ -32,10 +50,13 @@ def document(board: Board, conformance: Sequence[str], pictures: Sequence[str], 
             f"Written by `{command}`; virtual time, same options, same figures. [How it works and what each policy is]"
             "(../../docs/scoreboard.md)."
         ),
+        f"**A part of the suite.** Not run: {', '.join(left_out)}." if left_out else "",
         f"## Where `{default}` loses",
         _losses(board),
         f"## `{default}` against each other policy",
         _comparison(board),
+        "## Beside a fixed fleet of the same cost",
+        "\n".join(gate.table(board, before)),
         "## The goals",
         _hindsight_goal(board),
         _one_step_goal(board),

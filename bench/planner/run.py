@@ -21,7 +21,7 @@ import orjson
 import reference
 from board import Board
 from cells import Cell, run_cell
-from choice import chosen_cases, chosen_policies, options_of, seeds_of
+from choice import chosen_cases, chosen_policies, known_cases, options_of, seeds_of
 from gate import gate
 from pictures import draw
 from results import document
@@ -134,7 +134,13 @@ def _write(folder: Path, board: Board, rows: list[dict[str, Any]], options: argp
     found = conformance.merged(_map("conformance", conformance.verdicts_of, held, options))
     table = conformance.table(found, held)
     command = " ".join(["python bench/planner/run.py", *options.words])
-    (folder / "RESULTS.md").write_text(document(board, table, pictures, command), encoding="utf-8")
+    before = None
+    if options.before is not None:
+        before = Board(board.cases, orjson.loads(options.before.read_bytes()), board.policies, board.default)
+    run = {case.name for case in board.cases}
+    left_out = [case.name for case in known_cases(options) if case.name not in run]
+    text = document(board, table, pictures, command, before=before, left_out=left_out)
+    (folder / "RESULTS.md").write_text(text, encoding="utf-8")
     print(f"wrote {folder / 'RESULTS.md'}", file=sys.stderr)
 
 

@@ -67,6 +67,21 @@ def board(bench):
     return bench["board"].Board(cases, rows, ["adaptive", "hpa", "keda"], "adaptive")
 
 
+def test_a_part_says_what_was_left_out_and_what_came_before(bench, board):
+    """A reader sees which cases were not run, and how far behind a fixed fleet of its cost the default was and is."""
+    rows = [row("sine", "static, equal GPU-hours", 0.95, 1.9, fleet=(2, 1))]
+    now, before = (
+        bench["board"].Board(
+            board.cases, [row("sine", "adaptive", share, 2.0), *rows], ["adaptive"], "adaptive"
+        )
+        for share in (0.9, 0.8)
+    )
+    found = bench["results"].document(now, [], [], "run", before=before, left_out=["flash", "day"])
+
+    assert "**A part of the suite.** Not run: flash, day." in found
+    assert "| sine | 80.0% for 2.00 | 15.0 | 90.0% for 2.00 | 2+1: 95.0% for 1.90 | 5.0 | 5.0 |" in found
+
+
 @pytest.mark.parametrize(
     ("name", "own", "told"),
     [
