@@ -135,15 +135,7 @@ class UpstreamError(PenstockError):
 
 
 class UpstreamConnectError(UpstreamError):
-    """No connection could be made; the request was not sent.
-
-    Attributes:
-        is_refused: A machine is there and said that nothing listens.
-    """
-
-    def __init__(self, message: str, *, is_refused: bool = False) -> None:
-        self.is_refused = is_refused
-        super().__init__(message)
+    """No connection could be made; the request was not sent."""
 
 
 class UpstreamTimeout(UpstreamError):  # noqa: N818 - named like the fact it reports

@@ -32,14 +32,11 @@ def picker_among(routers):
 
 async def start(harness, write_graph, *workers, count=2, config=None, **settings):
     """Start routers that know each other; the first is the oldest, so it picks."""
+    settings.setdefault("disaggregated", False)
     routers = []
     for _ in range(count):
         file = write_graph(workers, routers)
-        routers.append(
-            await harness.router(
-                config=config or {}, disaggregated=False, ready=False, statefile=file, **settings
-            )
-        )
+        routers.append(await harness.router(config=config or {}, ready=False, statefile=file, **settings))
         write_graph(workers, routers)
     await routers[0].until(lambda: picker_among(routers) is routers[0])
     for router in routers:
@@ -72,6 +69,23 @@ async def test_the_oldest_picks_for_all_and_each_relays_its_own(harness, write_g
         await router.assert_idle()
     assert [each.server.metrics.arrivals for each in (one, two)] == [0, 1]
     assert await two.metric(PICKS, by="other") == 1
+
+
+async def test_both_stages_and_the_tiers_are_the_pickers(harness, write_graph):
+    """Prefill and decode are picked by it, and what became of a request counts for its tier there."""
+    pair = await harness.pair()
+    config = {"tiers": {"enabled": True}}
+    one, two = await start(harness, write_graph, *pair, disaggregated=True, config=config)
+    async with await two.stream(max_tokens=3) as response:
+        assert (b"".join([chunk async for chunk in response])).endswith(harness.done)
+    for router in (one, two):
+        await router.assert_idle()
+    assert [len(each.seen) for each in pair] == [1, 1]
+    assert await two.metric(PICKS, by="other") == 2
+    counts = [router.server.core.tiers.counts[Tier.STANDARD] for router in (one, two)]
+    await one.until(lambda: counts[0].e2e.total > 0)
+    numbers = [(each.arrivals, each.ttft.cumulative()[-1], each.e2e.cumulative()[-1]) for each in counts]
+    assert numbers == [(1, 1, 1), (0, 0, 0)]
 
 
 async def test_a_failure_at_a_relay_is_known_to_the_picker(harness, write_graph):

@@ -305,5 +305,5 @@ def _connect_error(exc: OSError, origin: Origin, connect_s: float | None) -> Pen
     if isinstance(exc, socket.gaierror):
         return UpstreamConnectError(f"host {origin[0]!r} does not resolve: {exc}")
     if isinstance(exc, ConnectionRefusedError):
-        return UpstreamConnectError(f"{name} refused the connection: nothing listens there", is_refused=True)
+        return UpstreamConnectError(f"{name} refused the connection: nothing listens there")
     return UpstreamConnectError(f"cannot connect to {name}: {exc}")
