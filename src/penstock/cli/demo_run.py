@@ -40,8 +40,8 @@ _REFRESH_REAL_S = 0.5
 _PLAIN_PERIOD_REAL_S = 5.0
 """Chosen: where no terminal redraws the table, a line every five seconds shows that it goes on."""
 _SETTLE_S = 160.0
-"""Simulated seconds that the planner gets after the last request to go back to the floor. Chosen: a quarter of the demo's
-night, in which it was seen to."""
+"""Simulated seconds that the planner gets after the last request to go back to the floor. Chosen: eighteen
+real seconds, so that the whole demo takes three minutes at most."""
 _END_REAL_S = 15.0
 """Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
 _PARTS = ("run", "log", "report")

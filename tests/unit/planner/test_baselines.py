@@ -152,6 +152,19 @@ def test_keda_scales_on_work_in_flight_and_on_the_sum_of_kv():
     assert desired("keda", pull(demand=busy, kv=1.0)) == {Role.PREFILL: 6, Role.DECODE: 3}
 
 
+def test_an_hpa_scales_on_the_rate_of_uncached_tokens_or_on_all_requests_there():
+    """24,000 tokens/s at 0.4 of 10,000 are six replicas; three requests that run and seven that wait, at two each, five.
+
+    A metric without a value changes nothing.
+    """
+    demand = Demand(period_s=1.0, uncached_tokens=24_000.0, in_flight={Role.PREFILL: 3.0})
+    seen = pull(demand=demand, queue=7.0)
+
+    assert desired("hpa-rate", seen)[Role.PREFILL] == 6
+    assert desired("hpa-running", seen)[Role.PREFILL] == 5
+    assert desired("hpa-running", pull(demand=None, queue=7.0))[Role.PREFILL] == 2
+
+
 def test_keda_takes_a_query_without_a_result_for_nothing():
     """Its default, and the complaint about it: five minutes without metrics end at the floor, at any load."""
     blind = [pull(15.0 * i, prefill=4, decode=4, kv=None, queue=None) for i in range(1, 24)]
@@ -333,7 +346,7 @@ def test_a_profile_and_a_schedule_survive_the_ledger():
 
 # -- all --------------------------------------------------------------------------------------------
 
-RIVALS = (Mode.HPA, "keda", "kpa", "dynamo-load", "static")
+RIVALS = (Mode.HPA, "hpa-rate", "hpa-running", "keda", "kpa", "dynamo-load", "static")
 
 
 @pytest.mark.parametrize("mode", RIVALS)

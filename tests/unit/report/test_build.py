@@ -207,8 +207,8 @@ def test_the_graph_that_the_ledger_names_is_simulated_on_other_fleets(make_run, 
     found = _reported(make_run(), _naming(ledger_file, path), tmp_path / "out", "--counterfactual-cpu-s", "1")
 
     assert [each["name"] for each in found["counterfactual"]["outcomes"]][:2] == ["load", "load"]
-    assert found["service"]["slo_s"] == 5.0
-    assert found["violations"]["ttft_target_s"] == 5.0
+    assert found["service"]["slo_s"] == 10.0
+    assert found["violations"]["ttft_target_s"] == 10.0
 
 
 @pytest.mark.parametrize("is_named", [pytest.param(False, marks=pytest.mark.nightly), True])
