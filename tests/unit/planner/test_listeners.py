@@ -196,7 +196,8 @@ async def test_mode_sla_draws_prediction_targets_attainment_factors_and_need(wor
     assert factors[max(factors)] == pytest.approx(2.0, abs=0.1)
     needed, desired = _values(drawn, "replicas/prefill_needed"), _values(drawn, "replicas/prefill_desired")
     assert needed[max(needed)] >= 4 > needed[min(needed)]
-    assert desired[max(desired)] >= needed[max(needed)]
+    # It grows once 2.5 times the late share that the targets allow is expected.
+    assert desired[max(desired)] >= needed[max(needed)] - 1
     _each_scalar_is_in_one_chart(drawn)
 
 
