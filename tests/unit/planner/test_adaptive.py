@@ -134,7 +134,7 @@ D, P = Role.DECODE, Role.PREFILL
 IDLE = {"rate": 1000.0, "prefill": 3, "decode": 3, "kv": 0.05}
 BACKLOG = {"waiting": 100.0, "waiting_tokens": 500_000.0}
 UNKNOWN, WAITING = (HOLD, Reason.METRIC_UNKNOWN), (HOLD, Reason.REQUESTS_WAITING)
-FIRST = (HOLD, Reason.HOLD_DOWN)
+FIRST = (HOLD, Reason.WITHIN_CAPACITY)
 
 # Seconds of one load, and what becomes of a role.
 LOADS = {
@@ -147,9 +147,9 @@ LOADS = {
     "a start blocks no further step": (
         30, {"rate": 50_000.0, "starting": 1, **BACKLOG}, {P: (UP, Reason.DEMAND_ABOVE_CAPACITY)}
     ),
-    "a request waits at the frontend": (60, {**IDLE, "waiting": 1.0, "oldest_wait_s": 0.1}, {P: WAITING}),
-    "a request waits inside": (60, {**IDLE, "inside": 1.0}, {D: WAITING}),
-    "one starts": (60, {**IDLE, "starting": 1}, {P: (HOLD, Reason.REPLICA_NOT_READY)}),
+    "a request waits at the frontend": (130, {**IDLE, "waiting": 1.0, "oldest_wait_s": 0.1}, {P: WAITING}),
+    "a request waits inside": (65, {**IDLE, "inside": 1.0}, {D: WAITING}),
+    "one starts": (65, {**IDLE, "starting": 1}, {P: (HOLD, Reason.WITHIN_CAPACITY)}),
     "the router is away": (60, {**IDLE, "kv": 0.0, "known": False}, {P: UNKNOWN, D: UNKNOWN}),
     "refused requests are demand": (10, {"rate": 1000.0, "refused": 3.0}, {P: (UP, Reason.REQUESTS_REJECTED)}),
     "KV above 0.7": (30, {"rate": 1000.0, "kv": 0.75}, {D: (UP, Reason.KV_ABOVE_CAPACITY)}),

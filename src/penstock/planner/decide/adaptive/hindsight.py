@@ -79,12 +79,14 @@ class Hindsight:
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
-        """Tell whether the n-th replica can be done without: patient fleets wait as long as they did to start it."""
-        if not 1 <= replica <= self.sizes:
+        """Tell whether the n-th replica can be done without: patient fleets let what they held for it run out.
+
+        One above all sizes, which nothing has asked for, goes with the largest.
+        """
+        place = min(replica, self.sizes) - 1
+        if place < 0:
             return True
-        if self.is_patient:
-            return self.needed_s[replica - 1] <= 0
-        return self.idle_s[replica - 1] >= hold_s
+        return self.needed_s[place] <= 0 if self.is_patient else self.idle_s[place] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
         """Return the fleets of the chosen kind, and the place of the chosen floor."""
@@ -104,7 +106,7 @@ class Load:
         grows_at: Workers' worth that demand asks for.
         shrinks_at: Workers' worth that demand asks to keep, >= ``grows_at``.
         startup_s: From asked for to ready.
-        hold_s: How long a prompt fleet keeps an idle replica.
+        hold_s: How long a fleet keeps an idle replica, >= ``startup_s``.
         sizes: Largest floor that may be chosen, >= 1.
         served_at_once_by: A fleet of this many or more lets nobody wait, as was seen; None: not known.
     """
@@ -131,7 +133,7 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
     for index in range(known.sizes):
         before_s = known.needed_s[index]
         is_needed = load.grows_at > index
-        needed.append(min(before_s + dt_s, load.startup_s) if is_needed else max(0.0, before_s - dt_s))
+        needed.append(min(before_s + dt_s, load.hold_s) if is_needed else max(0.0, before_s - dt_s))
         idle.append(known.idle_s[index] + dt_s if load.shrinks_at <= index else 0.0)
     known = replace(
         known,

@@ -50,8 +50,7 @@ def proposed(
     seen = {role: remember(role, pool, state.of(role), config) for role, pool in pools.items()}
     cases = _cases(window, memory, workers, config)
     memory = _looked_back(cases, window, memory, config)
-    if workers.has_shadows:
-        cases = {role: replace(case, hindsight=memory.hindsight.get(role)) for role, case in cases.items()}
+    cases = {role: replace(case, hindsight=_advice(memory, role, workers)) for role, case in cases.items()}
     proposals = [_draft(role, window, memory, cases.get(role), config) for role in pools]
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
     proposals = zero.applied(proposals, window, memory, config)
@@ -94,6 +93,12 @@ def _cases(
     pull = window.pulls[-1]
     known = [role for role in pull.pools if pull.demand is not None and not _unknown(role, pull)]
     return {role: case_of(role, window, memory, workers, config) for role in known}
+
+
+def _advice(memory: AdaptiveMemory, role: Role, workers: Workers) -> Hindsight | None:
+    """Return what hindsight says of a role; where another rule has the waits, only how long its replicas have idled."""
+    known = memory.hindsight.get(role)
+    return known if known is None or workers.has_shadows else replace(known, floor=0, is_patient=False)
 
 
 def _looked_back(
