@@ -33,7 +33,7 @@ from penstock.router.policy.registry import policy_names
 )
 @fields.options(DemoOptions)
 def demo(manifest: Path | None, policy: str | None, **options: Any) -> None:
-    """Start a graph, replay two short days of synthetic load, let the planner scale it, stop it, and report.
+    """Start a graph, replay real requests over two short days, let the planner scale it, stop it, and report.
 
     Real local processes, simulated engines: no GPU and no cluster. Times are simulated seconds. Ctrl-C stops the
     graph and reports what was measured so far; a second one leaves the report out.

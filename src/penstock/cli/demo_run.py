@@ -48,10 +48,12 @@ _PARTS = ("run", "log", "report")
 _COUNTERFACTUAL = Effort(fleets=30, cpu_s=30.0)
 """Chosen: a demo's traffic takes one to two seconds a fleet, and the whole demo three minutes at most."""
 DAYS = (
-    "day:rate=0.12,peak=18,period_s=480,step_length_s=100,duration_s=960,input_tokens=16000,output_tokens=80,"
-    "length_cv=0.2,max_tokens=24000"
+    "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=80,"
+    "max_tokens=22000"
 )
-"""Two days of 480 simulated seconds: a start-up of two real seconds takes a twenty-seventh of one, as 53 minutes of 24 hours."""
+"""The requests of a real trace over two days of 480 simulated seconds: a start-up of two real seconds takes a
+twenty-seventh of one, as 53 minutes of 24 hours. Chosen: prompts that a worker computes in 3 s at most, answers short
+enough for two cores."""
 
 
 @dataclass(frozen=True, slots=True)

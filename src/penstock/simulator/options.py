@@ -36,7 +36,7 @@ class SimulateOptions:
     trace: str = flag(
         "A trace file (Mooncake JSONL or Azure CSV), the packaged `mooncake`, or a synthetic process: "
         "poisson|gamma|bursts|tenants|constant|sine|step|ramp|regimes|day with :KEY=VALUE,… as "
-        "poisson:rate=4,count=2000,input_tokens=2048,share=0.5.",
+        "poisson:rate=4,count=2000,input_tokens=2048,share=0.5; requests=TRACE takes a trace's prompts.",
         default="mooncake",
     )
     policy: str | None = flag(

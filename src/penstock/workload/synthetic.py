@@ -1,6 +1,6 @@
 """Makes requests that no trace recorded: arrival processes, lengths and shared prefixes; always called synthetic.
 
-Pure: the random generator is an argument. Called by the simulator's command line and benches; results
+Pure but for reading a trace whose requests are asked for: the random generator is an argument. Called by the simulator's command line and benches; results
 carry `SyntheticSpec.name`, so that they are not taken for a trace's.
 """
 
@@ -17,13 +17,16 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.workload import rates
-from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
+from penstock.workload.traces import BLOCK_TOKENS, TraceRequest, load_trace
 
 MOST_REQUESTS: Final = 1_000_000
 """Chosen: bounds a workload whose duration alone is given."""
 
 _UNIQUE_IDS_FROM: Final = 1 << 40
 """Ids of unshared blocks start here, far above those of any shared prefix."""
+
+
+_KINDS: Final = {"int": int, "float": float, "str": str}
 
 
 class Process(StrEnum):
@@ -79,6 +82,8 @@ class SyntheticSpec:
         prefix_tokens: Length of each in tokens, >= 1; rounded up to whole blocks of 512, and part of a
             prompt only as far as the prompt reaches.
         skew: Zipf exponent of their popularity, >= 0; 0 makes all equally popular.
+        requests: Trace whose prompts and outputs arrive at these times, in its order and again from its first one; empty:
+            none. They are cut at ``max_tokens`` and ``output_tokens``, and all else about lengths and prefixes has no effect.
     """
 
     process: Process = Process.POISSON
@@ -104,6 +109,7 @@ class SyntheticSpec:
     prefixes: int = 16
     prefix_tokens: int = 1024
     skew: float = 1.0
+    requests: str = ""
 
     def __post_init__(self) -> None:
         """Check the bounds.
@@ -145,10 +151,14 @@ class SyntheticSpec:
     @property
     def name(self) -> str:
         """The workload's name: ``synthetic poisson rate=4 count=1000 ...`` with what differs from the default."""
-        described = [
-            f"{field.name}={getattr(self, field.name):g}"
+        given = {
+            field.name: getattr(self, field.name)
             for field in fields(self)
             if field.name != "process" and getattr(self, field.name) not in {field.default, MOST_REQUESTS}
+        }
+        described = [
+            f"{name}={value}" if isinstance(value, str) else f"{name}={value:g}"
+            for name, value in given.items()
         ]
         return " ".join(("synthetic", self.process.value, *described))
 
@@ -162,8 +172,8 @@ def parse_synthetic(text: str) -> SyntheticSpec | None:
     word, _, rest = text.partition(":")
     if word not in set(Process):
         return None
-    kinds = {field.name: int if field.type == "int" else float for field in fields(SyntheticSpec)[1:]}
-    values: dict[str, float] = {}
+    kinds = {field.name: _KINDS[str(field.type)] for field in fields(SyntheticSpec)[1:]}
+    values: dict[str, float | str] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
         key = key.strip().replace("-", "_")
@@ -187,6 +197,8 @@ def synthesise(spec: SyntheticSpec, rng: np.random.Generator) -> list[TraceReque
     arrivals = arrival_times(spec, rng)
     if not arrivals:
         raise ConfigError(f"--trace: duration_s={spec.duration_s:g} ends before the first arrival")
+    if spec.requests:
+        return _of_trace(spec, arrivals)
     inputs = _shifted(_lengths(spec.input_tokens, len(arrivals), spec, rng), arrivals, spec.shift_input, spec)
     outputs = _shifted(
         _lengths(spec.output_tokens, len(arrivals), spec, rng), arrivals, spec.shift_output, spec
@@ -204,6 +216,21 @@ def synthesise(spec: SyntheticSpec, rng: np.random.Generator) -> list[TraceReque
         unique += blocks - shared
         requests.append(TraceRequest(at_s, prompt, output, (*range(first, first + shared), *own), line))
     return requests
+
+
+def _of_trace(spec: SyntheticSpec, arrivals: Sequence[float]) -> list[TraceRequest]:
+    rows = load_trace(spec.requests).requests
+    ids = 1 + max((block for row in rows for block in row.block_ids or ()), default=0)
+    made = []
+    for place, at_s in enumerate(arrivals):
+        again, row = divmod(place, len(rows))
+        prompt = min(rows[row].input_tokens, spec.max_tokens)
+        blocks = rows[row].block_ids[: -(-prompt // BLOCK_TOKENS)]
+        output = min(rows[row].output_tokens, spec.output_tokens)
+        made.append(
+            TraceRequest(at_s, prompt, output, tuple(again * ids + each for each in blocks), place + 1)
+        )
+    return made
 
 
 def arrival_times(spec: SyntheticSpec, rng: np.random.Generator) -> list[float]:

@@ -140,6 +140,17 @@ def test_shared_prefixes_are_as_popular_as_asked():
     assert len(set(firsts) - {0, 2, 4, 6}) == len(firsts) - len(shared)
 
 
+def test_a_traces_requests_arrive_at_a_processes_times_and_again_with_blocks_of_their_own():
+    """The packaged trace has 608; its 609th is the first one's twin, which finds nothing of it in a cache."""
+    spec = parse_synthetic("constant:rate=2,count=609,requests=mooncake,max_tokens=5000,output_tokens=80")
+    made = synthesise(spec, np.random.default_rng(0))
+    first, last = made[0], made[-1]
+    assert (first.input_tokens, first.output_tokens, len(first.block_ids)) == (5000, 80, 10)
+    assert (last.arrival_s, last.input_tokens) == (304.0, 5000)
+    assert not set(last.block_ids) & {block for each in made[:-1] for block in each.block_ids}
+    assert spec.name.startswith("synthetic constant rate=2")
+
+
 def test_the_name_says_synthetic():
     """And what differs from the default."""
     spec = parse_synthetic("gamma:rate=4,cv=2.5,count=100")
