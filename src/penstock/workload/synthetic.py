@@ -225,11 +225,11 @@ def _of_trace(spec: SyntheticSpec, arrivals: Sequence[float]) -> list[TraceReque
     for place, at_s in enumerate(arrivals):
         again, row = divmod(place, len(rows))
         prompt = min(rows[row].input_tokens, spec.max_tokens)
-        blocks = rows[row].block_ids[: -(-prompt // BLOCK_TOKENS)]
         output = min(rows[row].output_tokens, spec.output_tokens)
-        made.append(
-            TraceRequest(at_s, prompt, output, tuple(again * ids + each for each in blocks), place + 1)
-        )
+        blocks = rows[row].block_ids
+        if blocks is not None:
+            blocks = tuple(again * ids + each for each in blocks[: -(-prompt // BLOCK_TOKENS)])
+        made.append(TraceRequest(at_s, prompt, output, blocks, place + 1))
     return made
 
 
