@@ -401,18 +401,14 @@ class Reconciler:
         refused = await make_router_secret(self._parts.applier, graph.model, graph.context, wanted, live)
         applied = await self._parts.applier.apply(now, live, owner)
         applied.refused += refused
-        for want in later:
-            await self._only_replicas(want, live[want["kind"], want["metadata"]["name"]])
+        for want in later:  # Their new pod templates have to wait.
+            there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
+            if replicas_of(there) != number:
+                await self._parts.applier.patch(there, {"spec": {"replicas": number}})
         for name in seen.desired:
             plan = seen.plans.get(name)
             seen.desired[name] = plan.spec_replicas if plan is not None else seen.bounds[name].replicas
         return applied
-
-    async def _only_replicas(self, want: Object, there: Object) -> None:
-        """Scale a workload whose new pod template has to wait."""
-        number = want["spec"]["replicas"]
-        if replicas_of(there) != number:
-            await self._parts.applier.patch(there, {"spec": {"replicas": number}})
 
     async def _prune(self, graph: _Graph, wanted: list[Object]) -> bool:
         """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""

@@ -53,7 +53,7 @@ def _steady(world):
 
 
 async def test_decisions_like_the_last_one_are_counted_and_read_back(steady):
-    """Ten minutes: every decision can be replayed and explained, few are in the file; the next one has their count."""
+    """Ten minutes: every decision can be replayed and explained, few but the first are in the file; the next one has their count."""
     await steady.run_until(600)
     taken = [decision.id for decision in steady.watcher.decisions]
     assert [record["decision"]["id"] for record in _read(steady.folder)] == taken
@@ -61,7 +61,7 @@ async def test_decisions_like_the_last_one_are_counted_and_read_back(steady):
     assert (result.decisions, result.differences) == (len(taken), ())
     written = _written(steady.folder)
     assert len(taken) > 290
-    assert len(written) < 10
+    assert len(written) < 20
     assert max(record["held"] for record in written) <= HELD_MOST
     numbers = [int(record["decision"]["id"][1:]) for record in written]
     assert [record["held"] for record in written[1:]] == [
@@ -76,9 +76,11 @@ async def test_decisions_like_the_last_one_are_counted_and_read_back(steady):
 
 async def test_a_day_of_mode_adaptive_takes_less_than_70_megabytes(steady):
     """At speed 1, pulls included; it was 357 with every decision in full."""
-    await steady.run_until(300)
-    size = (steady.folder / "ledger.jsonl").stat().st_size
-    assert size / 300 * 86_400 < 70e6
+    sizes = []
+    for until_s in (150, 450):  # The fleet has its size after two minutes.
+        await steady.run_until(until_s)
+        sizes.append((steady.folder / "ledger.jsonl").stat().st_size)
+    assert (sizes[1] - sizes[0]) / 300 * 86_400 < 70e6
 
 
 async def test_decisions_behind_a_lost_pull_are_in_the_ledger_themselves(steady, monkeypatch):

@@ -289,7 +289,7 @@ REFUSED = {
     "observations: []\nobservation: []": "unknown key 'observation'",
     "observations: []\nconfig: {colour: 1}": "config.colour: extra inputs",
     "observations: []\nconfig: {mode: sla}": "mode sla plans by a performance profile: give it as",
-    "observations: []\nconfig: {mode: sla}\nperformance: {}": "performance: no key 'prefill'",
+    "observations: []\nconfig: {mode: sla}\nperformance: {}": "performance: .*prefill: Field required",
     "observations: []\nperformance: {}": "has no effect in mode load",
     "observations: []\nconfig: {mode: sla, profile: gone}": "no profile is called gone",
     _one_pull("pools: {queen: {ready: 1}}"): "'queen' is not a valid Role",

@@ -162,3 +162,13 @@ async def test_a_workers_own_metrics_say_how_much_it_caches(harness):
     router = await harness.router(worker)
     index = router.server.core.entry_queue.index_of(worker.name)
     await router.until(lambda: index.capacity == 31)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"depth": "2"}, r"depth: policy dualmap has .*"), ({"start_depth": "x"}, r"start_depth 'x': .*")],
+)
+def test_a_parameter_that_a_policy_does_not_take_is_refused_by_name(given, told):
+    """With what it takes, and what is wrong with the value."""
+    with pytest.raises(ConfigError, match=rf"router\.policyParameters: {told}"):
+        make_policy(RouterConfig(policy="dualmap", policy_parameters=given))

@@ -390,6 +390,17 @@ def test_sessions_stay_where_they_began():
     assert where(queues)["failed"] != homes[0]
 
 
+def test_a_session_stays_where_another_router_began_it():
+    """The picker was told of it, and may now choose for the other router."""
+    policy = StickySessions(LeastPending(), limit=2)
+    queues = placement(policy, names=("a", "b"))
+    policy.prompt_queued(Arrival((0,), 512, session="s"), "b", queues._workers)
+    for item in range(3):
+        queues.submit(item, Arrival((item,), 512, session="s"), 0.0)
+
+    assert set(where(queues).values()) == {"b"}
+
+
 def test_few_sessions_are_remembered():
     """Bounded: the quietest is queued again."""
     policy = StickySessions(LeastPending(), limit=2)

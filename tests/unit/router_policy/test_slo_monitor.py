@@ -192,3 +192,12 @@ def test_the_step_moves_by_one_and_not_too_often(values: list[tuple[float, float
         if change:
             assert second - changed_s >= (SETTINGS.step_seconds if change > 0 else SETTINGS.recover_seconds)
             changed_s = second
+
+
+def test_settings_that_change_keep_what_was_measured():
+    """A shorter window forgets what lies before it, from then on; nothing is measured anew."""
+    slo = monitor(window_seconds=60.0)
+    for at_s in (0.0, 50.0):
+        slo.first_token(Tier.PREMIUM, at_s + 1.0, at_s)
+    slo.configure(TierSettings(), SheddingConfig(window_seconds=20.0))
+    assert slo.ttft_s(Tier.PREMIUM, 55.0) == 51.0

@@ -68,11 +68,6 @@ class EngineStep:
     start_s: float
     end_s: float
 
-    @property
-    def duration_s(self) -> float:
-        """Simulated seconds."""
-        return self.end_s - self.start_s
-
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:

@@ -57,11 +57,6 @@ class ReadProgress:
         self._unread = set(range(ranks))
         self._seen: dict[int, set[int]] = {}
 
-    @property
-    def held_ranks(self) -> frozenset[int]:
-        """Ranks that still have readers to come."""
-        return frozenset(self._unread)
-
     def note(self, read: Read) -> bool:
         """Take note of a read, which may come twice; return whether it was the last one of all ranks."""
         if read.rank in self._unread:

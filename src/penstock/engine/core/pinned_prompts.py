@@ -130,13 +130,6 @@ class PinnedPrompts:
         state = self._states.get(request_id)
         return [] if state is None else state.blocks
 
-    def held_ranks(self, request_id: str) -> frozenset[int]:
-        """Return the ranks whose share of a prompt has readers to come; empty if it is not kept."""
-        if request_id not in self._states:
-            return frozenset()
-        progress = self._progress.get(request_id)
-        return frozenset(range(self._ranks)) if progress is None else progress.held_ranks
-
     def _is_last(self, read: Read) -> bool:
         if self._ranks == 1 and read.readers == 1:
             return read.rank == 0
