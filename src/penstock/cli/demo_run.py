@@ -51,9 +51,8 @@ DAYS = (
     "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=80,"
     "max_tokens=22000"
 )
-"""The requests of a real trace over two days of 480 simulated seconds: a start-up of two real seconds takes a
-twenty-seventh of one, as 53 minutes of 24 hours. Chosen: prompts that a worker computes in 3 s at most, answers short
-enough for two cores."""
+"""The requests of a real trace over two days of 480 simulated seconds: a start-up takes some 7 of them, as 20 minutes of
+24 hours. Chosen: prompts that a worker computes in 3 s at most, answers short enough for two cores."""
 
 
 @dataclass(frozen=True, slots=True)
