@@ -27,7 +27,6 @@ import psutil
 
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.loop import run
-from penstock.core.http.problem import TEXT
 from penstock.core.http.server import HttpServer, Request, Responder
 from penstock.core.http.sse import DONE
 from penstock.core.metric_names import VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
@@ -134,7 +133,7 @@ class Source:
         elif path == "/health":
             responder.send(200, b"")
         elif path == "/metrics":
-            responder.send(200, _METRICS, content_type=TEXT)
+            responder.send(200, _METRICS, content_type="text/plain; charset=utf-8")
         elif path == "/seen":
             seen = {"requests": self._requests, "prefixes": len(self._prefixes)}
             self._requests, self._prefixes = 0, set()
