@@ -151,9 +151,16 @@ def _context(
         speed=options.speed,
         log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
         planner_args=tuple(
-            f"--{name}={value}" for name, value in options.planner.items() if name not in _APPLIED
+            f"--{name}={_of_any_folder(name, value)}"
+            for name, value in options.planner.items()
+            if name not in _APPLIED
         ),
     )
+
+
+def _of_any_folder(name: str, value: str) -> str:
+    """Return an option's value as a planner that restarts elsewhere understands it, too."""
+    return str(Path(value).expanduser().absolute()) if name == "memory" else value
 
 
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from penstock.api import GraphDeployment, PlannerMode, Role
 from penstock.api.manifests import read_text
 from penstock.core.errors import ConfigError, LedgerError
+from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.planner.core.following import restore
 from penstock.planner.core.records import ANCHORS, Record
@@ -29,6 +30,8 @@ from penstock.planner.options import PlannerOptions
 
 VERSION: Final = 1
 """Raised when a reader of the old version would misunderstand the file."""
+
+log = get_logger(__name__)
 
 
 class _Memories(BaseModel):
@@ -145,6 +148,10 @@ def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory
         raise ConfigError(
             f"--memory: mode {options.mode} learns nothing; leave it out or give --mode adaptive"
         )
+    if not path.exists() and (options.log_folder() / FILE_NAME).exists():
+        # A planner that restarts must not end for a file that it took up long ago.
+        log.warning("--memory is not there: only the ledger is taken up", path=str(path))
+        return {}
     known = _read(path)
     if known.model != options.served_model_name:
         raise ConfigError(

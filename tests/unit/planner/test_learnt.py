@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import orjson
 import pytest
@@ -20,7 +21,8 @@ from penstock.planner.ledger import read_ledger
 from penstock.planner.options import PlannerOptions
 from penstock.planner.replay import replay
 
-D, P = Role.DECODE, Role.PREFILL
+P = Role.PREFILL
+GRAPH = Path(__file__).parents[3] / "manifests/samples/disaggregated.yaml"
 
 
 def _busy(world):
@@ -168,6 +170,26 @@ def test_a_file_that_does_not_fit_is_refused(busy, tmp_path, path, value, messag
     file.write_bytes(orjson.dumps(plain))
     with pytest.raises(ConfigError, match=message):
         start_from(_options(file), None)
+
+
+def test_a_graph_of_other_workers_is_refused(busy, tmp_path):
+    """The sample graph has one GPU a worker."""
+    file, graph = _exported(busy, tmp_path), str(GRAPH)
+    arguments = ["run", "--graph", graph, "--memory", str(file), "--dry-run"]
+    assert CliRunner().invoke(planner, arguments, catch_exceptions=False).exit_code == 0
+    plain = orjson.loads(file.read_bytes())
+    plain["gpus"]["decode"] = 2
+    file.write_bytes(orjson.dumps(plain))
+    with pytest.raises(ConfigError, match=r"workers of decode 2 GPUs.* this graph's are decode 1 GPUs"):
+        CliRunner().invoke(planner, arguments, catch_exceptions=False)
+
+
+def test_a_missing_file_ends_a_first_start_and_no_restart(busy, tmp_path):
+    """A supervisor starts the planner with the same command line long after the file may have gone."""
+    gone = tmp_path / "gone.json"
+    with pytest.raises(ConfigError, match=r"gone.json"):
+        start_from(_options(gone, **{"log-dir": str(tmp_path / "new")}), None)
+    assert start_from(_options(gone, **{"log-dir": str(busy.folder)}), None) == {}
 
 
 def test_a_mode_that_learns_nothing_and_a_cluster_refuse_a_memory(tmp_path):
