@@ -104,7 +104,9 @@ def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
 def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
     """Refuse a graph whose planner would end at its start for want of a profile or of a fitting memory."""
     options = join(given=dict(overrides), graph=graph)
-    if graph.spec.planner.enabled and options.mode == PlannerMode.SLA:
+    if not graph.spec.planner.enabled:
+        return
+    if options.mode == PlannerMode.SLA:
         planning_profile(graph.spec, options.profile)
     start_from(options, graph)
 

@@ -187,7 +187,7 @@ def _read(path: Path) -> Learnt:
         )
     try:
         known = Learnt.model_validate(plain)
-        memories = _Memories.model_validate(known.memory)
+        memories = _Memories.model_validate_json(orjson.dumps(known.memory), strict=True)
     except ValidationError as exc:
         raise ConfigError(f"--memory: {path}: {findings(exc, root='file', most=1)}; export it again") from exc
     for role, past in memories.adaptive.hindsight.items():

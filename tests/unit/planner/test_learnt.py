@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 from click.testing import CliRunner
+from sla_load import FEW_POINTS
 
 from penstock.api import Role
 from penstock.cli.planner import planner
@@ -46,7 +48,7 @@ def _busy(world):
 
 @pytest.fixture(name="busy")
 async def _busy_world(world):
-    await _busy(world).run_until(300)
+    await _busy(world).run_until(200)
     return world
 
 
@@ -101,6 +103,27 @@ async def test_another_graph_starts_with_what_was_learnt_and_nothing_of_this_tra
     assert replay(read_ledger(other.folder)).differences == ()
 
 
+async def test_mode_sla_carries_its_corrections_too(world, new_world, tmp_path):
+    """How prompts and tokens compared with the profile is shown, and known to the next planner at once."""
+    for each in (world, other := new_world()):
+        _busy(each)
+        each.config = replace(each.config, mode=Mode.SLA, itl_slo_s=0.02, performance=FEW_POINTS)
+    await world.run_until(60)
+    shown = _invoke("show", "--log-dir", world.folder).stdout.splitlines()[-1]
+    ratios = re.fullmatch(
+        r"seen times as a multiple .*: prefill (\d\.\d\d), TTFT \d\.\d\d, ITL \d\.\d\d", shown
+    )
+    assert float(ratios[1]) != 1
+    memory = start_from(_options(_exported(world, tmp_path), mode="sla"), None)
+    await other.run_until(10, other.planner(memory=memory))
+    learnt, begun = (
+        each["state"]["memory"]["sla"] for each in (world.records("decision")[-1], other.records("header")[0])
+    )
+    assert (begun["prefill"], begun["variability"]) == (learnt["prefill"], learnt["variability"])
+    assert begun["steady"]["seen_s"] == 0
+    assert replay(read_ledger(other.folder)).differences == ()
+
+
 async def test_what_a_ledger_remembers_wins(busy, new_world, tmp_path):
     """A restarted planner goes on where it was, whatever file its command line names."""
     other = _busy(new_world())
@@ -117,7 +140,7 @@ async def test_reset_forgets_and_keeps_the_history(busy):
     assert _invoke("reset", "--log-dir", busy.folder).exit_code == 0
     with pytest.raises(ConfigError, match="has learnt nothing"):
         _invoke("show", "--log-dir", busy.folder)
-    await busy.run_until(330)
+    await busy.run_until(230)
     ids = [record["decision"]["id"] for record in busy.records("decision")]
     assert ids == [f"d{number:06d}" for number in range(1, len(ids) + 1)]
     result = replay(read_ledger(busy.folder))
@@ -156,7 +179,11 @@ HINDSIGHT = ("memory", "adaptive", "hindsight", "prefill")
         (("model",), "other", "learnt from model other, this planner's is llama"),
         (("memory", "adaptive"), {"work": 3}, "work"),
         (("memory",), {}, "adaptive: Field required"),
-        (("memory", "adaptive", "roles", "prefill", "startup_s"), "long", "startup_s"),
+        (
+            ("memory", "adaptive", "roles", "prefill", "startup_s"),
+            "3",
+            "startup_s: Input should be a valid number",
+        ),
         (("memory", "adaptive", "roles", "prefill", "startup_s"), -3.0, "below 0"),
         ((*HINDSIGHT, "idle_s"), [], "different lengths"),
         ((*HINDSIGHT, "floor"), 90, "different lengths"),
