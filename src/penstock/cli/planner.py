@@ -22,6 +22,7 @@ from penstock.cli.planner_cluster import (
     run_on_cluster,
 )
 from penstock.cli.planner_decide import decide
+from penstock.cli.planner_memory import memory
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.flags import flag_of
 from penstock.core.http import loop
@@ -30,6 +31,7 @@ from penstock.performance.profile import PerformanceProfile
 from penstock.planner import explain as explaining
 from penstock.planner import replay as replaying
 from penstock.planner.decide.codec import to_plain
+from penstock.planner.learnt import start_from
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import PlannerOptions, join, stated
 from penstock.planner.service import PlannerService, run_until_stopped
@@ -60,6 +62,8 @@ def _metavar(name: str, kind: type) -> str:
         return "GPUS"
     if name.endswith("url"):
         return "URL"
+    if name == "memory":
+        return "FILE"
     if name == "max_step":
         return "REPLICAS"
     return "NUMBER" if kind is float else "TEXT"
@@ -100,6 +104,7 @@ def run(**given: Any) -> None:
     if options.prometheus_url is not None:
         require_client()
     performance = _performance(options, graph, is_profile_given=said.get("profile") is not None)
+    memory = start_from(options, graph)
     if flags.dry_run:
         option.echo_json(options.model_dump(mode="json", by_alias=True))
         return
@@ -111,6 +116,7 @@ def run(**given: Any) -> None:
         metrics_port=flags.metrics_port,
         graph_file=graph_file,
         performance=performance,
+        memory=memory,
     )
     os.umask(0o077)  # ledger, state and event files are one user's, as all that `penstock up` leaves
     loop.run(_on_backend(service))
@@ -259,6 +265,7 @@ def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: boo
 
 
 planner.add_command(decide)
+planner.add_command(memory)
 
 
 def _notes(notes: tuple[str, ...]) -> None:

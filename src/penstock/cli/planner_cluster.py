@@ -75,6 +75,8 @@ def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> No
         raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
     if run.speed != 1:
         raise ConfigError(f"--speed: {run.speed:g}; pods live in real time, leave it out on Kubernetes")
+    if "memory" in said:
+        raise ConfigError("--memory: is of one graph, and this process plans all of a cluster; leave it out")
     if "router-url" in said:
         raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
 

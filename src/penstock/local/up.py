@@ -31,6 +31,7 @@ from penstock.local.probes import Probes
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.statefile_json import to_json
 from penstock.local.store import StateStore, log_root
+from penstock.planner.learnt import start_from
 from penstock.planner.options import join
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
 from penstock.runtimes.extras import needed_extras
@@ -101,10 +102,13 @@ def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
 
 
 def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
-    """Refuse a graph whose planner would end at its start for want of a performance profile."""
+    """Refuse a graph whose planner would end at its start for want of a profile or of a fitting memory."""
     options = join(given=dict(overrides), graph=graph)
-    if graph.spec.planner.enabled and options.mode == PlannerMode.SLA:
+    if not graph.spec.planner.enabled:
+        return
+    if options.mode == PlannerMode.SLA:
         planning_profile(graph.spec, options.profile)
+    start_from(options, graph)
 
 
 def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:
@@ -149,9 +153,16 @@ def _context(
         speed=options.speed,
         log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
         planner_args=tuple(
-            f"--{name}={value}" for name, value in options.planner.items() if name not in _APPLIED
+            f"--{name}={_of_any_folder(name, value)}"
+            for name, value in options.planner.items()
+            if name not in _APPLIED
         ),
     )
+
+
+def _of_any_folder(name: str, value: str) -> str:
+    """Return an option's value as a planner that restarts elsewhere understands it, too."""
+    return str(Path(value).expanduser().absolute()) if name == "memory" else value
 
 
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:

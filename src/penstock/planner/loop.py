@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock.api import Role
@@ -44,6 +44,7 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
 from penstock.planner.decide.ownership import owner
+from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import Ledger
 from penstock.planner.observers import Observers, View
 from penstock.planner.sources.base import Query, Readings, ReadingSource
@@ -123,6 +124,7 @@ class LoopSettings:
         timeline: Names the clock: times of another timeline cannot be compared.
         about: For the ledger's header: namespace, environment, speed.
         first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
+        memory: Of another graph's planner, to start from where the ledger has none.
     """
 
     config: DecideConfig
@@ -131,6 +133,7 @@ class LoopSettings:
     timeline: str
     about: Mapping[str, str | float | None]
     first_sequence: int = 0
+    memory: Memory = field(default_factory=dict)
 
 
 class PlannerLoop:
@@ -163,7 +166,9 @@ class PlannerLoop:
         self._time = time
         self._observers = observers
         self.lag = LagTracker(LAG_TICKS)
-        core = CoreSettings(settings.config, settings.adjustment_deadline_s, settings.timeline)
+        core = CoreSettings(
+            settings.config, settings.adjustment_deadline_s, settings.timeline, memory=settings.memory
+        )
         self._core = PlannerCore(core)
         self._state = state.begin(core, time.now_s())
         self._observed: TargetState | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.dashboard import Dashboard, folder_of
+from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
@@ -58,6 +59,7 @@ class PlannerService:
         metrics_port: Its port; 0: off.
         graph_file: Of ``--graph``, for the ledger, so that its readers find the graph.
         performance: What mode sla plans by; None in every other mode.
+        memory: Of another graph's planner, to start from where the ledger has none.
     """
 
     options: PlannerOptions
@@ -67,6 +69,7 @@ class PlannerService:
     metrics_port: int
     graph_file: Path | None = None
     performance: PerformanceProfile | None = None
+    memory: Memory = field(default_factory=dict)
 
     def settings(self) -> LoopSettings:
         """Return the loop's settings."""
@@ -84,6 +87,7 @@ class PlannerService:
                 "speed": self.speed,
                 "graph_file": None if self.graph_file is None else str(self.graph_file.absolute()),
             },
+            memory=self.memory,
         )
 
 

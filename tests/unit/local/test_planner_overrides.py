@@ -62,6 +62,7 @@ def test_budget_and_log_folder_reach_what_up_itself_keeps(up, tmp_path):
         ("environment", "kubernetes", ConfigError, "starts a local planner"),
         ("max_gpu_budget", "1", InvalidSpecError, "below the floor"),
         ("max_step", "0", InvalidSpecError, "--max-step"),
+        ("memory", "/gone.json", ConfigError, "/gone.json"),
     ],
 )
 def test_what_no_local_planner_can_do_is_refused_before_anything_starts(up, name, value, error, message):

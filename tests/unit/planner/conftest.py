@@ -16,6 +16,7 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, Window, summarise
 from penstock.planner.decide.reading import Reading, assess, missing
+from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import Ledger, read_ledger
 from penstock.planner.loop import LoopSettings, PlannerLoop
 from penstock.planner.observers import Observer, Observers, View
@@ -247,12 +248,13 @@ class _World:
         self.rotate_bytes: int | None = None
         self.ledger = Ledger(folder / "ledger.jsonl")
 
-    def planner(self, *, first_sequence: int = 0) -> PlannerLoop:
+    def planner(self, *, first_sequence: int = 0, memory: Memory | None = None) -> PlannerLoop:
         """Return a new planner process."""
         self.ledger.close()
         self.ledger = Ledger(self.folder / "ledger.jsonl", rotate_bytes=self.rotate_bytes)
+        about = {"speed": 1.0, "served_model_name": "llama"}
         settings = LoopSettings(
-            self.config, 10.0, self.deadline_s, self.timeline, {"speed": 1.0}, first_sequence
+            self.config, 10.0, self.deadline_s, self.timeline, about, first_sequence, memory or {}
         )
         return PlannerLoop(
             settings,

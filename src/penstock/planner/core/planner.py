@@ -122,9 +122,12 @@ class _Step:
         is_resumed = history is not None and self._resume(history, event.gone_s)
         state = self.state
         sequence = max(state.decided.sequence, event.first_sequence)
-        self._set(decided=replace(state.decided, sequence=sequence))
+        memory = state.decided.memory or self.settings.memory
+        self._set(decided=replace(state.decided, sequence=sequence, memory=memory))
         self._emit(BeginLedger(self._header(self.now_s, is_resumed=is_resumed)))
         self._emit(Log("planner started", {"resumed": is_resumed, "decisions": sequence}))
+        if self.settings.memory and state.decided.memory:
+            self._emit(Log("--memory not used: what the ledger remembers wins"))
         if state.actuation is not None or state.schedule.is_decidable:
             self._emit(ObserveAt(self.now_s))
             return

@@ -12,7 +12,7 @@ from penstock.planner.core.records import Change, DecisionKind
 from penstock.planner.core.schedule import Schedule
 from penstock.planner.core.starts import Starts
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.state import PlannerState
+from penstock.planner.decide.state import Memory, PlannerState
 
 
 class PlannerPhase(StrEnum):
@@ -32,12 +32,14 @@ class CoreSettings:
         adjustment_deadline_s: Longest wait for an adjustment before it is rolled back or ignored; simulated seconds.
         timeline: Names the clock: times of another timeline cannot be compared.
         rolls_back: Take back scale-ups that never become ready.
+        memory: Of another graph's planner, to start from where the ledger has none.
     """
 
     config: DecideConfig
     adjustment_deadline_s: float
     timeline: str
     rolls_back: bool = True
+    memory: Memory = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,15 @@ MEMORIES: Final = {"adaptive": adaptive_memory, "sla": sla_memory}
 """What reads, writes and moves each of the keys of a state's memory."""
 
 
+def carried(memory: Memory) -> Memory:
+    """Return what another graph's planner starts from; another autoscaler's memory is left out."""
+    made: Memory = {}
+    for key, mode in MEMORIES.items():
+        if key in memory:
+            made = {**made, **mode.write(mode.carried(mode.read(memory)))}
+    return made
+
+
 def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
     """Return the state of a planner that was away, its remembered times moved to another clock.
 

@@ -124,6 +124,18 @@ class Load:
     served_at_once_by: int | None = None
 
 
+def carried(known: Hindsight) -> Hindsight:
+    """Return what another graph starts from: what the fleets cost, without what they are doing now."""
+    still = (0.0,) * known.sizes
+
+    def at_rest(fleets: ShadowFleets) -> ShadowFleets:
+        return replace(fleets, started_s=still, backlogs=still)
+
+    return replace(
+        known, needed_s=still, idle_s=still, prompt=at_rest(known.prompt), patient=at_rest(known.patient)
+    )
+
+
 def followed(known: Hindsight, load: Load) -> Hindsight:
     """Return what is known after one pull; the floor stays."""
     wanted = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.api import Role
+from penstock.planner.decide.adaptive import hindsight
 from penstock.planner.decide.adaptive.hindsight import Hindsight, ShadowFleets
 from penstock.planner.decide.state import Memory
 
@@ -142,6 +143,17 @@ def resumed(memory: AdaptiveMemory, by_s: float, now_s: float) -> AdaptiveMemory
         roles=roles,
         quiet_since_s=moved(memory.quiet_since_s),
         unserved_s=moved(memory.unserved_s),
+    )
+
+
+def carried(memory: AdaptiveMemory) -> AdaptiveMemory:
+    """Return what another graph of the same model starts from: durations and speeds, not this fleet nor its traffic."""
+    return AdaptiveMemory(
+        work=dataclasses.replace(memory.work, rate=Trend(), level=0.0, peak=0.0),
+        kv=dataclasses.replace(memory.kv, load=Trend()),
+        roles={role: RoleMemory(startup_s=each.startup_s) for role, each in memory.roles.items()},
+        hindsight={role: hindsight.carried(each) for role, each in memory.hindsight.items()},
+        gpu_s=memory.gpu_s,
     )
 
 

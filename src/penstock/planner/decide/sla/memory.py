@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from penstock.planner.decide.state import Memory
@@ -93,6 +93,11 @@ def resumed(memory: SlaMemory, by_s: float, now_s: float) -> SlaMemory:
     """Return the memory on a clock that shows ``by_s`` more; nothing lies after ``now_s``."""
     del by_s, now_s  # it remembers durations alone
     return memory
+
+
+def carried(memory: SlaMemory) -> SlaMemory:
+    """Return what another graph of the same model starts from: lengths and corrections, not this traffic."""
+    return replace(memory, running=0.0, steady=SteadyRate())
 
 
 def read(plain: Memory) -> SlaMemory:

@@ -1,0 +1,49 @@
+"""`penstock planner memory`: show, export or reset what a planner has learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from penstock.cli import option
+from penstock.core.errors import ConfigError, unwritable
+from penstock.planner import learnt
+
+_FOLDER: option.Option = click.option(
+    "--log-dir", type=click.Path(path_type=Path), required=True, help="The planner's folder, or a ledger."
+)
+
+
+@click.group()
+def memory() -> None:
+    """What a planner has learnt: start-ups, throughput, floors. `planner run --memory FILE` starts from an export."""
+
+
+@memory.command()
+@_FOLDER
+@option.as_json("What `export` writes.")
+def show(log_dir: Path, *, as_json: bool) -> None:
+    """Say what was learnt, by role."""
+    known = learnt.learnt(log_dir)
+    click.echo(learnt.as_json(known) if as_json else learnt.in_words(known), nl=not as_json)
+
+
+@memory.command()
+@_FOLDER
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def export(log_dir: Path, file: Path) -> None:
+    """Write what was learnt to FILE, for the planner of another graph of the same model."""
+    text = learnt.as_json(learnt.learnt(log_dir))
+    try:
+        file.write_bytes(text)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"FILE {file}", exc)) from exc
+
+
+@memory.command()
+@_FOLDER
+def reset(log_dir: Path) -> None:
+    """Let the planner's next start begin with nothing learnt; its ledger keeps its history. Stop the planner first."""
+    learnt.reset(log_dir)
+    click.echo("forgotten; the next start learns anew")

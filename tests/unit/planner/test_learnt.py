@@ -1,0 +1,228 @@
+"""What a planner has learnt is shown, starts another graph's planner, and can be forgotten."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+from click.testing import CliRunner
+from sla_load import FEW_POINTS
+
+from penstock.api import Role
+from penstock.cli.planner import planner
+from penstock.core.errors import ConfigError, LedgerError
+from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.config import Mode
+from penstock.planner.decide.observation import Demand
+from penstock.planner.explain import in_words
+from penstock.planner.learnt import start_from
+from penstock.planner.ledger import read_ledger
+from penstock.planner.options import PlannerOptions
+from penstock.planner.replay import replay
+
+P = Role.PREFILL
+GRAPH = Path(__file__).parents[3] / "manifests/samples/disaggregated.yaml"
+
+
+def _busy(world):
+    """Mode adaptive: a request per second, and four from a minute on, each half a second of a prefill worker."""
+    world.config = replace(world.config, mode=Mode.ADAPTIVE, metric_pulling_interval_s=1.0)
+
+    def demand(now_s):
+        rate = 1.0 if now_s < 1060 else 4.0
+        return Demand(
+            period_s=1.0,
+            arrivals=rate,
+            prompt_tokens=2000 * rate,
+            uncached_tokens=2000 * rate,
+            prefilled_tokens=2000 * rate,
+            prefilling_workers=rate / 2,
+        )
+
+    world.load.demand = demand
+    return world
+
+
+@pytest.fixture(name="busy")
+async def _busy_world(world):
+    await _busy(world).run_until(200)
+    return world
+
+
+def _invoke(*arguments):
+    return CliRunner().invoke(planner, ["memory", *map(str, arguments)], catch_exceptions=False)
+
+
+def _exported(world, tmp_path):
+    file = tmp_path / "memory.json"
+    assert _invoke("export", "--log-dir", world.folder, file).exit_code == 0
+    return file
+
+
+def _options(file, **given):
+    plain = {"memory": str(file), "mode": "adaptive", "served-model-name": "llama", **given}
+    return PlannerOptions.model_validate(plain)
+
+
+def _memory(record):
+    return adaptive_memory.read(record["state"]["memory"])
+
+
+def test_show_tells_what_was_learnt_by_role(busy):
+    """Start-ups of 12 s, first seen a tick after their decision, 4,000 tokens/s, and the floor in the sentence that explain has."""
+    text = _invoke("show", "--log-dir", busy.folder).stdout
+    lines = dict(line.split(": ", 1) for line in text.splitlines()[1:])
+    assert text.startswith("model llama\n")
+    assert lines["prefill"].startswith(
+        "start-up 11 s; 4,000 prompt tokens/s of a worker; the last 0.1 h at floor"
+    )
+    newest = [record for record in read_ledger(busy.folder).records if record["type"] == "decision"][-1]
+    assert lines["prefill"].split("a worker; ")[1] in in_words(newest)
+    assert lines["decode"].startswith("start-up 11 s; the last 0.1 h at floor 1")
+    plain = orjson.loads(_invoke("show", "--log-dir", busy.folder, "--json").stdout)
+    assert (plain["version"], plain["model"], plain["gpus"]) == (1, "llama", {"prefill": 1, "decode": 1})
+    assert -2 <= plain["memory"]["adaptive"]["pulled_s"] <= 0
+
+
+async def test_another_graph_starts_with_what_was_learnt_and_nothing_of_this_traffic(
+    busy, new_world, tmp_path
+):
+    """Start-up, throughput and floors hold from its first record on; replay repeats every decision."""
+    learnt = _memory(busy.records("decision")[-1])
+    other = _busy(new_world())
+    memory = start_from(_options(_exported(busy, tmp_path)), None)
+    await other.run_until(20, other.planner(memory=memory))
+    begun = _memory(other.records("header")[0])
+    assert begun.roles[P].startup_s == learnt.roles[P].startup_s
+    assert begun.work.done_tokens / begun.work.busy_s == pytest.approx(4000)
+    assert begun.hindsight[P].floor == learnt.hindsight[P].floor
+    assert (begun.roles[P].ready, begun.pulled_s, begun.work.rate.seen_s) == (None, None, 0.0)
+    assert replay(read_ledger(other.folder)).differences == ()
+
+
+async def test_mode_sla_carries_its_corrections_too(world, new_world, tmp_path):
+    """How prompts and tokens compared with the profile is shown, and known to the next planner at once."""
+    for each in (world, other := new_world()):
+        _busy(each)
+        each.config = replace(each.config, mode=Mode.SLA, itl_slo_s=0.02, performance=FEW_POINTS)
+    await world.run_until(60)
+    shown = _invoke("show", "--log-dir", world.folder).stdout.splitlines()[-1]
+    ratios = re.fullmatch(
+        r"seen times as a multiple .*: prefill (\d\.\d\d), TTFT \d\.\d\d, ITL \d\.\d\d", shown
+    )
+    assert float(ratios[1]) != 1
+    memory = start_from(_options(_exported(world, tmp_path), mode="sla"), None)
+    await other.run_until(10, other.planner(memory=memory))
+    learnt, begun = (
+        each["state"]["memory"]["sla"] for each in (world.records("decision")[-1], other.records("header")[0])
+    )
+    assert (begun["prefill"], begun["variability"]) == (learnt["prefill"], learnt["variability"])
+    assert begun["steady"]["seen_s"] == 0
+    assert replay(read_ledger(other.folder)).differences == ()
+
+
+async def test_what_a_ledger_remembers_wins(busy, new_world, tmp_path):
+    """A restarted planner goes on where it was, whatever file its command line names."""
+    other = _busy(new_world())
+    await other.run_until(40)
+    memory = start_from(_options(_exported(busy, tmp_path)), None)
+    await other.run_until(60, other.planner(memory=memory))
+    assert _memory(other.records("header")[1]).roles[P].startup_s is None
+    assert replay(read_ledger(other.folder)).differences == ()
+
+
+async def test_reset_forgets_and_keeps_the_history(busy):
+    """The next start has learnt nothing, ids go on, and every decision is still replayed."""
+    made = replay(read_ledger(busy.folder)).decisions
+    assert _invoke("reset", "--log-dir", busy.folder).exit_code == 0
+    with pytest.raises(ConfigError, match="has learnt nothing"):
+        _invoke("show", "--log-dir", busy.folder)
+    await busy.run_until(230)
+    ids = [record["decision"]["id"] for record in busy.records("decision")]
+    assert ids == [f"d{number:06d}" for number in range(1, len(ids) + 1)]
+    result = replay(read_ledger(busy.folder))
+    assert (result.differences, result.decisions > made) == ((), True)
+    assert _memory(busy.records("decision")[-1]).hindsight[P].seen_s < 60
+
+
+def test_reset_is_refused_while_a_planner_runs(busy):
+    """Its ledger is locked."""
+    busy.ledger.tail(frozenset({"header"}))
+    with pytest.raises(ConfigError, match="held by another planner"):
+        _invoke("reset", "--log-dir", busy.folder)
+
+
+@pytest.mark.parametrize("command", [["show"], ["reset"], ["export", "memory.json"]])
+def test_a_folder_without_a_ledger_is_refused(tmp_path, command):
+    """Nothing is made there."""
+    with pytest.raises(LedgerError, match="cannot be read"):
+        _invoke(*command, "--log-dir", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _set(plain, path, value):
+    for key in path[:-1]:
+        plain = plain[key]
+    plain[path[-1]] = value
+
+
+HINDSIGHT = ("memory", "adaptive", "hindsight", "prefill")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("version",), 2, "version 2, this one reads 1"),
+        (("model",), "other", "learnt from model other, this planner's is llama"),
+        (("memory", "adaptive"), {"work": 3}, "work"),
+        (("memory",), {}, "adaptive: Field required"),
+        (
+            ("memory", "adaptive", "roles", "prefill", "startup_s"),
+            "3",
+            "startup_s: Input should be a valid number",
+        ),
+        (("memory", "adaptive", "roles", "prefill", "startup_s"), -3.0, "below 0"),
+        ((*HINDSIGHT, "idle_s"), [], "different lengths"),
+        ((*HINDSIGHT, "floor"), 90, "different lengths"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(busy, tmp_path, path, value, message):
+    """By version, model and shape; the message names what is wrong."""
+    file = _exported(busy, tmp_path)
+    plain = orjson.loads(file.read_bytes())
+    _set(plain, path, value)
+    file.write_bytes(orjson.dumps(plain))
+    with pytest.raises(ConfigError, match=message):
+        start_from(_options(file), None)
+
+
+def test_a_graph_of_other_workers_is_refused(busy, tmp_path):
+    """The sample graph has one GPU a worker."""
+    file, graph = _exported(busy, tmp_path), str(GRAPH)
+    arguments = ["run", "--graph", graph, "--memory", str(file), "--dry-run"]
+    assert CliRunner().invoke(planner, arguments, catch_exceptions=False).exit_code == 0
+    plain = orjson.loads(file.read_bytes())
+    plain["gpus"]["decode"] = 2
+    file.write_bytes(orjson.dumps(plain))
+    with pytest.raises(ConfigError, match=r"workers of decode 2 GPUs.* this graph's are decode 1 GPUs"):
+        CliRunner().invoke(planner, arguments, catch_exceptions=False)
+
+
+def test_a_missing_file_ends_a_first_start_and_no_restart(busy, tmp_path):
+    """A supervisor starts the planner with the same command line long after the file may have gone."""
+    gone = tmp_path / "gone.json"
+    with pytest.raises(ConfigError, match=r"gone.json"):
+        start_from(_options(gone, **{"log-dir": str(tmp_path / "new")}), None)
+    assert start_from(_options(gone, **{"log-dir": str(busy.folder)}), None) == {}
+
+
+def test_a_mode_that_learns_nothing_and_a_cluster_refuse_a_memory(tmp_path):
+    """Both would ignore it."""
+    with pytest.raises(ConfigError, match="mode load learns nothing"):
+        start_from(_options(tmp_path / "m.json", mode="load"), None)
+    arguments = ["run", "--environment", "kubernetes", "--memory", "m.json", "--dry-run"]
+    with pytest.raises(ConfigError, match="--memory: is of one graph"):
+        CliRunner().invoke(planner, arguments, catch_exceptions=False)
