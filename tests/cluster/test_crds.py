@@ -207,8 +207,10 @@ async def test_null_stays_null_where_it_has_a_meaning(client, crds):
 
 
 def leaves(schema, path=()):
-    """Every scalar key of a schema with its path; maps and lists are left to their own tests."""
+    """Every scalar key of a schema with its path; maps, lists and Kubernetes' own podTemplate are left to their own tests."""
     for key, value in schema.get("properties", {}).items():
+        if key == "podTemplate":
+            continue
         if value["type"] == "object":
             yield from leaves(value, (*path, key))
         elif value["type"] != "array":
