@@ -21,8 +21,8 @@ from penstock.router.core.assignment import Verdict
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.picker import messages as wire
-from penstock.router.picker.desk import Desk
 from penstock.router.picker.relay import RecentPrompts
+from penstock.router.picker.server import PickerServer
 from penstock.router.policy.arrival import Arrival
 
 BATCH, PREFIXES, STEP_S = 32, 200, 0.01
@@ -51,7 +51,11 @@ def _ask(rng: random.Random, number: int) -> wire.Ask:
 
 
 def _end(number: int) -> tuple[wire.Message, ...]:
-    return wire.Prefilled(number, None, True), wire.Judged(number, Verdict.SUCCEEDED), wire.Release(number)
+    return (
+        wire.Prefilled(number, None, True),
+        wire.WorkerOutcome(number, Verdict.SUCCEEDED),
+        wire.Release(number),
+    )
 
 
 async def seconds_each(workers: int, requests: int) -> float:
@@ -61,9 +65,9 @@ async def seconds_each(workers: int, requests: int) -> float:
     admission.set_workers(
         WorkerSpec(f"w{at}", Role.AGGREGATED, "http://w", supervised=True) for at in range(workers)
     )
-    desk = Desk(admission, lambda: now_s, "picker", RecentPrompts(), lambda: None)
-    desk.begin(1)
-    channel = desk.open().channel
+    picker_server = PickerServer(admission, lambda: now_s, "picker", RecentPrompts(), lambda: None)
+    picker_server.begin(1)
+    channel = picker_server.open().channel
     channel.connection_made(Unsent())
     channel.data_received(wire.frames([wire.Follow(1, "picker", "relay", 1.0)]))
     rng = random.Random(0)

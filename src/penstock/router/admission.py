@@ -62,7 +62,7 @@ class OtherPicker(Protocol):
     def refused_at_capacity(self, worker: str) -> None:
         """Pass on that a worker has no room."""
 
-    def tier_saw(self, tier: Tier, event: TierEvent) -> bool:
+    def record_tier_event(self, tier: Tier, event: TierEvent) -> bool:
         """Pass on what became of a request; returns whether another router counts it."""
 
 
@@ -210,10 +210,10 @@ class Admission:
         )
         self.apply(effects)
 
-    def tier_saw(self, tier: Tier, event: TierEvent) -> None:
+    def record_tier_event(self, tier: Tier, event: TierEvent) -> None:
         """Note what became of a request of a tier, at the router that picks; does nothing where there are no tiers."""
         tiers = self.core.tiers
-        if tiers is None or (self.other is not None and self.other.tier_saw(tier, event)):
+        if tiers is None or (self.other is not None and self.other.record_tier_event(tier, event)):
             return
         if isinstance(event, TierFirstToken):
             tiers.first_token(tier, event.ttft_s, self._now_s())

@@ -446,7 +446,7 @@ async def test_only_a_router_of_the_graph_is_let_in(harness, write_graph):
         frames([wire.Ask(1, Role.AGGREGATED, prompt_of(Arrival((), 1)))] * 2),
         frames(
             [
-                wire.Holds(
+                wire.InFlight(
                     1,
                     Role.AGGREGATED,
                     "w",
@@ -481,7 +481,7 @@ async def test_what_a_relay_holds_ends_with_its_connection(harness, write_graph)
     name, value = harness.as_router
     _, _, writer = await connect(router, secret=name + b": " + value + b"\r\n")
     prompt = prompt_of(Arrival((), 300))
-    holds = wire.Holds(1, Role.AGGREGATED, worker.name, prompt, False, 300)
+    holds = wire.InFlight(1, Role.AGGREGATED, worker.name, prompt, False, 300)
     load = router.server.core.pool.get(worker.name)
     writer.write(frames([holds]))
     await asyncio.sleep(0.05)

@@ -18,10 +18,10 @@ from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.metrics import RouterMetrics
 from penstock.router.picker import messages as wire
 from penstock.router.picker.channel import NAME
-from penstock.router.picker.desk import Desk
 from penstock.router.picker.election import Leader, elect, majority
 from penstock.router.picker.links import Link, Links
 from penstock.router.picker.relay import Relay
+from penstock.router.picker.server import PickerServer
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.refusal import RequestRefused
@@ -65,7 +65,7 @@ class RouterGroup:
         self._admission = admission
         self._links = Links(secret, self._take)
         self._relay = Relay(admission, metrics, now_s, self._picked)
-        self._desk = Desk(admission, now_s, self.instance, self._relay.recent, self._update)
+        self._server = PickerServer(admission, now_s, self.instance, self._relay.recent, self._update)
         self._heir = ""
         self._now_s = now_s
         self._term = 0
@@ -95,7 +95,7 @@ class RouterGroup:
         if not self._secret.holds(request.headers):
             message = "path: /picker is for routers of the graph, which share its secret"
             raise RequestRefused(403, message, code="no_router")
-        session = self._desk.open()
+        session = self._server.open()
         responder.upgrade(session.channel, NAME)
         session.channel.send(self._status())
 
@@ -116,24 +116,24 @@ class RouterGroup:
         self._ticks += 1
         self._links.follow(self._urls())
         self._links.tick()
-        self._desk.tick()
+        self._server.tick()
         self._update()
         self._relay.tick()
-        self._desk.tell(self._status())
-        if self._ticks % _LOADS_TICKS == 0 and self._is_active and self._desk.followers:
+        self._server.tell(self._status())
+        if self._ticks % _LOADS_TICKS == 0 and self._is_active and self._server.followers:
             loads = wire.Loads(self._term, self._admission.core.loads(self._now_s()))
-            self._desk.tell(loads, followers_only=True)
+            self._server.tell(loads, followers_only=True)
 
     def stop(self) -> None:
         """Pick for nobody from now on; what is under way goes on."""
         self._is_stopping = True
         self._update()
-        self._desk.tell(self._status())
+        self._server.tell(self._status())
 
     async def close(self) -> None:
         """End all connections."""
         await self._links.close()
-        self._desk.close()
+        self._server.close()
 
     # ------------------------------------------------------------------ within
 
@@ -163,12 +163,12 @@ class RouterGroup:
                 self.instance,
                 *(each.status.instance for each in self._links.heard() if each.status is not None),
             ),
-            self._desk.heir,
+            self._server.successor,
             self._thresholds.told(),
         )
 
     def _picked(self, worker: str, arrival: Arrival) -> None:
-        self._desk.computed(worker, arrival)
+        self._server.computed(worker, arrival)
 
     def _update(self) -> None:
         """Find out who picks, and act on it."""
@@ -179,7 +179,7 @@ class RouterGroup:
         self._term = max(self._term, 0 if leader is None else leader.term, *(each.term for _, each in heard))
         if self.is_picker and leader != self._leader:
             log.info("this router picks no more", term=self._term)
-            self._desk.end()
+            self._server.end()
         self._leader = leader
         if leader is None:
             self._is_active = False
@@ -189,15 +189,15 @@ class RouterGroup:
         else:
             self._follow(leader, next(each for each in heard if each[1].instance == leader.instance))
         if (self._leader, self._is_active) != before:
-            self._desk.tell(self._status())
+            self._server.tell(self._status())
 
     def _pick(self, leader: Leader, members: int, *, is_new: bool) -> None:
         if is_new:
             log.info("this router picks", term=leader.term, routers=members)
             self._relay.lose()
-            self._desk.begin(leader.term)
-        self._desk.choose_heir()
-        self._is_active = 1 + self._desk.followers >= majority(members)
+            self._server.begin(leader.term)
+        self._server.choose_successor()
+        self._is_active = 1 + self._server.followers >= majority(members)
         if self._is_active:
             self._relay.own()
 
@@ -209,7 +209,7 @@ class RouterGroup:
         if self._relay.channel is not link.channel or self._relay.term != leader.term:
             log.info("another router picks", term=leader.term, url=link.url)
             follow = wire.Follow(leader.term, leader.instance, self.instance, self._since_s)
-            self._relay.follow(link.channel, follow, is_heir=leader.instance == self._heir)
-        self._heir = status.heir
+            self._relay.follow(link.channel, follow, is_successor=leader.instance == self._heir)
+        self._heir = status.successor
         if status.is_active and status.is_leader and status.term == leader.term:
             self._relay.answered()

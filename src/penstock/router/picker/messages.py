@@ -99,7 +99,7 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
         is_active: Enough routers follow it: it answers.
         is_stopping: It takes no more requests, and picks for nobody.
         sees: Instances from which it has heard in the last moments, its own among them.
-        heir: Where it picks, the router that it keeps told of all prompts; empty without one.
+        successor: Where it picks, the router that it keeps told of all prompts; empty without one.
         thresholds: ``(version, the file's, what holds)`` of the graph, as far as they were changed.
     """
 
@@ -110,7 +110,7 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
     is_active: bool
     is_stopping: bool
     sees: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)]
-    heir: Name = ""
+    successor: Name = ""
     thresholds: tuple[Count, list[int | float | None], list[int | float | None]] | None = None
 
 
@@ -130,14 +130,14 @@ class Follow(msgspec.Struct, array_like=True, frozen=True, tag=1):
     since_s: float
 
 
-class Knew(msgspec.Struct, array_like=True, frozen=True, tag=2):
+class ComputedPrompt(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """A prompt of the last minutes, and the worker that computed it."""
 
     worker: Name
     prompt: Prompt
 
 
-class Holds(msgspec.Struct, array_like=True, frozen=True, tag=3):
+class InFlight(msgspec.Struct, array_like=True, frozen=True, tag=3):
     """A request that a relay has in flight at a worker."""
 
     number: Count
@@ -180,7 +180,7 @@ class Prefilled(msgspec.Struct, array_like=True, frozen=True, tag=6):
     is_measured: bool
 
 
-class Judged(msgspec.Struct, array_like=True, frozen=True, tag=7):
+class WorkerOutcome(msgspec.Struct, array_like=True, frozen=True, tag=7):
     """What a request says of its worker."""
 
     number: Count
@@ -208,7 +208,7 @@ class AtCapacity(msgspec.Struct, array_like=True, frozen=True, tag=10):
     worker: Name
 
 
-class TierSaw(msgspec.Struct, array_like=True, frozen=True, tag=11):
+class TierOutcome(msgspec.Struct, array_like=True, frozen=True, tag=11):
     """What became of a request of a tier.
 
     Attributes:
@@ -255,16 +255,16 @@ class Loads(msgspec.Struct, array_like=True, frozen=True, tag=14):
 Message = (
     Status
     | Follow
-    | Knew
-    | Holds
+    | ComputedPrompt
+    | InFlight
     | Ask
     | Cancel
     | Prefilled
-    | Judged
+    | WorkerOutcome
     | Release
     | Progress
     | AtCapacity
-    | TierSaw
+    | TierOutcome
     | Go
     | Refused
     | Loads

@@ -196,33 +196,33 @@ class Relay:
         """Pass on that a worker has no room."""
         self._send(wire.AtCapacity(worker))
 
-    def tier_saw(self, tier: Tier, event: TierEvent) -> bool:
+    def record_tier_event(self, tier: Tier, event: TierEvent) -> bool:
         """Pass on what became of a request; returns whether there is another router to count it."""
         if self.channel is None:
             return False
         if isinstance(event, TierFirstToken):
-            self._send(wire.TierSaw(tier, 0, (event.ttft_s, None, None)))
+            self._send(wire.TierOutcome(tier, 0, (event.ttft_s, None, None)))
         elif isinstance(event, TierTurnedAway):
-            self._send(wire.TierSaw(tier, 2))
+            self._send(wire.TierOutcome(tier, 2))
         else:
-            self._send(wire.TierSaw(tier, 1, (event.ttft_s, event.e2e_s, event.tpot_s), event.is_failed))
+            self._send(wire.TierOutcome(tier, 1, (event.ttft_s, event.e2e_s, event.tpot_s), event.is_failed))
         return True
 
     # ------------------------------------------------------------------ who picks
 
-    def follow(self, channel: Channel, follow: wire.Follow, *, is_heir: bool) -> None:
+    def follow(self, channel: Channel, follow: wire.Follow, *, is_successor: bool) -> None:
         """Take another router for the picker, and tell it what this one has in flight and knows.
 
         Args:
             channel: To that router.
             follow: What it is told first.
-            is_heir: The picker before has told it of all prompts.
+            is_successor: The picker before has told it of all prompts.
         """
         self.lose()
         self.channel, self.term = channel, follow.term
         self._send(follow)
-        for worker, arrival in () if is_heir else self.recent:
-            self._send(wire.Knew(worker, wire.prompt_of(arrival)))
+        for worker, arrival in () if is_successor else self.recent:
+            self._send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
         for assignment, running in self._running.items():
             self._tell_running(assignment, running)
 
@@ -272,7 +272,7 @@ class Relay:
 
     def take(self, message: wire.Message) -> None:
         """Take a message of the picker's; one of an older term is dropped."""
-        if isinstance(message, wire.Knew):
+        if isinstance(message, wire.ComputedPrompt):
             arrival = wire.arrival_of(message.prompt)
             self._core.learn(message.worker, arrival)
             self.recent.add(message.worker, arrival)
@@ -350,7 +350,7 @@ class Relay:
     def _tell_running(self, assignment: LiveAssignment, running: _Running) -> None:
         running.told_tokens = assignment.tokens
         self._send(
-            wire.Holds(
+            wire.InFlight(
                 running.number,
                 running.role,
                 assignment.worker.name,
@@ -362,7 +362,7 @@ class Relay:
 
     def _judged(self, worker: Worker, number: int, verdict: Verdict, cause: str) -> None:
         is_unreachable = worker.health_problem is not None
-        self._send(wire.Judged(number, verdict, cause[:1024], is_unreachable))
+        self._send(wire.WorkerOutcome(number, verdict, cause[:1024], is_unreachable))
 
     def _forget(self, waiter: _Future) -> _Asked | None:
         asked = self._asked.pop(waiter, None)

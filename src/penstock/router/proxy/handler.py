@@ -399,7 +399,9 @@ class CompletionHandler:
     def _note_first_token(self, call: CompletionCall, assignment: LiveAssignment) -> None:
         self._admission.prefilled(assignment)
         if self._admission.core.tiers is not None:
-            self._admission.tier_saw(call.tier, TierFirstToken(self._clock.to_model_s(call.age_real_s())))
+            self._admission.record_tier_event(
+                call.tier, TierFirstToken(self._clock.to_model_s(call.age_real_s()))
+            )
 
     def _note_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
         call.ttft_s = meter.ttft_s

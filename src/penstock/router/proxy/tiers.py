@@ -41,7 +41,7 @@ class LiveTiers:
         """Take note of a request's end; one whose client left early, or was at fault, says nothing of its tier."""
         if not (call.worker or call.prefill_worker):
             if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
-                self._workers.tier_saw(call.tier, TierTurnedAway())
+                self._workers.record_tier_event(call.tier, TierTurnedAway())
             return
         is_complete = status == 200 and call.error is None
         if not is_complete and (
@@ -49,7 +49,7 @@ class LiveTiers:
         ):
             return
         ended = EndedRequest.after(call.ttft_s, e2e_s, call.output_tokens, is_failed=not is_complete)
-        self._workers.tier_saw(call.tier, ended)
+        self._workers.record_tier_event(call.tier, ended)
 
     def configure(self, config: TiersConfig) -> None:
         """Take another tiers section from now on: header, names, shares, targets and shedding."""

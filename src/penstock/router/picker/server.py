@@ -68,9 +68,9 @@ class Session:
         age: Of its router, as ``(since_s, name)``.
     """
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, picker_server: PickerServer) -> None:
         """Begin with nothing asked."""
-        self._desk = desk
+        self._server = picker_server
         self._requests: dict[int, RelayedRequest] = {}
         self._unsettled: OrderedDict[int, LiveAssignment] = OrderedDict()
         self.channel = Channel(self._take, self._lost)
@@ -80,7 +80,7 @@ class Session:
     @property
     def is_followed(self) -> bool:
         """Whether its router takes this one for the picker of the term that holds."""
-        return self.term is not None and self.term == self._desk.term
+        return self.term is not None and self.term == self._server.term
 
     def tick(self) -> None:
         """Cut off a relay that has been silent for too long."""
@@ -95,11 +95,11 @@ class Session:
         if assignment is None or self._requests.get(request.number) is not request or not self.is_followed:
             return False
         go = wire.Go(
-            self._desk.term, request.number, assignment.worker.name, assignment.queued_s, assignment.reason
+            self._server.term, request.number, assignment.worker.name, assignment.queued_s, assignment.reason
         )
         self.channel.send(go)
-        if request.role is self._desk.admission.core.entry:
-            self._desk.computed(assignment.worker.name, request.arrival, self)
+        if request.role is self._server.admission.core.entry:
+            self._server.computed(assignment.worker.name, request.arrival, self)
         return True
 
     def refused(self, request: RelayedRequest, refuse: Refuse[Waiter]) -> None:
@@ -108,14 +108,16 @@ class Session:
             return
         role, reason = refuse.role, refuse.reason
         self.channel.send(
-            wire.Refused(self._desk.term, request.number, role, reason, refuse.message, refuse.retry_after_s)
+            wire.Refused(
+                self._server.term, request.number, role, reason, refuse.message, refuse.retry_after_s
+            )
         )
 
     def drop(self) -> None:
         """Forget its requests, as this router picks no more or the other one is gone."""
         requests, self._requests, self.term = self._requests, {}, None
         self._unsettled.clear()
-        admission, now_s = self._desk.admission, self._desk.now_s
+        admission, now_s = self._server.admission, self._server.now_s
         for request in requests.values():
             if request.assignment is None:
                 admission.core.cancel(request, request.role, now_s())
@@ -127,14 +129,14 @@ class Session:
 
     def _lost(self) -> None:
         self.drop()
-        self._desk.closed(self)
+        self._server.closed(self)
 
     def _take(self, message: wire.Message) -> None:
         if isinstance(message, wire.Follow):
-            if message.instance == self._desk.instance:
+            if message.instance == self._server.instance:
                 self.drop()
                 self.term, self.age = message.term, (message.since_s, message.follower)
-                self._desk.followed()
+                self._server.followed()
             return
         if not self.is_followed:
             return
@@ -143,7 +145,7 @@ class Session:
             handle(self, message)
 
     def _ask(self, message: wire.Ask) -> None:
-        role, core = message.role, self._desk.admission.core
+        role, core = message.role, self._server.admission.core
         if role not in core.queues or not self._is_free(message.number):
             raise wire.ProtocolError(f"request {message.number}: not of this graph, or asked already")
         arrival = wire.arrival_of(message.prompt)
@@ -152,47 +154,47 @@ class Session:
             request,
             role,
             arrival,
-            self._desk.now_s(),
+            self._server.now_s(),
             again=message.again,
             waited_s=message.waited_s,
         )
-        self._desk.admission.apply(effects)
+        self._server.admission.apply(effects)
 
-    def _holds(self, message: wire.Holds) -> None:
-        role, core = message.role, self._desk.admission.core
+    def _holds(self, message: wire.InFlight) -> None:
+        role, core = message.role, self._server.admission.core
         if role not in core.queues or not self._is_free(message.number):
             raise wire.ProtocolError(f"request {message.number}: not of this graph, or held already")
         arrival = wire.arrival_of(message.prompt)
         request = RelayedRequest(self, message.number, role, arrival)
         stay = RunningAt(message.worker, message.tokens, is_prefilled=message.is_prefilled)
-        request.assignment = core.adopt(request, role, arrival, stay, self._desk.now_s())
+        request.assignment = core.adopt(request, role, arrival, stay, self._server.now_s())
         if request.assignment is not None:
             self._requests[message.number] = request
 
     def _is_free(self, number: int) -> bool:
         return number not in self._requests and len(self._requests) < _MAX_REQUESTS
 
-    def _knew(self, message: wire.Knew) -> None:
+    def _knew(self, message: wire.ComputedPrompt) -> None:
         arrival = wire.arrival_of(message.prompt)
-        self._desk.admission.core.learn(message.worker, arrival)
-        self._desk.computed(message.worker, arrival, self)
+        self._server.admission.core.learn(message.worker, arrival)
+        self._server.computed(message.worker, arrival, self)
 
     def _cancel(self, message: wire.Cancel) -> None:
         request = self._requests.get(message.number)
         if request is not None and request.assignment is None:
             del self._requests[message.number]
-            self._desk.admission.core.cancel(request, request.role, self._desk.now_s())
+            self._server.admission.core.cancel(request, request.role, self._server.now_s())
 
     def _prefilled(self, message: wire.Prefilled) -> None:
         assignment = self._assignment(message.number)
         if assignment is not None:
-            self._desk.admission.prefilled(assignment, message.cached_tokens, measured=message.is_measured)
+            self._server.admission.prefilled(assignment, message.cached_tokens, measured=message.is_measured)
 
-    def _judged(self, message: wire.Judged) -> None:
+    def _judged(self, message: wire.WorkerOutcome) -> None:
         assignment = self._assignment(message.number) or self._unsettled.get(message.number)
         if assignment is None:
             return
-        now_s, verdict = self._desk.now_s(), message.verdict
+        now_s, verdict = self._server.now_s(), message.verdict
         if message.is_unreachable:
             assignment.worker.suspect("refused a connection of another router")
         if verdict == Verdict.PROVED:
@@ -217,9 +219,9 @@ class Session:
         if request is None:
             return
         if request.assignment is None:
-            self._desk.admission.core.cancel(request, request.role, self._desk.now_s())
+            self._server.admission.core.cancel(request, request.role, self._server.now_s())
         else:
-            self._desk.admission.release(request.assignment)
+            self._server.admission.release(request.assignment)
 
     def _progress(self, message: wire.Progress) -> None:
         for number, tokens in zip(message.numbers, message.tokens, strict=False):
@@ -228,18 +230,18 @@ class Session:
                 assignment.grow(tokens - assignment.tokens)
 
     def _at_capacity(self, message: wire.AtCapacity) -> None:
-        worker = self._desk.admission.core.pool.get(message.worker)
-        if worker is not None and worker.spec.role in self._desk.admission.core.queues:
-            self._desk.admission.core.refused_at_capacity(worker, self._desk.now_s())
+        worker = self._server.admission.core.pool.get(message.worker)
+        if worker is not None and worker.spec.role in self._server.admission.core.queues:
+            self._server.admission.core.refused_at_capacity(worker, self._server.now_s())
 
-    def _tier_saw(self, message: wire.TierSaw) -> None:
+    def _tier_outcome(self, message: wire.TierOutcome) -> None:
         ttft_s, e2e_s, tpot_s = message.seconds
         event: TierEvent = EndedRequest(ttft_s, tpot_s, e2e_s, message.is_failed)
         if message.event == 0:
             event = TierFirstToken(ttft_s or 0.0)
         elif message.event == 2:
             event = TierTurnedAway()
-        self._desk.admission.tier_saw(message.tier, event)
+        self._server.admission.record_tier_event(message.tier, event)
 
     def _assignment(self, number: int) -> LiveAssignment | None:
         request = self._requests.get(number)
@@ -248,19 +250,19 @@ class Session:
 
 _HANDLERS: Final[dict[type, Callable[[Session, Any], None]]] = {
     wire.Ask: Session._ask,  # noqa: SLF001 - a table of this class's own
-    wire.Holds: Session._holds,  # noqa: SLF001
-    wire.Knew: Session._knew,  # noqa: SLF001
+    wire.InFlight: Session._holds,  # noqa: SLF001
+    wire.ComputedPrompt: Session._knew,  # noqa: SLF001
     wire.Cancel: Session._cancel,  # noqa: SLF001
     wire.Prefilled: Session._prefilled,  # noqa: SLF001
-    wire.Judged: Session._judged,  # noqa: SLF001
+    wire.WorkerOutcome: Session._judged,  # noqa: SLF001
     wire.Release: Session._release,  # noqa: SLF001
     wire.Progress: Session._progress,  # noqa: SLF001
     wire.AtCapacity: Session._at_capacity,  # noqa: SLF001
-    wire.TierSaw: Session._tier_saw,  # noqa: SLF001
+    wire.TierOutcome: Session._tier_outcome,  # noqa: SLF001
 }
 
 
-class Desk:
+class PickerServer:
     """All connections of other routers to this one.
 
     Attributes:
@@ -269,7 +271,7 @@ class Desk:
         instance: This router's name.
         term: In which it picks; None: it does not.
         followed: Called when another router has begun to follow this one.
-        recent: The latest prompts, which a new heir is told.
+        recent: The latest prompts, which a new successor is told.
     """
 
     def __init__(
@@ -291,28 +293,28 @@ class Desk:
         self._heir: Session | None = None
 
     @property
-    def heir(self) -> str:
+    def successor(self) -> str:
         """The router that is kept told of all prompts, so that it knows what this one does; empty without one."""
         return "" if self._heir is None else self._heir.age[1]
 
-    def choose_heir(self) -> None:
-        """Let the oldest of those that follow be the heir; a new one is told the latest prompts."""
-        heir = min(
+    def choose_successor(self) -> None:
+        """Let the oldest of those that follow be the successor; a new one is told the latest prompts."""
+        successor = min(
             (each for each in self._sessions if each.is_followed), key=lambda each: each.age, default=None
         )
-        if heir is self._heir:
+        if successor is self._heir:
             return
-        self._heir = heir
-        if heir is not None:
+        self._heir = successor
+        if successor is not None:
             for worker, arrival in self.recent:
-                heir.channel.send(wire.Knew(worker, wire.prompt_of(arrival)))
+                successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
-        """Keep the heir told of a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
+        """Keep the successor told of a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
         if source is not None:
             self.recent.add(worker, arrival)
         if self._heir is not None and self._heir is not source and (arrival.chain or arrival.session):
-            self._heir.channel.send(wire.Knew(worker, wire.prompt_of(arrival)))
+            self._heir.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     @property
     def followers(self) -> int:
