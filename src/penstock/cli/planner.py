@@ -16,6 +16,7 @@ from penstock.api import Environment, GraphDeployment, PlannerMode, Predictor
 from penstock.api.manifests import load_graph
 from penstock.api.planner import known_modes
 from penstock.cli import fields, option
+from penstock.cli.ledger_folder import LOG_DIR, NAMESPACE, ledger_folder
 from penstock.cli.planner_cluster import (
     ClusterFlags,
     RunFlags,
@@ -23,7 +24,7 @@ from penstock.cli.planner_cluster import (
 )
 from penstock.cli.planner_decide import decide
 from penstock.cli.planner_memory import memory
-from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
 from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
@@ -166,14 +167,8 @@ def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[
 
 
 @planner.command()
-@click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path),
-    help="The planner's folder, or a ledger.  [default: the running graph's]",
-)
-@click.option(
-    "--namespace", help="Graph on this machine, without --log-dir.  [default: the only one there is]"
-)
+@LOG_DIR
+@NAMESPACE
 @click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many changes.")
 @click.option("--all", "with_unchanged", is_flag=True, help="Count decisions that changed nothing, too.")
 @click.option("--id", "decision_id", help="One decision, such as d000012.")
@@ -188,7 +183,7 @@ def explain(
     as_json: bool,
 ) -> None:
     """Say why the last changes were made, rule by rule with its numbers, and why nothing has changed since."""
-    folder = log_dir if log_dir is not None else _log_dir_of(namespace)
+    folder = ledger_folder(log_dir, namespace)
     newest = (
         None if decision_id is not None else last if with_unchanged else 1
     )  # changes are never only counted
@@ -204,21 +199,6 @@ def explain(
             click.echo(f"\n{held}  (--all explains them)")
     else:
         click.echo("no decision yet", err=True)
-
-
-def _log_dir_of(namespace: str | None) -> Path:
-    """Return the folder of a running graph's planner."""
-    from penstock.local.down import choose_namespace  # noqa: PLC0415 - only where it is used
-    from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
-
-    try:
-        chosen = choose_namespace(namespace)
-    except NotFoundError as exc:
-        raise ConfigError("--log-dir: needed, because no graph is running on this machine") from exc
-    state = StateStore.of(chosen).read()
-    if state is None or state.arbiter.planner_log_dir is None:
-        raise ConfigError(f"--namespace: {chosen!r} has no planner on this machine; give --log-dir")
-    return Path(state.arbiter.planner_log_dir)
 
 
 @planner.command()

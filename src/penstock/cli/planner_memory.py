@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from penstock.cli import option
+from penstock.cli.ledger_folder import LOG_DIR, NAMESPACE, ledger_folder
 from penstock.core.errors import ConfigError, unwritable
 from penstock.planner import learnt
 
@@ -21,20 +22,22 @@ def memory() -> None:
 
 
 @memory.command()
-@_FOLDER
+@LOG_DIR
+@NAMESPACE
 @option.as_json("What `export` writes.")
-def show(log_dir: Path, *, as_json: bool) -> None:
+def show(log_dir: Path | None, namespace: str | None, *, as_json: bool) -> None:
     """Say what was learnt, by role."""
-    known = learnt.learnt(log_dir)
+    known = learnt.learnt(ledger_folder(log_dir, namespace))
     click.echo(learnt.as_json(known) if as_json else learnt.in_words(known), nl=not as_json)
 
 
 @memory.command()
-@_FOLDER
+@LOG_DIR
+@NAMESPACE
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-def export(log_dir: Path, file: Path) -> None:
+def export(log_dir: Path | None, namespace: str | None, file: Path) -> None:
     """Write what was learnt to FILE, for the planner of another graph of the same model."""
-    text = learnt.as_json(learnt.learnt(log_dir))
+    text = learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace)))
     try:
         file.write_bytes(text)
     except OSError as exc:
