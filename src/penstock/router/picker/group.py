@@ -66,7 +66,7 @@ class RouterGroup:
         self._links = Links(secret, self._take)
         self._relay = Relay(admission, metrics, now_s, self._picked)
         self._server = PickerServer(admission, now_s, self.instance, self._relay.recent, self._update)
-        self._heir = ""
+        self._successor = ""
         self._now_s = now_s
         self._term = 0
         self._leader: Leader | None = None
@@ -209,7 +209,7 @@ class RouterGroup:
         if self._relay.channel is not link.channel or self._relay.term != leader.term:
             log.info("another router picks", term=leader.term, url=link.url)
             follow = wire.Follow(leader.term, leader.instance, self.instance, self._since_s)
-            self._relay.follow(link.channel, follow, is_successor=leader.instance == self._heir)
-        self._heir = status.successor
+            self._relay.follow(link.channel, follow, is_successor=leader.instance == self._successor)
+        self._successor = status.successor
         if status.is_active and status.is_leader and status.term == leader.term:
             self._relay.answered()

@@ -76,7 +76,7 @@ class _Running:
     role: Role
     arrival: Arrival
     is_prefilled: bool = False
-    told_tokens: int = 0
+    reported_tokens: int = 0
 
 
 class RecentPrompts:
@@ -172,8 +172,8 @@ class Relay:
             running = self._running[assignment] = _Running(next(self._numbers), role, arrival)
             if self.channel is not None:
                 # Picked here for want of a picker; there is one by now.
-                self._tell_running(assignment, running)
-        assignment.on_verdict = partial(self._judged, assignment.worker, running.number)
+                self._report_running(assignment, running)
+        assignment.on_verdict = partial(self._report_outcome, assignment.worker, running.number)
         if role is self._core.entry:
             self.recent.add(assignment.worker.name, arrival)
             if self._is_own:
@@ -224,7 +224,7 @@ class Relay:
         for worker, arrival in () if is_successor else self.recent:
             self._send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
         for assignment, running in self._running.items():
-            self._tell_running(assignment, running)
+            self._report_running(assignment, running)
 
     def answered(self) -> None:
         """Take note that the picker that is followed answers: what waits here is asked of it."""
@@ -261,10 +261,10 @@ class Relay:
         moved = [
             (running, assignment.tokens)
             for assignment, running in self._running.items()
-            if assignment.tokens != running.told_tokens
+            if assignment.tokens != running.reported_tokens
         ]
         for running, tokens in moved:
-            running.told_tokens = tokens
+            running.reported_tokens = tokens
         numbers = tuple(running.number for running, _ in moved)
         self._send(wire.Progress(numbers, tuple(tokens for _, tokens in moved)))
 
@@ -292,13 +292,13 @@ class Relay:
         if waiter is None or asked is None or waiter.done():
             self._send(wire.Release(message.number))
             return
-        stay = RunningAt(
+        running_at = RunningAt(
             message.worker,
             asked.arrival.tokens,
             queued_s=self._now_s() - asked.since_s,
             reason=message.reason,
         )
-        assignment = self._core.adopt(waiter, asked.role, asked.arrival, stay, self._now_s())
+        assignment = self._core.adopt(waiter, asked.role, asked.arrival, running_at, self._now_s())
         if assignment is None:
             # Discovery has not told this router of the worker yet; `answered` asks once more.
             self._send(wire.Release(message.number))
@@ -309,7 +309,7 @@ class Relay:
             asyncio.get_running_loop().call_later(TICK_REAL_S, self._ask_again, waiter)
             return
         self._forget(waiter)
-        running = _Running(asked.number, asked.role, asked.arrival, told_tokens=assignment.tokens)
+        running = _Running(asked.number, asked.role, asked.arrival, reported_tokens=assignment.tokens)
         self._running[assignment] = running
         self._metrics.picks["other"] += 1
         waiter.set_result(assignment)
@@ -347,8 +347,8 @@ class Relay:
         if asked is not None and not asked.is_sent and self._is_answered:
             self._send_ask(asked)
 
-    def _tell_running(self, assignment: LiveAssignment, running: _Running) -> None:
-        running.told_tokens = assignment.tokens
+    def _report_running(self, assignment: LiveAssignment, running: _Running) -> None:
+        running.reported_tokens = assignment.tokens
         self._send(
             wire.InFlight(
                 running.number,
@@ -360,7 +360,7 @@ class Relay:
             )
         )
 
-    def _judged(self, worker: Worker, number: int, verdict: Verdict, cause: str) -> None:
+    def _report_outcome(self, worker: Worker, number: int, verdict: Verdict, cause: str) -> None:
         is_unreachable = worker.health_problem is not None
         self._send(wire.WorkerOutcome(number, verdict, cause[:1024], is_unreachable))
 

@@ -290,21 +290,21 @@ class PickerServer:
         self.followed = followed
         self.term = 0
         self._sessions: set[Session] = set()
-        self._heir: Session | None = None
+        self._successor: Session | None = None
 
     @property
     def successor(self) -> str:
         """The router that is kept told of all prompts, so that it knows what this one does; empty without one."""
-        return "" if self._heir is None else self._heir.age[1]
+        return "" if self._successor is None else self._successor.age[1]
 
     def choose_successor(self) -> None:
         """Let the oldest of those that follow be the successor; a new one is told the latest prompts."""
         successor = min(
             (each for each in self._sessions if each.is_followed), key=lambda each: each.age, default=None
         )
-        if successor is self._heir:
+        if successor is self._successor:
             return
-        self._heir = successor
+        self._successor = successor
         if successor is not None:
             for worker, arrival in self.recent:
                 successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
@@ -313,8 +313,12 @@ class PickerServer:
         """Keep the successor told of a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
         if source is not None:
             self.recent.add(worker, arrival)
-        if self._heir is not None and self._heir is not source and (arrival.chain or arrival.session):
-            self._heir.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
+        if (
+            self._successor is not None
+            and self._successor is not source
+            and (arrival.chain or arrival.session)
+        ):
+            self._successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     @property
     def followers(self) -> int:
@@ -337,7 +341,7 @@ class PickerServer:
 
     def end(self) -> None:
         """Pick no more: what others asked is theirs to ask elsewhere."""
-        self.term, self._heir = 0, None
+        self.term, self._successor = 0, None
         for session in self._sessions:
             session.drop()
 

@@ -282,14 +282,14 @@ def in_words(known: Hindsight, gpus: float) -> str:
     fleets, place = known.fleet()
     other = place - 1 if place else place + 1
     words = [
-        f"the last {known.seen_s / 3600:.1f} h at floor {place + 1}: {_told(known, fleets, place, gpus)}"
+        f"the last {known.seen_s / 3600:.1f} h at floor {place + 1}: {_share_and_cost(known, fleets, place, gpus)}"
     ]
     if other < known.sizes:
-        words.append(f"at {other + 1}: {_told(known, fleets, other, gpus)}")
+        words.append(f"at {other + 1}: {_share_and_cost(known, fleets, other, gpus)}")
     patience = ", started once demand has lasted a start-up" if known.is_patient else ""
     return "; ".join(words) + patience
 
 
-def _told(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:
+def _share_and_cost(known: Hindsight, fleets: ShadowFleets, place: int, gpus: float) -> str:
     share = 1.0 - min(1.0, fleets.late[place] / known.arrivals)
     return f"{share:.1%} in time for {gpus * fleets.replica_s[place] / 3600:.2f} GPU-h"
