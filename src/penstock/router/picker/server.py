@@ -160,21 +160,21 @@ class Session:
         )
         self._server.admission.apply(effects)
 
-    def _holds(self, message: wire.InFlight) -> None:
+    def _in_flight(self, message: wire.InFlight) -> None:
         role, core = message.role, self._server.admission.core
         if role not in core.queues or not self._is_free(message.number):
             raise wire.ProtocolError(f"request {message.number}: not of this graph, or held already")
         arrival = wire.arrival_of(message.prompt)
         request = RelayedRequest(self, message.number, role, arrival)
-        stay = RunningAt(message.worker, message.tokens, is_prefilled=message.is_prefilled)
-        request.assignment = core.adopt(request, role, arrival, stay, self._server.now_s())
+        running_at = RunningAt(message.worker, message.tokens, is_prefilled=message.is_prefilled)
+        request.assignment = core.adopt(request, role, arrival, running_at, self._server.now_s())
         if request.assignment is not None:
             self._requests[message.number] = request
 
     def _is_free(self, number: int) -> bool:
         return number not in self._requests and len(self._requests) < _MAX_REQUESTS
 
-    def _knew(self, message: wire.ComputedPrompt) -> None:
+    def _computed_prompt(self, message: wire.ComputedPrompt) -> None:
         arrival = wire.arrival_of(message.prompt)
         self._server.admission.core.learn(message.worker, arrival)
         self._server.computed(message.worker, arrival, self)
@@ -190,7 +190,7 @@ class Session:
         if assignment is not None:
             self._server.admission.prefilled(assignment, message.cached_tokens, measured=message.is_measured)
 
-    def _judged(self, message: wire.WorkerOutcome) -> None:
+    def _worker_outcome(self, message: wire.WorkerOutcome) -> None:
         assignment = self._assignment(message.number) or self._unsettled.get(message.number)
         if assignment is None:
             return
@@ -250,11 +250,11 @@ class Session:
 
 _HANDLERS: Final[dict[type, Callable[[Session, Any], None]]] = {
     wire.Ask: Session._ask,  # noqa: SLF001 - a table of this class's own
-    wire.InFlight: Session._holds,  # noqa: SLF001
-    wire.ComputedPrompt: Session._knew,  # noqa: SLF001
+    wire.InFlight: Session._in_flight,  # noqa: SLF001
+    wire.ComputedPrompt: Session._computed_prompt,  # noqa: SLF001
     wire.Cancel: Session._cancel,  # noqa: SLF001
     wire.Prefilled: Session._prefilled,  # noqa: SLF001
-    wire.WorkerOutcome: Session._judged,  # noqa: SLF001
+    wire.WorkerOutcome: Session._worker_outcome,  # noqa: SLF001
     wire.Release: Session._release,  # noqa: SLF001
     wire.Progress: Session._progress,  # noqa: SLF001
     wire.AtCapacity: Session._at_capacity,  # noqa: SLF001
