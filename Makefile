@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz house check types form crds format image manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -52,6 +52,9 @@ coverage: $(VENV)/.dev ## The fast tests with branch coverage of the pure packag
 
 explore: $(VENV)/.dev ## The property tests with new random examples, more of them, where the other targets repeat theirs
 	$(BIN)/pytest tests -m "hypothesis and not cluster" -n logical --dist worksteal --hypothesis-profile explore --timeout 0 $(ARGS)
+
+soak: $(VENV)/.dev ## An hour of mixed load and faults on a graph of real processes; ARGS="--minutes 10 --seed 2"
+	$(BIN)/python tests/world/soak.py $(ARGS)
 
 test-lowest: $(VENV)/.dev ## The fast tests on the lowest versions of dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-lowest
@@ -180,4 +183,4 @@ image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (5 GB), VL
 	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tests/real/vllm-cpu
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output soak-output dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
