@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image lock manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -115,6 +115,15 @@ dist: $(VENV)/.dev ## Build what a release publishes into dist/, a dry run of it
 
 image: ## Build the container image; CONTAINER_TOOL, IMAGE and IMAGE_BUILD_FLAGS choose how
 	$(CONTAINER_TOOL) build --tag $(IMAGE) $(IMAGE_BUILD_FLAGS) .
+
+# Universal: one file for every Python and platform that the image may be built for. What is pinned stays; UPGRADE=--upgrade
+# takes the newest that pyproject.toml allows.
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
+	--custom-compile-command "make lock" $(UPGRADE) pyproject.toml --extra kubernetes --extra kv-events --extra prometheus
+
+lock: $(VENV)/.dev ## Pin the image's dependencies with their hashes into requirements/; UPGRADE=--upgrade takes newer ones
+	$(LOCK) --output-file requirements/standard.txt
+	$(LOCK) --extra tensorboard --output-file requirements/tensorboard.txt
 
 # The version is only what the chart is rendered for; nothing in it depends on a newer one.
 RENDER = $(HELM) template penstock charts/penstock --namespace penstock-system --kube-version 1.34.0 \
