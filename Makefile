@@ -72,7 +72,7 @@ test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUI
 e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NODE_IMAGE; skipped without
 	$(BIN)/pytest e2e -m "e2e and not nightly" -v -s -p no:randomly $(ARGS)
 
-fuzz: $(VENV)/.dev ## Feed broken input to the HTTP server and the manifests; ROUNDS=20000 SEED=1 choose how much
+fuzz: $(VENV)/.dev ## Feed broken input to HTTP, manifests, traces, ledgers and messages; ROUNDS=20000 SEED=1 choose how much
 	FUZZ_ROUNDS=$(ROUNDS) FUZZ_SEED=$(SEED) $(BIN)/pytest tests/fuzz --timeout 0 -p no:randomly $(ARGS)
 
 check: types form docs manifests-check ## Lint, format, types and import layers: what CI runs before the tests; -j2 uses two cores

@@ -16,6 +16,7 @@ from penstock.api import PlannerMode, Role
 from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.reading import read_profile
+from penstock.planner.core.records import MALFORMED
 from penstock.planner.decide.codec import config_from, demand_from, state_from, window_from
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
@@ -77,7 +78,7 @@ def parse(text: str, *, name: str, profiles: Profiles) -> tuple[Window, PlannerS
     except ValidationError as exc:
         first = exc.errors()[0]
         raise ConfigError(f"{name}: config.{first['loc'][0]}: {first['msg'].lower()}") from exc
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+    except MALFORMED as exc:
         raise ConfigError(f"{name}: {type(exc).__name__}: {exc}; print a valid one with --example") from exc
 
 

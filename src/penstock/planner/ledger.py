@@ -23,7 +23,7 @@ import orjson
 from penstock.core.errors import ConfigError, LedgerError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.planner.core.following import LedgerFollower
-from penstock.planner.core.records import ANCHORS, SCHEMA, Record
+from penstock.planner.core.records import ANCHORS, MALFORMED, SCHEMA, Record
 from penstock.planner.decide.config import DecideConfig
 
 FILE_NAME: Final = "ledger.jsonl"
@@ -132,7 +132,7 @@ def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]
             continue
         try:
             held = follower.follow(record)
-        except (KeyError, TypeError, ValueError, PenstockError):
+        except (*MALFORMED, PenstockError):
             # Whoever needs the record says what it lacks; nothing can be made again before the next header.
             follower = LedgerFollower(DecideConfig())
             continue

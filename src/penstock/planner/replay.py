@@ -12,7 +12,14 @@ from pydantic import ValidationError
 from penstock.api import Role
 from penstock.core.errors import ConfigError, LedgerError
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.core.records import DecisionKind, Outcome, Record, recorded_changes, without_asked
+from penstock.planner.core.records import (
+    MALFORMED,
+    DecisionKind,
+    Outcome,
+    Record,
+    recorded_changes,
+    without_asked,
+)
 from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
@@ -81,16 +88,16 @@ def replay(ledger: LedgerFile) -> ReplayResult:
                 continue
             decisions += 1
             decision, after = remake(record, configs.of(record))
-        except (KeyError, TypeError, ValueError) as exc:
+            name = record["decision"]["id"]
+            pairs = [
+                ("decision", record["decision"], to_plain(decision)),
+                ("state", _plain(state_from(record["state"])), to_plain(after)),
+                *([("chain", _plain(state_from(record["before"])), broken)] if broken is not None else []),
+            ]
+        except MALFORMED as exc:
             raise LedgerError(
                 f"line {line}: incomplete {record['type']} record ({exc!r}); it cannot be replayed"
             ) from exc
-        name = record["decision"]["id"]
-        pairs = [
-            ("decision", record["decision"], to_plain(decision)),
-            ("state", _plain(state_from(record["state"])), to_plain(after)),
-            *([("chain", _plain(state_from(record["before"])), broken)] if broken is not None else []),
-        ]
         differences += [
             ReplayDifference(line, name, what, recorded, made)
             for what, recorded, made in pairs

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.api import Role
 from penstock.core.errors import LedgerError
 from penstock.core.printable import printable
-from penstock.planner.core.records import Record
+from penstock.planner.core.records import MALFORMED, Record
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.codec import config_from, pull_from
 from penstock.planner.decide.config import DecideConfig
@@ -150,7 +150,7 @@ def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
     found = read_ledger(path)
     try:
         run = view_of(found.records, origin=origin)
-    except (KeyError, TypeError, ValueError) as exc:
+    except MALFORMED as exc:
         raise LedgerError(f"{path}: a record lacks what its type promises: {exc!r}") from exc
     if run is None:
         raise LedgerError(f"{path}: holds no planner run; give the --log-dir of a planner that has started")

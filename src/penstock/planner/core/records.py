@@ -27,6 +27,9 @@ Record = dict[str, Any]
 SCHEMA: Final = 1
 """Raised when a reader of the old schema would misunderstand a record."""
 
+MALFORMED: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading a record raises when a value is missing or of another type."""
+
 ANCHORS: Final = frozenset({"header", "decision", "settled"})
 
 

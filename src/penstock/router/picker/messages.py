@@ -310,6 +310,6 @@ class FrameReader:
             del held[: _LENGTH_BYTES + length]
             try:
                 found = _decoder.decode(content)
-            except msgspec.MsgspecError as exc:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
                 raise ProtocolError(f"frame: {exc}") from exc
             yield from found
