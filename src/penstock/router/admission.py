@@ -13,14 +13,13 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from penstock.api import Role, Tier
 from penstock.core.errors import NoEndpointsError, PenstockError, SaturatedError
 from penstock.core.logs import get_logger
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.busy_workers import ALL_BUSY
-from penstock.router.core.effects import Dispatch, Effects, RefusalReason, Refuse
+from penstock.router.core.retries import Assignment
 from penstock.router.core.router import RouterCore
+from penstock.router.core.router_state import Dispatch, Effects, RefusalReason, Refuse
 from penstock.router.core.worker import Worker, WorkerChange, WorkerEvent
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.busy import BusyThresholds
+from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
 
 log = get_logger(__name__)

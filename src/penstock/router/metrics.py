@@ -17,19 +17,18 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.api import Role
 from penstock.core import metric_names as names
+from penstock.core.clock import LagTracker
 from penstock.core.histogram import (
     REQUEST_BOUNDS_S,
     ROUTER_ITL_BOUNDS_S,
     ROUTER_TTFT_BOUNDS_S,
     BucketCounts,
 )
-from penstock.core.lag import LagTracker
-from penstock.router.core.turned_away import LATELY_S, TurnedAway
-from penstock.router.core.wake import WakeTimes
+from penstock.router.core.router_state import LATELY_S, TurnedAway, WakeTimes
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.families import by_label, counter, gauge, histogram
-from penstock.router.policy.prompt_tokens import PromptTokenCounts
+from penstock.router.policy.arrival import PromptTokenCounts
 
 
 class RouterMetrics:

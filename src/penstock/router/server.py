@@ -20,29 +20,22 @@ from penstock.router.core.build import build_retries, build_router
 from penstock.router.core.worker_spec import WorkerSize
 from penstock.router.discovery.statefile import StatefileDiscovery
 from penstock.router.discovery.watch import Discovery, WorkerWatch
-from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
 from penstock.router.metrics import MetricsPage, RouterCollector, RouterMetrics
 from penstock.router.periodic import PeriodicTask
 from penstock.router.picker.group import RouterGroup
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
-from penstock.router.policy.token_estimate import TokenEstimator
-from penstock.router.proxy.admin import Admin
+from penstock.router.proxy.admin import Admin, RecentTraffic
 from penstock.router.proxy.app import RouterApp
-from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck
-from penstock.router.proxy.busy_threshold import BusyThresholdApi
-from penstock.router.proxy.cors import Cors
+from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck
 from penstock.router.proxy.handler import CompletionHandler
-from penstock.router.proxy.kv_release import KvReleases
-from penstock.router.proxy.lease_guard import LeaseGuard
-from penstock.router.proxy.prefix import ExactKeys, PromptReader
-from penstock.router.proxy.tier_admission import TierAdmission
-from penstock.router.proxy.tiers import LiveTiers
+from penstock.router.proxy.kv_transfer import KvReleases, LeaseGuard
+from penstock.router.proxy.prefix import ExactKeys, PromptReader, TokenEstimator, load_tokenizer
+from penstock.router.proxy.tiers import LiveTiers, TierAdmission
 from penstock.router.proxy.upstream import UpstreamClient
-from penstock.router.recent_traffic import RecentTraffic
 from penstock.router.settings import RouterSettings
-from penstock.router.tokenizer import load_tokenizer
+from penstock.router.thresholds import BusyThresholdApi, GraphThresholds
 
 log = get_logger(__name__)
 

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from penstock.api import Tier
 from penstock.core import metric_names as names
-from penstock.router.core.tier_control import TierControl
+from penstock.router.core.tiers import TierControl
 from penstock.router.families import by_label, gauge, histogram
 
 

@@ -12,12 +12,12 @@ from penstock.api import BreakerConfig, Role
 from penstock.core.exposition import parse_samples
 from penstock.planner.decide.observation import Demand
 from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.turned_away import TurnedAway
+from penstock.router.core.retries import Assignment
+from penstock.router.core.router_state import TurnedAway
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.metrics import MetricsPage, QueueGauges, RouterCollector, RouterMetrics
-from penstock.router.policy.prompt_tokens import PromptTokenCounts
+from penstock.router.policy.arrival import PromptTokenCounts
 
 COUNTERS = (
     "arrivals",

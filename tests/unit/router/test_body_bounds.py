@@ -8,18 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.router.policy.keys import MAX_BYTES, render_chat
-from penstock.router.proxy.body_bounds import (
+from penstock.router.proxy.completion import (
     MAX_CONTAINERS,
     MAX_DEPTH,
     MAX_STRINGS,
     MAX_VALUES,
+    RequestRefused,
     check_depth,
     check_size,
+    parse_completion,
 )
-from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.prefix import ExactKeys, PromptReader, read_prompt
-from penstock.router.proxy.refusal import RequestRefused
-from penstock.router.tokenizer import PromptTokenizer
+from penstock.router.proxy.prefix import ExactKeys, PromptReader, PromptTokenizer, read_prompt
 
 CHAT = "/v1/chat/completions"
 BASE = {"model": "llama", "messages": [{"role": "user", "content": "x"}]}

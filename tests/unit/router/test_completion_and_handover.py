@@ -6,14 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.proxy.call import request_id
-from penstock.router.proxy.completion import ApiEndpoint, parse_completion
+from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
 from penstock.router.proxy.kv_transfer import (
     decode_body,
     prefill_body,
     read_prefill_answer,
     with_cached_tokens,
 )
-from penstock.router.proxy.refusal import RequestRefused
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from penstock.api import Role
-from penstock.router.proxy.kv_release import REFUSED_MODEL
+from penstock.router.proxy.kv_transfer import REFUSED_MODEL
 
 AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
 UNKNOWN_MODEL = b'{"error":{"message":"The model does not exist.","type":"NotFoundError","code":404}}'

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.router.metrics import RouterMetrics
-from penstock.router.recent_traffic import RecentTraffic
+from penstock.router.proxy.admin import RecentTraffic
 
 
 def test_only_the_last_minute_counts():

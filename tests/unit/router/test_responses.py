@@ -4,14 +4,13 @@ import orjson
 import pytest
 
 from penstock.api import BreakerConfig, Role
-from penstock.router.core.assignment import Assignment
+from penstock.router.core.retries import Assignment
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.completion import ApiEndpoint, parse_completion
+from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
 from penstock.router.proxy.prefix import read_prompt
-from penstock.router.proxy.refusal import RequestRefused
-from penstock.router.proxy.stream_meter import RelayMeter
+from penstock.router.proxy.stream import RelayMeter
 
 PATH = "/v1/responses"
 USAGE = {"input_tokens": 40, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 2}

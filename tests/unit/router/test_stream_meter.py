@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from penstock.api import BreakerConfig, Role
 from penstock.core.errors import StreamBroken, WrongAnswer
-from penstock.router.core.assignment import Assignment
+from penstock.router.core.retries import Assignment
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.stream_meter import Correction, RelayMeter
+from penstock.router.proxy.stream import Correction, RelayMeter
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 DONE = b"data: [DONE]\n\n"

@@ -15,28 +15,31 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import ClientDisconnected, NotFoundError
-from penstock.core.http.messages import Headers
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import Headers, error_body
 from penstock.core.http.server import Request, Responder
 from penstock.core.logs import get_logger
 from penstock.router.access_log import AccessLog
 from penstock.router.metrics import MetricsPage, RouterMetrics
-from penstock.router.picker.channel import PATH as PICKER_PATH
 from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.links import PATH as PICKER_PATH
 from penstock.router.picker.messages import SESSION_BYTES
-from penstock.router.policy.token_estimate import TokenEstimator
 from penstock.router.proxy.admin import Admin
-from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck, is_of_this_machine
-from penstock.router.proxy.body_bounds import SMALL_BYTES, check_size
-from penstock.router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
+from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck, is_of_this_machine
 from penstock.router.proxy.call import CompletionCall, request_id
-from penstock.router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
-from penstock.router.proxy.cors import Cors
+from penstock.router.proxy.completion import (
+    PATHS,
+    SMALL_BYTES,
+    ApiEndpoint,
+    CompletionRequest,
+    RequestRefused,
+    check_size,
+    parse_completion,
+)
 from penstock.router.proxy.failures import QUEUE_TIMEOUT, REJECTIONS
 from penstock.router.proxy.handler import CompletionHandler
-from penstock.router.proxy.prefix import PromptReader
-from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.proxy.prefix import PromptReader, TokenEstimator
 from penstock.router.proxy.tiers import LiveTiers
+from penstock.router.thresholds import BusyThresholdApi, ThresholdError
 
 log = get_logger(__name__)
 _DEBUG_LOGGER = logging.getLogger(__name__)

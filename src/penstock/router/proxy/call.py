@@ -6,13 +6,13 @@ import itertools
 import os
 import re
 import time
+from dataclasses import dataclass
 
 from penstock.api import Tier
 from penstock.core.http.server import Responder
 from penstock.router.core.retries import RequestTries
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.prefix import Keyed
-from penstock.router.proxy.tier_admission import TierIdentity
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 _PREFIX = os.urandom(8).hex()
@@ -27,6 +27,21 @@ def request_id(sent: bytes | None) -> bytes:
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent
     return f"{_PREFIX}-{next(_NUMBERS):x}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class TierIdentity:
+    """Who a request is.
+
+    Attributes:
+        tier: Its tier.
+        tenant: Whose it is; empty: nobody's in particular.
+        asked: The higher tier that it asked for without a key that allows it; None: it did not.
+    """
+
+    tier: Tier
+    tenant: str = ""
+    asked: Tier | None = None
 
 
 class CompletionCall:

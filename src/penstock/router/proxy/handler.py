@@ -14,9 +14,9 @@ from penstock.api import Role
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ClientDisconnected, PenstockError, StreamBroken, UpstreamError, WrongAnswer
 from penstock.core.http.client import StreamingResponse
-from penstock.core.http.problem import EVENT_STREAM, JSON
-from penstock.core.http.relay import relay
+from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.sse import encode_event
+from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
 from penstock.router.admission import (
     Admission,
@@ -25,11 +25,9 @@ from penstock.router.admission import (
     QueueTimeout,
     TierFirstToken,
 )
-from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
-from penstock.router.core.transfers import KvLease, KvTransfer, grant
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryRules, RetryScope, grant
 from penstock.router.metrics import RouterMetrics
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.token_estimate import TokenEstimator
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.capacity import asking_others
 from penstock.router.proxy.failures import (
@@ -37,10 +35,15 @@ from penstock.router.proxy.failures import (
     QUEUE_TIMEOUT,
     ErrorResponse,
     StageFailed,
+    encoded_again,
     error_response_of,
+    read_completion,
+    retry_after,
 )
-from penstock.router.proxy.kv_release import KvReleases, KvTransferState
 from penstock.router.proxy.kv_transfer import (
+    KvReleases,
+    KvTransferState,
+    LeaseGuard,
     Prefilled,
     decode_body,
     prefill_body,
@@ -48,12 +51,9 @@ from penstock.router.proxy.kv_transfer import (
     read_usage,
     with_cached_tokens,
 )
-from penstock.router.proxy.lease_guard import LeaseGuard
-from penstock.router.proxy.retry_after import retry_after
-from penstock.router.proxy.stream_meter import Correction, RelayMeter
-from penstock.router.proxy.stream_preamble import read_preamble
+from penstock.router.proxy.prefix import TokenEstimator
+from penstock.router.proxy.stream import Correction, RelayMeter, read_preamble
 from penstock.router.proxy.upstream import UpstreamClient, read_complete
-from penstock.router.proxy.worker_answer import encoded_again, read_completion
 
 log = get_logger(__name__)
 

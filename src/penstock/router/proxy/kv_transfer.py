@@ -1,19 +1,37 @@
-"""The KV transfer from prefill to decode, as vLLM's own proxies spell it. Pure.
+"""The KV transfer from prefill to decode, as vLLM's own proxies spell it: its bodies, its lease, and giving it back.
 
-Source: vLLM 0.32, NixlConnector: the prefill request asks for remote decode and one token; what the
-prefill worker returns in ``kv_transfer_params`` goes unread into the decode request.
+Source: vLLM 0.32, NixlConnector: the prefill request asks for remote decode and one token; what the prefill worker returns
+in ``kv_transfer_params`` goes unread into the decode request.
+
+A client may leave, or every decode worker refuse, between prefill and decode. Prefill workers take no such message from
+a router; a decode worker does: a request that is refused before it reaches the engine makes it tell the prefill worker
+that nobody will come (vLLM 0.32, ``notify_kv_transfer_request_rejected``; simulated workers do the same). So any decode
+worker is sent the prompt's parameters in a request for a model that nobody serves.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from penstock.router.proxy.completion import CompletionRequest
-from penstock.router.proxy.refusal import RequestRefused
+from penstock.api import Role
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import PenstockError
+from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.logs import get_logger
+from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
+from penstock.router.core.worker import Worker
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.discovery.watch import read_page
+from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.completion import CompletionRequest, RequestRefused
+from penstock.router.proxy.failures import StageFailed
 
 _PREFILL_PARAMS: Final = {
     "do_remote_decode": True,
@@ -149,3 +167,165 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+log = get_logger(__name__)
+
+REFUSED_MODEL: Final = "penstock-kv-release"
+"""Served by nobody."""
+
+TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
+"""Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class KvTransferState:
+    """One prompt's way from prefill to decode.
+
+    Attributes:
+        is_taken: A decode worker was asked to fetch it, so it answers for the blocks from here on.
+    """
+
+    __slots__ = ("is_taken",)
+
+    def __init__(self) -> None:
+        self.is_taken = False
+
+
+class KvReleases:
+    """Releases prompts beside requests; a release that fails costs one lease and nothing more."""
+
+    def __init__(
+        self, client: ConnectionPool, workers: WorkerPool, metrics: RouterMetrics, now_s: Callable[[], float]
+    ) -> None:
+        """Tie the parts.
+
+        Args:
+            client: Connections to workers.
+            workers: Of which a decode worker is asked.
+            metrics: Counts.
+            now_s: Tells simulated seconds.
+        """
+        self._client = client
+        self._workers = workers
+        self._metrics = metrics
+        self._now_s = now_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def unless_taken(self, params: dict[str, Any] | None, headers: Headers) -> Iterator[KvTransferState]:
+        """Release a prompt if the block ends, however it does, before a decode worker was asked for it.
+
+        Args:
+            params: The prefill worker's ``kv_transfer_params``; None: it kept nothing.
+            headers: Of the request, for workers that ask for a key.
+        """
+        hand_over = KvTransferState()
+        try:
+            yield hand_over
+        finally:
+            if params is not None and not hand_over.is_taken:
+                task = asyncio.create_task(self._release(params, headers), name="KV release")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Wait for the releases under way; each is bounded."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _release(self, params: dict[str, Any], headers: Headers) -> None:
+        # One that takes no requests now may still be able to pass a message on.
+        candidates = self._workers.routable(Role.DECODE, self._now_s()) or [
+            each for each in self._workers if each.spec.role is Role.DECODE
+        ]
+        if not candidates:
+            self._metrics.kv_releases["no_worker"] += 1
+            return
+        # An idle vLLM that never met the prefill worker passes the message on with its next request only.
+        worker = min(candidates, key=lambda each: (each.inflight_requests == 0, each.inflight_requests))
+        body = orjson.dumps(
+            {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": params}
+        )
+        try:
+            answer = await self._client.request(
+                "POST", f"{worker.spec.url}/v1/completions", body=body, headers=headers, timeouts=TIMEOUTS
+            )
+        except PenstockError as exc:
+            self._metrics.kv_releases["failed"] += 1
+            log.warning("KV of an abandoned request not released", worker=worker.name, problem=str(exc))
+            return
+        is_released = answer.status == 404
+        self._metrics.kv_releases["released" if is_released else "failed"] += 1
+        if not is_released:
+            log.warning("KV of an abandoned request not released", worker=worker.name, status=answer.status)
+
+
+PATIENCE_REAL_S: Final = 10.0
+"""Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
+
+
+class LeaseGuard:
+    """Confirms KV transfers before their text goes to the client."""
+
+    def __init__(
+        self, pool: ConnectionPool, clock: SimulatedClock, *, lease_s: float, timeout_real_s: float
+    ) -> None:
+        """Fix the terms.
+
+        Args:
+            pool: For the prefill workers' metrics.
+            clock: Simulated time.
+            lease_s: The first lease that prefill workers grant, simulated seconds.
+            timeout_real_s: Longest wait for a page, real seconds; no less than `PATIENCE_REAL_S`.
+        """
+        self._pool = pool
+        self._clock = clock
+        self._lease_s = lease_s
+        self._timeouts = Timeouts.each(max(timeout_real_s, PATIENCE_REAL_S))
+
+    def check_wait(self, queued_s: float) -> None:
+        """Return if a request may still be handed over that has waited for a decode worker here.
+
+        Nobody renews its lease before a decode worker has it.
+
+        Args:
+            queued_s: How long it waited, simulated seconds.
+
+        Raises:
+            StageFailed: the lease may be over; the prompt has to be prefilled again.
+        """
+        if queued_s >= TRUSTED_FRACTION * self._lease_s:
+            raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
+
+    async def confirm(self, lease: KvLease) -> None:
+        """Return if the blocks were held when they were read; called once decode has shown a token.
+
+        Raises:
+            StageFailed: they may not have been; the prompt has to be prefilled again.
+        """
+        now_s = self._clock.now_s()
+        if lease.is_within(self._lease_s, now_s):
+            return
+        expired = await self._expired_leases(lease.worker)
+        if lease.is_intact(expired):
+            return
+        log.warning(
+            "KV transfer distrusted: leases of its prefill worker have expired since",
+            prefill_worker=lease.worker.name,
+            age_s=round(now_s - lease.granted_s, 3),
+            expired_before=lease.expired_before,
+            expired=expired,
+        )
+        raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
+
+    async def _expired_leases(self, worker: Worker) -> float | None:
+        try:
+            worker.expired_leases = (
+                await read_page(self._pool, worker.spec.url, self._timeouts)
+            ).expired_leases
+        except PenstockError as exc:
+            log.debug("metrics not readable", worker=worker.name, problem=str(exc))
+            worker.expired_leases = None
+        return worker.expired_leases

@@ -9,12 +9,17 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import UpstreamConnectError, UpstreamError, WrongAnswer
 from penstock.core.http.client import ConnectionPool, StreamingResponse
 from penstock.router.admission import LiveAssignment
-from penstock.router.core.retries import FailedTry, RetryScope
-from penstock.router.core.transfers import KvLease, KvTransfer
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope
 from penstock.router.proxy.call import CompletionCall
-from penstock.router.proxy.failures import AT_CAPACITY, StageFailed, failed_stage
-from penstock.router.proxy.stream_preamble import ErrorEvent
-from penstock.router.proxy.worker_answer import ErrorReply, error_answer, retry_scope_of
+from penstock.router.proxy.failures import (
+    AT_CAPACITY,
+    ErrorReply,
+    StageFailed,
+    error_answer,
+    failed_stage,
+    retry_scope_of,
+)
+from penstock.router.proxy.stream import ErrorEvent
 from penstock.router.settings import RouterSettings
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
