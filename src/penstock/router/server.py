@@ -16,7 +16,7 @@ from penstock.core.logs import get_logger
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
 from penstock.router.config_watch import POLL_REAL_S, ConfigWatch
-from penstock.router.core.build import build_retries, build_router
+from penstock.router.core.build import build_router
 from penstock.router.core.worker_spec import WorkerSize
 from penstock.router.discovery.statefile import StatefileDiscovery
 from penstock.router.discovery.watch import Discovery, WorkerWatch
@@ -30,10 +30,9 @@ from penstock.router.proxy.admin import Admin, RecentTraffic
 from penstock.router.proxy.app import RouterApp
 from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck
 from penstock.router.proxy.handler import CompletionHandler
-from penstock.router.proxy.kv_transfer import KvReleases, LeaseGuard
+from penstock.router.proxy.kv_transfer import KvTransfers
 from penstock.router.proxy.prefix import ExactKeys, PromptReader, TokenEstimator, load_tokenizer
 from penstock.router.proxy.tiers import LiveTiers, TierAdmission
-from penstock.router.proxy.upstream import UpstreamClient
 from penstock.router.settings import RouterSettings
 from penstock.router.thresholds import BusyThresholdApi, GraphThresholds
 
@@ -88,8 +87,24 @@ class RouterServer:
         self.tiers = self._make_tiers()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._estimator = TokenEstimator()
-        self._releases = KvReleases(self._pool, self.core.pool, self.metrics, self._clock.now_s)
-        self._handler = self._make_handler()
+        self._transfers = KvTransfers(
+            self._pool,
+            self._probe_pool,
+            self.core.pool,
+            self.metrics,
+            self._clock,
+            lease_s=settings.lease_s,
+            timeout_real_s=settings.config.health.timeout_real_seconds,
+        )
+        self._handler = CompletionHandler(
+            settings,
+            self._pool,
+            self.admission,
+            self._transfers,
+            metrics=self.metrics,
+            estimator=self._estimator,
+            clock=self._clock,
+        )
         self._config_watch = (
             ConfigWatch(
                 settings.graph_file,
@@ -187,7 +202,7 @@ class RouterServer:
             await self._kv_events.close()
         if self._reader is not None:
             self._reader.close()
-        await self._releases.close()
+        await self._transfers.close()
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
@@ -285,26 +300,6 @@ class RouterServer:
             log.warning("tiers are switched at a router's start alone", wanted=tiers.enabled)
         if self.tiers is not None and tiers.enabled:
             self.tiers.configure(tiers)
-
-    def _make_handler(self) -> CompletionHandler:
-        settings, config, clock = self._settings, self._settings.config, self._clock
-        leases = LeaseGuard(
-            self._probe_pool,
-            clock,
-            lease_s=settings.lease_s,
-            timeout_real_s=config.health.timeout_real_seconds,
-        )
-        return CompletionHandler(
-            upstream=UpstreamClient(self._pool, settings, clock),
-            admission=self.admission,
-            leases=leases,
-            releases=self._releases,
-            metrics=self.metrics,
-            retries=build_retries(config, self.core.pool, clock.now_s()),
-            estimator=self._estimator,
-            clock=clock,
-            retry_after_s=settings.admission(config.admission).retry_after_seconds,
-        )
 
     def _make_app(self) -> RouterApp:
         settings, config, clock = self._settings, self._settings.config, self._clock

@@ -139,7 +139,7 @@ async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harne
     path = tmp_path / "llama.json"
     router, pair, request = await harness.prefilled_without_decode(path)
     await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
-    router.server._handler._leases._lease_s = 1e-9
+    router.server._transfers._lease_s = 1e-9
     pair[1].script = [_refuse(harness)]
     harness.write_state(path, pair)
     assert (await request).status == 200

@@ -76,7 +76,7 @@ def test_tokens_are_deltas_and_usage_comes_with_the_end():
     metrics = RouterMetrics()
     assignment = Assignment(None, fleet.get("w"), 40, now_s=0)
     meter = RelayMeter(
-        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, correction=None
+        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, prefilled=None
     )
 
     for data in EVENTS:

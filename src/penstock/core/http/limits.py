@@ -10,6 +10,7 @@ import os
 import resource
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from penstock.core.logs import get_logger
 
@@ -86,8 +87,7 @@ class PoolLimits:
     close_s: float = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """Limits of one request in real seconds; None is unbounded.
 
     Attributes:

@@ -206,19 +206,20 @@ _MAX_MESSAGE_CHARS: Final = 2000
 """Of a worker's message. Chosen: vLLM's longest are some hundred."""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """An error as the worker sent it, by its status or in a stream.
+class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault of the router
+    """An error as the worker sent it, by its status or in a stream before the first token.
 
     Attributes:
-        status: 400 to 599.
+        status: 400 to 599; of a stream, what the answer would have had.
         content: Body, or the data of the event.
         retry_after: Header value, or None.
     """
 
-    status: int
-    content: bytes
-    retry_after: bytes | None = None
+    def __init__(self, status: int, content: bytes, retry_after: bytes | None = None) -> None:
+        self.status = status
+        self.content = content
+        self.retry_after = retry_after
+        super().__init__(f"error reply of status {status}")
 
     @property
     def is_at_capacity(self) -> bool:

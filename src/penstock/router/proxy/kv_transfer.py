@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +22,7 @@ from penstock.api import Role
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.messages import Headers
 from penstock.core.logs import get_logger
 from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
 from penstock.router.core.worker import Worker
@@ -44,20 +43,24 @@ _PREFILL_PARAMS: Final = {
 _DROPPED: Final = ("min_tokens", "stream_options")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prefilled:
-    """What a prefill worker answered.
+    """What a prefill worker answered; its prompt's way to decode.
 
     Attributes:
         params: ``kv_transfer_params`` for decode; None when it kept no blocks (its one token ended the
             text, or the prompt is shorter than a block), and decode then computes the prompt itself.
         prompt_tokens: The prompt's length as the worker counted it, or None.
         cached_tokens: Prompt tokens found in the prefill worker's own cache, or None when it does not say.
+        lease: The worker's, on the blocks.
+        is_taken: A decode worker was asked to fetch the blocks, so it answers for them from here on.
     """
 
     params: dict[str, Any] | None
     prompt_tokens: int | None
     cached_tokens: int | None
+    lease: KvLease
+    is_taken: bool = False
 
 
 def prefill_body(request: CompletionRequest) -> bytes:
@@ -77,23 +80,17 @@ def prefill_body(request: CompletionRequest) -> bytes:
     return encoded(body)
 
 
-def decode_body(
-    request: CompletionRequest, params: dict[str, Any] | None, *, expired_leases: float | None = None
-) -> bytes:
+def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
     """Return the client's own bytes with the prefill worker's parameters and a cache salt spliced in at the end.
-
-    Args:
-        request: The client's.
-        params: From `Prefilled`.
-        expired_leases: The prefill worker's count; None when it is not known.
 
     Raises:
         RequestRefused: see `prefill_body`.
     """
+    params = prefilled.params
     if params is None:
         return request.raw
     added: dict[str, Any] = {"kv_transfer_params": params}
-    epoch = _epoch(params, expired_leases)
+    epoch = _epoch(params, prefilled.lease.expired_before)
     if epoch is not None:
         own = request.body.get("cache_salt")
         # vLLM takes 128 characters at most, and not all of them.
@@ -131,11 +128,12 @@ def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
     return prompt if isinstance(prompt, str) and prompt else None
 
 
-def read_prefill_answer(answer: dict[str, Any]) -> Prefilled:
-    """Read a prefill worker's completion object."""
+def read_prefill_answer(answer: dict[str, Any], lease: KvLease) -> Prefilled:
+    """Read a prefill worker's completion object; ``lease`` is on the blocks that it kept."""
     params = answer.get("kv_transfer_params")
     prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
-    return Prefilled(params if isinstance(params, dict) and params else None, prompt_tokens, cached_tokens)
+    kept = params if isinstance(params, dict) and params else None
+    return Prefilled(kept, prompt_tokens, cached_tokens, lease)
 
 
 def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
@@ -177,121 +175,48 @@ REFUSED_MODEL: Final = "penstock-kv-release"
 TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
 """Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
 
-Headers = tuple[tuple[bytes, bytes], ...]
-
-
-class KvTransferState:
-    """One prompt's way from prefill to decode.
-
-    Attributes:
-        is_taken: A decode worker was asked to fetch it, so it answers for the blocks from here on.
-    """
-
-    __slots__ = ("is_taken",)
-
-    def __init__(self) -> None:
-        self.is_taken = False
-
-
-class KvReleases:
-    """Releases prompts beside requests; a release that fails costs one lease and nothing more."""
-
-    def __init__(
-        self, client: ConnectionPool, workers: WorkerPool, metrics: RouterMetrics, now_s: Callable[[], float]
-    ) -> None:
-        """Tie the parts.
-
-        Args:
-            client: Connections to workers.
-            workers: Of which a decode worker is asked.
-            metrics: Counts.
-            now_s: Tells simulated seconds.
-        """
-        self._client = client
-        self._workers = workers
-        self._metrics = metrics
-        self._now_s = now_s
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @contextmanager
-    def unless_taken(self, params: dict[str, Any] | None, headers: Headers) -> Iterator[KvTransferState]:
-        """Release a prompt if the block ends, however it does, before a decode worker was asked for it.
-
-        Args:
-            params: The prefill worker's ``kv_transfer_params``; None: it kept nothing.
-            headers: Of the request, for workers that ask for a key.
-        """
-        hand_over = KvTransferState()
-        try:
-            yield hand_over
-        finally:
-            if params is not None and not hand_over.is_taken:
-                task = asyncio.create_task(self._release(params, headers), name="KV release")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        """Wait for the releases under way; each is bounded."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def _release(self, params: dict[str, Any], headers: Headers) -> None:
-        # One that takes no requests now may still be able to pass a message on.
-        candidates = self._workers.routable(Role.DECODE, self._now_s()) or [
-            each for each in self._workers if each.spec.role is Role.DECODE
-        ]
-        if not candidates:
-            self._metrics.kv_releases["no_worker"] += 1
-            return
-        # An idle vLLM that never met the prefill worker passes the message on with its next request only.
-        worker = min(candidates, key=lambda each: (each.inflight_requests == 0, each.inflight_requests))
-        body = orjson.dumps(
-            {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": params}
-        )
-        try:
-            answer = await self._client.request(
-                "POST", f"{worker.spec.url}/v1/completions", body=body, headers=headers, timeouts=TIMEOUTS
-            )
-        except PenstockError as exc:
-            self._metrics.kv_releases["failed"] += 1
-            log.warning("KV of an abandoned request not released", worker=worker.name, problem=str(exc))
-            return
-        is_released = answer.status == 404
-        self._metrics.kv_releases["released" if is_released else "failed"] += 1
-        if not is_released:
-            log.warning("KV of an abandoned request not released", worker=worker.name, status=answer.status)
-
-
 PATIENCE_REAL_S: Final = 10.0
 """Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
 
 
-class LeaseGuard:
-    """Confirms KV transfers before their text goes to the client."""
+class KvTransfers:
+    """Confirms KV transfers before their text goes to the client, and releases prompts that no decode worker fetches."""
 
     def __init__(
-        self, pool: ConnectionPool, clock: SimulatedClock, *, lease_s: float, timeout_real_s: float
+        self,
+        client: ConnectionPool,
+        probes: ConnectionPool,
+        workers: WorkerPool,
+        metrics: RouterMetrics,
+        clock: SimulatedClock,
+        *,
+        lease_s: float,
+        timeout_real_s: float,
     ) -> None:
-        """Fix the terms.
+        """Tie the parts.
 
         Args:
-            pool: For the prefill workers' metrics.
+            client: Connections for releases.
+            probes: Connections for the prefill workers' metrics.
+            workers: Of which a decode worker is asked for a release.
+            metrics: Counts.
             clock: Simulated time.
             lease_s: The first lease that prefill workers grant, simulated seconds.
             timeout_real_s: Longest wait for a page, real seconds; no less than `PATIENCE_REAL_S`.
         """
-        self._pool = pool
+        self._client = client
+        self._probes = probes
+        self._workers = workers
+        self._metrics = metrics
         self._clock = clock
         self._lease_s = lease_s
         self._timeouts = Timeouts.each(max(timeout_real_s, PATIENCE_REAL_S))
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def check_wait(self, queued_s: float) -> None:
-        """Return if a request may still be handed over that has waited for a decode worker here.
+        """Return if a request may still be handed over that has waited so long, simulated s, for a decode worker.
 
         Nobody renews its lease before a decode worker has it.
-
-        Args:
-            queued_s: How long it waited, simulated seconds.
 
         Raises:
             StageFailed: the lease may be over; the prompt has to be prefilled again.
@@ -323,9 +248,49 @@ class LeaseGuard:
     async def _expired_leases(self, worker: Worker) -> float | None:
         try:
             worker.expired_leases = (
-                await read_page(self._pool, worker.spec.url, self._timeouts)
+                await read_page(self._probes, worker.spec.url, self._timeouts)
             ).expired_leases
         except PenstockError as exc:
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))
             worker.expired_leases = None
         return worker.expired_leases
+
+    async def close(self) -> None:
+        """Wait for the releases under way; each is bounded."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def release(self, prefilled: Prefilled, headers: Headers) -> None:
+        """Give back the KV of a prompt, beside requests; a release that fails costs one lease and nothing more.
+
+        ``headers`` are the request's, for workers that ask for a key.
+        """
+        task = asyncio.create_task(self._release(prefilled.params, headers), name="KV release")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, params: dict[str, Any] | None, headers: Headers) -> None:
+        # One that takes no requests now may still be able to pass a message on.
+        candidates = self._workers.routable(Role.DECODE, self._clock.now_s()) or [
+            each for each in self._workers if each.spec.role is Role.DECODE
+        ]
+        if not candidates:
+            self._metrics.kv_releases["no_worker"] += 1
+            return
+        # An idle vLLM that never met the prefill worker passes the message on with its next request only.
+        worker = min(candidates, key=lambda each: (each.inflight_requests == 0, each.inflight_requests))
+        body = orjson.dumps(
+            {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": params}
+        )
+        try:
+            answer = await self._client.request(
+                "POST", f"{worker.spec.url}/v1/completions", body=body, headers=headers, timeouts=TIMEOUTS
+            )
+        except PenstockError as exc:
+            self._metrics.kv_releases["failed"] += 1
+            log.warning("KV of an abandoned request not released", worker=worker.name, problem=str(exc))
+            return
+        is_released = answer.status == 404
+        self._metrics.kv_releases["released" if is_released else "failed"] += 1
+        if not is_released:
+            log.warning("KV of an abandoned request not released", worker=worker.name, status=answer.status)

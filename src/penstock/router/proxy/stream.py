@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -24,19 +23,7 @@ from penstock.core.http.streaming import StreamingResponse
 from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.failures import ErrorReply, encoded_again
-from penstock.router.proxy.kv_transfer import with_cached_tokens
-
-
-class ErrorEvent(Exception):  # noqa: N818 - what the worker said, not a fault of the router
-    """A stream says that it failed before its first token.
-
-    Attributes:
-        reply: With the status that the answer would have had, and the event's data.
-    """
-
-    def __init__(self, reply: ErrorReply) -> None:
-        self.reply = reply
-        super().__init__(f"error event of status {reply.status}")
+from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
 
 
 async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
@@ -47,7 +34,7 @@ async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
         worker: Its name, for messages.
 
     Raises:
-        ErrorEvent: an error event came first.
+        ErrorReply: an error event came first.
         WrongAnswer: an event is no chunk of a completion, or nothing but comments and roles comes.
         UpstreamError: the stream broke off, or ended without a token.
     """
@@ -78,7 +65,7 @@ def _shows_token(event: bytes, worker: str) -> bool:
     if not isinstance(chunk, dict):
         raise WrongAnswer(f"{worker} began its stream with an event that is no object")
     if chunk.get("error") is not None:
-        raise ErrorEvent(ErrorReply(_status_of(chunk["error"]), data))
+        raise ErrorReply(_status_of(chunk["error"]), data)
     kind = chunk.get("type")
     if isinstance(kind, str) and (kind == "error" or kind.startswith("response.")):
         return _shows_response_token(kind, data)
@@ -90,7 +77,7 @@ def _shows_token(event: bytes, worker: str) -> bool:
 def _shows_response_token(kind: str, data: bytes) -> bool:
     """Return whether tokens have begun in a stream of the Responses API, whose events say what they are."""
     if kind in {"error", "response.failed"}:
-        raise ErrorEvent(ErrorReply(500, data))
+        raise ErrorReply(500, data)
     return kind.endswith((".delta", ".completed", ".incomplete"))
 
 
@@ -118,13 +105,6 @@ _RESPONSE_EVENT = b"event: response."
 _RESPONSE_ENDS = (b".completed", b".incomplete", b".failed")
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """Puts the prefill's cached-token count, None if unknown, into usage events."""
-
-    cached_tokens: int | None
-
-
 class RelayMeter:
     """Measures one stream.
 
@@ -139,11 +119,11 @@ class RelayMeter:
     __slots__ = (
         "_arrived_real_s",
         "_assignment",
-        "_correction",
         "_itl",
         "_last_real_s",
         "_metrics",
         "_on_first_token",
+        "_prefilled",
         "_speed",
         "_splitter",
         "_tail",
@@ -162,7 +142,7 @@ class RelayMeter:
         on_first_token: Callable[[], None],
         arrived_real_s: float,
         speed: float,
-        correction: Correction | None,
+        prefilled: Prefilled | None,
     ) -> None:
         """Start before the first read.
 
@@ -172,7 +152,7 @@ class RelayMeter:
             on_first_token: Called once, with the first token.
             arrived_real_s: When the request came, ``time.monotonic()``.
             speed: Simulated seconds per real one.
-            correction: How to rewrite usage events; None passes every byte at once.
+            prefilled: Whose cached-token count usage events get; None passes every byte at once.
         """
         self._metrics = metrics
         self._itl = metrics.itl
@@ -181,7 +161,7 @@ class RelayMeter:
         self._arrived_real_s = arrived_real_s
         self._last_real_s = 0.0
         self._speed = speed
-        self._correction = correction
+        self._prefilled = prefilled
         self._splitter = EventSplitter()
         self._tail = self._splitter.tail
         self.has_error = False
@@ -231,7 +211,7 @@ class RelayMeter:
 
     def rest(self) -> bytes:
         """Return the bytes held back of an event that never ended; for a stream that ended in order."""
-        held = bytes(self._tail) if self._correction is not None else b""
+        held = bytes(self._tail) if self._prefilled is not None else b""
         self._tail.clear()
         return held
 
@@ -248,7 +228,7 @@ class RelayMeter:
                 is_same = False
         if count:
             self._count_tokens(count, now_real_s)
-        return data if is_same or self._correction is None else b"".join(events)
+        return data if is_same or self._prefilled is None else b"".join(events)
 
     def _count_tokens(self, count: int, now_real_s: float) -> None:
         if self.ttft_s is None:
@@ -291,8 +271,8 @@ class RelayMeter:
         rewritten = None
         usage = chunk.get("usage") if has_usage else None
         if isinstance(usage, dict):
-            if self._correction is not None:
-                with_cached_tokens(usage, self._correction.cached_tokens)
+            if self._prefilled is not None:
+                with_cached_tokens(usage, self._prefilled.cached_tokens)
                 rewritten = encode_event(encoded_again(chunk))
             self.usage = usage
         return _has_text(chunk), rewritten
