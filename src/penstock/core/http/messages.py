@@ -39,7 +39,7 @@ def error_body(
 
 
 Headers = Sequence[tuple[bytes, bytes]]
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _BODYLESS = frozenset({204, 304})

@@ -30,7 +30,6 @@ from penstock.core.worker_metrics import (
 from penstock.router.admission import Admission
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.periodic import FLOOR_REAL_S, period_real_s
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
 _EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX
@@ -121,6 +120,9 @@ def kv_usage(values: list[float]) -> float | None:
 
 log = get_logger(__name__)
 
+_FLOOR_REAL_S: Final = 0.1
+"""Shortest pause between checks in real time: at high speeds a simulated second would be too many calls."""
+
 
 class Discovery(Protocol):
     """Tells which workers there are; `WorkerWatch` polls it some ten times a second."""
@@ -170,7 +172,7 @@ class WorkerWatch:
         self._config = config
         self._clock = clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
-        self._period_real_s = period_real_s(clock, config.interval_seconds)
+        self._period_real_s = max(_FLOOR_REAL_S, clock.to_real_s(config.interval_seconds))
         self._timeouts = Timeouts.each(config.timeout_real_seconds)
 
     def follow(self, discovery: Discovery) -> None:
@@ -207,7 +209,7 @@ class WorkerWatch:
                 await self.check(worker)
             except Exception:  # root of the worker's task: without checks it would stay as it was last seen
                 log.exception("health check failed unexpectedly", worker=worker.name)
-            due_s = max(due_s + self._period_real_s, loop.time() + FLOOR_REAL_S / 2)
+            due_s = max(due_s + self._period_real_s, loop.time() + _FLOOR_REAL_S / 2)
             await asyncio.sleep(due_s - loop.time())
 
     async def check(self, worker: Worker) -> None:

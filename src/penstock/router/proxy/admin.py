@@ -1,80 +1,16 @@
-"""What operators and the supervisor ask: health, readiness, the workers, their drain, recent traffic and thresholds."""
+"""What operators and the supervisor ask: health, readiness, the workers, their drain, recent traffic."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from penstock.core.clock import SimulatedClock
-from penstock.core.histogram import quantile
 from penstock.router.admission import Admission
 from penstock.router.core.worker import Worker
-from penstock.router.metrics import QueueGauges, RouterMetrics
-
-WINDOW_S: Final = 60.0
-"""Simulated seconds looked back. Chosen: an overload that began half a minute ago shows, one of an hour ago does not."""
-
-_STEP_S: Final = 5.0
-"""Simulated seconds between two marks. Chosen: a dozen marks for a window."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """The counters at one moment, simulated seconds; ``ttft`` cumulative by bound."""
-
-    at_s: float
-    arrivals: int
-    rejected: int
-    ttft: tuple[int, ...]
-
-
-class RecentTraffic:
-    """Compares a router's counters with what they were a minute ago."""
-
-    def __init__(self, metrics: RouterMetrics, now_s: float, *, ttft_slo_s: float) -> None:
-        """Begin to compare; before a minute has passed, with the counters at ``now_s``.
-
-        Args:
-            metrics: The counters.
-            now_s: Simulated seconds.
-            ttft_slo_s: TTFT that the graph aims for, simulated seconds; shown beside what was measured.
-        """
-        self._metrics = metrics
-        self._ttft_slo_s = ttft_slo_s
-        self._marks = deque([self._mark(now_s)])
-
-    def tick(self, now_s: float) -> None:
-        """Mark the counters from time to time; called again and again."""
-        if now_s - self._marks[-1].at_s >= _STEP_S:
-            self._marks.append(self._mark(now_s))
-            while self._marks[1].at_s <= now_s - WINDOW_S:
-                self._marks.popleft()
-
-    def to_json(self, now_s: float) -> dict[str, Any]:
-        """Return ``{"period_s", "arrivals", "rejected", "ttft_p50_s", "ttft_p99_s", "ttft_slo_s"}``.
-
-        Only streams have a TTFT; without any it is null.
-        """
-        then, now = self._marks[0], self._mark(now_s)
-        counts = (float(after - before) for before, after in zip(then.ttft, now.ttft, strict=True))
-        buckets = tuple(zip((*self._metrics.ttft.bounds, float("inf")), counts, strict=True))
-        return {
-            "period_s": now.at_s - then.at_s,
-            "arrivals": now.arrivals - then.arrivals,
-            "rejected": now.rejected - then.rejected,
-            "ttft_p50_s": quantile(buckets, 0.5),
-            "ttft_p99_s": quantile(buckets, 0.99),
-            "ttft_slo_s": self._ttft_slo_s,
-        }
-
-    def _mark(self, now_s: float) -> _Mark:
-        metrics = self._metrics
-        rejected = metrics.refused + metrics.queue_timeouts
-        return _Mark(now_s, metrics.arrivals, rejected, tuple(metrics.ttft.cumulative()))
+from penstock.router.metrics import RecentTraffic, RouterMetrics
 
 
 class Admin:
@@ -121,14 +57,14 @@ class Admin:
             shows_urls: Whether the asker may know where the workers are; ``url`` is left out otherwise.
         """
         now_s = self._now_s()
-        queue = self.queue_gauges()
+        queue = self._admission.core.entry_queue
         return orjson.dumps(
             {
                 "workers": [self._shown(worker, now_s, shows_url=shows_urls) for worker in self._pool],
                 "prefill_queue": {
-                    "requests": queue.requests,
+                    "requests": len(queue),
                     "tokens": queue.tokens,
-                    "oldest_s": round(queue.oldest_s, 6),
+                    "oldest_s": round(queue.oldest_s(now_s), 6),
                 },
                 "traffic": self._traffic.to_json(now_s),
                 "discovery_problem": self._discovery_problem(),
@@ -136,12 +72,6 @@ class Admin:
                 "speed": self._clock.speed,
             }
         )
-
-    def queue_gauges(self) -> QueueGauges:
-        """Return the prefill queue's numbers."""
-        queue = self._admission.core.entry_queue
-        oldest_s = queue.oldest_s(self._now_s())
-        return QueueGauges(len(queue), queue.tokens, oldest_s, queue.prompt_tokens.copy())
 
     def drain(self, name: str, *, drained: bool) -> bytes:
         """Stop (or allow again) new requests to a worker; done when this returns.

@@ -258,8 +258,10 @@ class Cors:
 
     def preflight(self, method: str, path: str, sent: Mapping[bytes, bytes]) -> Headers | None:
         """Return the headers of a preflight's answer; None where the request is none, or not from an allowed page."""
+        if method != "OPTIONS":
+            return None
         origin = sent.get(b"origin")
-        is_asked = method == "OPTIONS" and b"access-control-request-method" in sent
+        is_asked = b"access-control-request-method" in sent
         if not is_asked or not path.startswith("/v1/") or origin is None or not self._allows(origin):
             return None
         asked = sent.get(b"access-control-request-headers", b"")[:_MAX_ASKED_BYTES]

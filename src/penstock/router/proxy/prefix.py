@@ -238,10 +238,12 @@ class PromptReader:
         self._exact = exact
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
 
+    def read_at_once(self, request: CompletionRequest) -> Keyed | None:
+        """Return a request's keys; None: it is too long for the event loop, so that `read` is to be awaited."""
+        return read_prompt(request, self._exact) if self._is_short(request) else None
+
     async def read(self, request: CompletionRequest) -> Keyed:
-        """Return a request's keys; cancelled, it drops the work if that has not begun."""
-        if self._is_short(request):
-            return read_prompt(request, self._exact)
+        """Return a long request's keys; cancelled, it drops the work if that has not begun."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, read_prompt, request, self._exact)
 

@@ -15,6 +15,7 @@ from penstock.api import Tier, TiersConfig
 from penstock.core.errors import ConfigError
 from penstock.router.admission import Admission, TierTurnedAway
 from penstock.router.core.tiers import TierControl
+from penstock.router.families import tier_families
 from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.router.policy.tiers import PRIORITIES, tier_settings
 from penstock.router.proxy.auth import KeySource, read_keys
@@ -22,7 +23,6 @@ from penstock.router.proxy.call import CompletionCall, TierIdentity
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
 from penstock.router.proxy.failures import QUEUE_TIMEOUT, SHED
 from penstock.router.proxy.kv_transfer import encoded
-from penstock.router.tier_metrics import TierGauges, tier_families
 
 TIER_KEYS: Final = KeySource("--tier-keys-file", "PENSTOCK_TIER_KEYS")
 
@@ -233,5 +233,5 @@ class LiveTiers:
         """Yield the metric families with the label ``tier``."""
         waiting = self._core.entry_queue.room.tiers
         yield from tier_families(
-            self._control, TierGauges(waiting, dict(self.admission.downgraded), self._now_s())
+            self._control, self._now_s(), waiting=waiting, downgraded=self.admission.downgraded
         )
