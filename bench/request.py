@@ -17,9 +17,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from penstock.api import Role, RouterConfig
-from penstock.core.http.capacity import connections_within_files
 from penstock.core.http.client_connection import ClientConnection
-from penstock.core.http.limits import ServerLimits
+from penstock.core.http.limits import ServerLimits, connections_within_files
 from penstock.core.http.loop import run
 from penstock.core.http.server_connection import ServerConnection, ServerContext
 from penstock.router.core.worker_spec import WorkerSpec

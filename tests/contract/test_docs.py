@@ -15,7 +15,7 @@ from penstock.api import Role, RouterConfig
 from penstock.cli.main import cli
 from penstock.core import plugins
 from penstock.core.errors import ConfigError
-from penstock.router.core.effects import Dispatch
+from penstock.router.core.router_state import Dispatch
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.registry import make_policy
 from penstock.router.policy.routing_policy import Arrival

@@ -14,8 +14,8 @@ from pydantic_core import PydanticCustomError
 from penstock.api.base import Flag, Fraction, Integer, Number, SpecModel, Text
 from penstock.api.enums import AdmissionMode, QueueOrder
 from penstock.api.tiers import TiersConfig
-from penstock.core.engine_progress import STALL_REAL_S
 from penstock.core.plugins import registered
+from penstock.core.worker_metrics import STALL_REAL_S
 
 ROUTING_POLICIES: Final = "penstock.routing_policies"
 """Group of entry points, each a class or a function; see `penstock.router.policy.registry`."""

@@ -23,10 +23,10 @@ from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
-from penstock.router.discovery.static import parse_static_workers
+from penstock.router.discovery.statefile import parse_static_workers
 from penstock.router.policy.registry import policy_names
 from penstock.router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
-from penstock.router.proxy.tier_keys import TIER_KEYS, TierKeys, read_tier_keys
+from penstock.router.proxy.tiers import TIER_KEYS, TierKeys, read_tier_keys
 from penstock.router.server import RouterServer
 from penstock.router.settings import GraphPlace, RouterSettings
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from penstock.api import Role
-from penstock.core.engine_progress import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
 from penstock.core.local_state import EntryState
+from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
 from penstock.local.frontend import Frontend, frontend_of
 from penstock.local.listeners import holds_port
 from penstock.local.liveness import identify, stopped_in_group, stopped_words

@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.core.engine_progress import PROGRESS_NAMES, EngineReading, read_engine
 from penstock.core.errors import (
     ConfigError,
     ObservationError,
@@ -24,6 +23,7 @@ from penstock.core.errors import (
 from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Response, Timeouts
 from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
+from penstock.core.worker_metrics import PROGRESS_NAMES, EngineReading, read_engine
 
 _TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
 """Real seconds. Chosen: loopback answers in milliseconds; an overloaded process may take seconds."""

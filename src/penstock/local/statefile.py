@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final
 from pydantic import Field, FiniteFloat
 
 from penstock.api import WORKER_ROLES
-from penstock.core.engine_progress import STALL_REAL_S
 from penstock.core.local_state import EMPTY_STATES, EntryState
+from penstock.core.worker_metrics import STALL_REAL_S
 from penstock.runtimes import LIVENESS_S, PORT
 
 REPLICA_STATES: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING, EntryState.READY})

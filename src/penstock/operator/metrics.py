@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from penstock.api import GraphPhase
 from penstock.core import metric_names as names
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

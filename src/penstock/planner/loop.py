@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from penstock.api import Role
-from penstock.core.clock import SimulatedClock
+from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import LedgerError, PenstockError
-from penstock.core.lag import LagTracker
 from penstock.core.logs import get_logger
 from penstock.planner.core import records, state
 from penstock.planner.core.following import restore

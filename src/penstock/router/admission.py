@@ -13,14 +13,13 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from penstock.api import Role, Tier
 from penstock.core.errors import NoEndpointsError, PenstockError, SaturatedError
 from penstock.core.logs import get_logger
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.busy_workers import ALL_BUSY
-from penstock.router.core.effects import Dispatch, Effects, RefusalReason, Refuse
+from penstock.router.core.retries import Assignment
 from penstock.router.core.router import RouterCore
+from penstock.router.core.router_state import Dispatch, Effects, RefusalReason, Refuse
 from penstock.router.core.worker import Worker, WorkerChange, WorkerEvent
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.busy import BusyThresholds
+from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
 
 log = get_logger(__name__)
@@ -154,8 +153,8 @@ class Admission:
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 
-    def acquire(self, role: Role, arrival: Arrival, *, again: bool = False) -> AssignmentContext:
-        """Return what waits for a worker and holds the assignment for a block; it is released however that is left.
+    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
+        """Wait for a worker; the caller releases the assignment.
 
         Args:
             role: A stage's.
@@ -169,10 +168,6 @@ class Admission:
             AllBusy: every worker is busy.
             NoWorker: no worker serves, and none will in time.
         """
-        return AssignmentContext(self, role, arrival, again=again)
-
-    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
-        """Wait for a worker; see `acquire`. The caller releases the assignment."""
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
         other = self.other
         try:
@@ -315,30 +310,6 @@ class Admission:
                 effect.item.refused(effect)
             elif not effect.item.done():
                 effect.item.set_exception(_refusal(effect))
-
-
-class AssignmentContext:
-    """A request's stay at a worker, as an async context manager; a generator's would cost ten times as much."""
-
-    __slots__ = ("_admission", "_again", "_arrival", "_assignment", "_role")
-
-    def __init__(self, admission: Admission, role: Role, arrival: Arrival, *, again: bool) -> None:
-        """Take what `Admission.wait` takes."""
-        self._admission = admission
-        self._role = role
-        self._arrival = arrival
-        self._again = again
-        self._assignment: LiveAssignment | None = None
-
-    async def __aenter__(self) -> LiveAssignment:
-        """Wait for a worker."""
-        self._assignment = await self._admission.wait(self._role, self._arrival, again=self._again)
-        return self._assignment
-
-    async def __aexit__(self, *_exception: object) -> None:
-        """Release it."""
-        if self._assignment is not None:
-            self._admission.release(self._assignment)
 
 
 def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
 
-from penstock.api import AdmissionConfig, Role, TiersConfig
+from penstock.api import AdmissionConfig, TiersConfig
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.http.client import ConnectionPool
@@ -15,34 +14,26 @@ from penstock.core.http.server import HttpServer, Request
 from penstock.core.logs import get_logger
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
-from penstock.router.config_watch import POLL_REAL_S, ConfigWatch
-from penstock.router.core.build import build_retries, build_router
+from penstock.router.config_watch import ConfigWatch
+from penstock.router.core.build import build_router
 from penstock.router.core.worker_spec import WorkerSize
 from penstock.router.discovery.statefile import StatefileDiscovery
 from penstock.router.discovery.watch import Discovery, WorkerWatch
-from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
-from penstock.router.metrics import MetricsPage, RouterCollector, RouterMetrics
-from penstock.router.periodic import PeriodicTask
+from penstock.router.metrics import RecentTraffic, RouterMetrics
+from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
-from penstock.router.policy.token_estimate import TokenEstimator
 from penstock.router.proxy.admin import Admin
 from penstock.router.proxy.app import RouterApp
-from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck
-from penstock.router.proxy.busy_threshold import BusyThresholdApi
-from penstock.router.proxy.cors import Cors
+from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.handler import CompletionHandler
-from penstock.router.proxy.kv_release import KvReleases
-from penstock.router.proxy.lease_guard import LeaseGuard
-from penstock.router.proxy.prefix import ExactKeys, PromptReader
-from penstock.router.proxy.tier_admission import TierAdmission
-from penstock.router.proxy.tiers import LiveTiers
-from penstock.router.proxy.upstream import UpstreamClient
-from penstock.router.recent_traffic import RecentTraffic
+from penstock.router.proxy.kv_transfer import KvTransfers
+from penstock.router.proxy.prefix import ExactKeys, PromptReader, TokenEstimator, load_tokenizer
+from penstock.router.proxy.tiers import LiveTiers, TierAdmission
 from penstock.router.settings import RouterSettings
-from penstock.router.tokenizer import load_tokenizer
+from penstock.router.thresholds import GraphThresholds
 
 log = get_logger(__name__)
 
@@ -78,7 +69,7 @@ class RouterServer:
         )
         self.thresholds = GraphThresholds(self.admission)
         self._secret = GraphSecret(settings.graph_secret)
-        self._group = self._make_group(self._discovery)
+        self._group = self._make_group()
         self._traffic = RecentTraffic(
             self.metrics, self._clock.now_s(), ttft_slo_s=settings.config.ttft_slo_seconds
         )
@@ -95,18 +86,17 @@ class RouterServer:
         self.tiers = self._make_tiers()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._estimator = TokenEstimator()
-        self._releases = KvReleases(self._pool, self.core.pool, self.metrics, self._clock.now_s)
-        self._handler = self._make_handler()
-        self._config_watch = (
-            ConfigWatch(
-                settings.graph_file,
-                settings.config,
-                {"admission": self._set_admission, "tiers": self._set_tiers},
-            )
-            if settings.graph_file is not None
-            else None
+        self._transfers = self._make_transfers()
+        self._handler = CompletionHandler(
+            settings,
+            self._pool,
+            self.admission,
+            self._transfers,
+            metrics=self.metrics,
+            estimator=self._estimator,
+            clock=self._clock,
         )
-        self._periodic = list(self._make_periodic())
+        self._config_watch = self._make_config_watch()
         app = self._make_app()
         self._http = HttpServer(
             app.handle, limits=settings.server_limits(), is_vital=_is_vital, wants_body=app.wants_body
@@ -134,8 +124,8 @@ class RouterServer:
                 self._watch.sync()
             if self._kv_events is not None:
                 self._kv_events.start()
-            for each in self._periodic:
-                each.start()
+            if self._config_watch is not None:
+                self._config_watch.start()
             if self._group is not None:
                 # What holds for the graph, such as thresholds set at run time, holds for the first request here.
                 await self._group.start()
@@ -184,8 +174,8 @@ class RouterServer:
             self._ticker.cancel()
             await asyncio.wait([self._ticker])
             self._ticker = None
-        for each in self._periodic:
-            await each.close()
+        if self._config_watch is not None:
+            await self._config_watch.close()
         if self._group is not None:
             await self._group.close()
         if self._discovery is not None:
@@ -194,7 +184,7 @@ class RouterServer:
             await self._kv_events.close()
         if self._reader is not None:
             self._reader.close()
-        await self._releases.close()
+        await self._transfers.close()
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
@@ -242,27 +232,39 @@ class RouterServer:
         admission = TierAdmission(settings.config.tiers, settings.tier_keys, model=settings.model)
         return LiveTiers(admission, control, self.admission, self._clock.now_s)
 
-    def _make_group(self, discovery: Discovery | None) -> RouterGroup | None:
-        if discovery is None:
+    def _make_transfers(self) -> KvTransfers:
+        settings = self._settings
+        return KvTransfers(
+            self._pool,
+            self._probe_pool,
+            self.core.pool,
+            self.metrics,
+            self._clock,
+            lease_s=settings.lease_s,
+            timeout_real_s=settings.config.health.timeout_real_seconds,
+        )
+
+    def _make_group(self) -> RouterGroup | None:
+        if self._discovery is None:
             return None
         return RouterGroup(
             self.admission,
             self.metrics,
-            discovery.routers,
+            self._discovery.routers,
             secret=self._secret,
             thresholds=self.thresholds,
             now_s=self._clock.now_s,
         )
 
-    def _make_periodic(self) -> Iterator[PeriodicTask]:
-        """Yield what goes on beside requests, first to last as it is started and stopped."""
-        if self._config_watch is not None:
-            yield PeriodicTask(
-                self._config_watch.check,
-                name="router settings",
-                pause_real_s=POLL_REAL_S,
-                failure="router settings not followed",
-            )
+    def _make_config_watch(self) -> ConfigWatch | None:
+        settings = self._settings
+        if settings.graph_file is None:
+            return None
+        return ConfigWatch(
+            settings.graph_file,
+            settings.config,
+            {"admission": self._set_admission, "tiers": self._set_tiers},
+        )
 
     def _make_exact(self) -> ExactKeys | None:
         settings, config = self._settings, self._settings.config
@@ -275,12 +277,8 @@ class RouterServer:
         settings, port = self._settings, self._settings.config.kv_events_port
         if port is None or self._reader is None:
             return None
-        return KvListener(
-            self.admission,
-            self.core.entry_queue.index_of,
-            port=port,
-            engine_block_tokens=settings.kv_block_tokens or ENGINE_BLOCK_TOKENS,
-        )
+        unit = settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
+        return KvListener(self.admission, self.core.entry_queue.index_of, port=port, engine_block_tokens=unit)
 
     def _set_admission(self, section: AdmissionConfig) -> None:
         admission = self._settings.admission(section)
@@ -293,65 +291,29 @@ class RouterServer:
         if self.tiers is not None and tiers.enabled:
             self.tiers.configure(tiers)
 
-    def _make_handler(self) -> CompletionHandler:
-        settings, config, clock = self._settings, self._settings.config, self._clock
-        leases = LeaseGuard(
-            self._probe_pool,
-            clock,
-            lease_s=settings.lease_s,
-            timeout_real_s=config.health.timeout_real_seconds,
-        )
-        return CompletionHandler(
-            upstream=UpstreamClient(self._pool, settings, clock),
-            admission=self.admission,
-            leases=leases,
-            releases=self._releases,
-            metrics=self.metrics,
-            retries=build_retries(config, self.core.pool, clock.now_s()),
-            estimator=self._estimator,
-            clock=clock,
-            retry_after_s=settings.admission(config.admission).retry_after_seconds,
-        )
-
     def _make_app(self) -> RouterApp:
-        settings, config, clock = self._settings, self._settings.config, self._clock
-        collector = RouterCollector(
+        page = MetricsPage(
             self.metrics,
-            self.core.pool,
-            self._admin.queue_gauges,
-            active_prefill_tokens=self.core.active_prefill_tokens,
-            decode_waiting=lambda: len(self.core.queues[Role.DECODE]) if settings.disaggregated else None,
+            self.core,
+            model=self._settings.model,
+            now_s=self._clock.now_s,
             discovery_problem=self._discovery_problem,
-            model=settings.model,
-            roles=settings.roles,
-            now_s=clock.now_s,
             kv_events=self._kv_events,
             tiers=None if self.tiers is None else self.tiers.families,
-            wake=self.core.wake,
-            turned_away=self.core.turned_away,
             group=self._group,
         )
         return RouterApp(
-            model=settings.model,
-            context_tokens=settings.context_tokens,
-            handler=self._handler,
-            admin=self._admin,
-            group=self._group,
-            secret=self._secret,
-            busy_threshold=BusyThresholdApi(
-                self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
-            ),
-            # A key that carries a tier authenticates, too; a router without keys stays open.
-            keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),
-            admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
-            cors=Cors(config.cors_allowed_origins),
+            self._settings,
+            self._handler,
+            self._admin,
+            page,
             metrics=self.metrics,
-            page=MetricsPage(collector),
             estimator=self._estimator,
+            thresholds=self.thresholds,
+            secret=self._secret,
+            group=self._group,
             reader=self._reader,
-            speed=settings.speed,
             access_log=self._access_log,
-            session_header=config.session_header,
             tiers=self.tiers,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from penstock.api import Role
 from penstock.planner.decide.observation import Demand
-from penstock.router.core.effects import RefusalReason
+from penstock.router.core.router_state import RefusalReason
 from penstock.simulator.gaps import GapHistogram
 from penstock.simulator.jobs import Job
 

@@ -8,8 +8,7 @@ from enum import StrEnum
 import xxhash
 
 from penstock.api import Tier
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.retries import RequestTries
+from penstock.router.core.retries import Assignment, RequestTries
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from math import inf
 
 from penstock.api import Role, RouterConfig
-from penstock.router.core.assignment import Assignment
 from penstock.router.core.build import build_retries, build_router
-from penstock.router.core.effects import Effects, RefusalReason
-from penstock.router.core.retries import FailedTry, RetryScope
+from penstock.router.core.retries import Assignment, FailedTry, KvTransfer, RetryScope
 from penstock.router.core.router import RouterCore, RunningAt
-from penstock.router.core.transfers import KvTransfer
+from penstock.router.core.router_state import Effects, RefusalReason
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.busy import busy_thresholds

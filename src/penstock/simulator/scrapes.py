@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from penstock.api import Role
-from penstock.router.core.effects import Effects
+from penstock.router.core.router_state import Effects
 from penstock.router.policy.busy import busy_thresholds
 from penstock.simulator.engine_server import SimulatedEngine
 from penstock.simulator.fleet import SimulatedWorker, State

@@ -17,10 +17,9 @@ from typing import Final
 import numpy as np
 
 from penstock.api import Tier
-from penstock.core.clock import SimulatedClock
+from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool
-from penstock.core.lag import LagTracker
 from penstock.workload.exchange import RequestSender, SendSettings
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus

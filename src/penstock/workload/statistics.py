@@ -1,7 +1,7 @@
 """Summarises a load run: counts, percentiles, rates, and whether the client kept up.
 
 Pure. The percentile method is nearest rank (the smallest value that at least that share of the values
-does not exceed), as in `penstock.core.lag`: every figure is one that was measured.
+does not exceed), as in `penstock.core.clock`: every figure is one that was measured.
 """
 
 from __future__ import annotations

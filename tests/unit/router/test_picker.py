@@ -7,10 +7,9 @@ import orjson
 import pytest
 
 from penstock.api import Role, Tier
-from penstock.router.core.effects import RefusalReason
+from penstock.router.core.router_state import RefusalReason
 from penstock.router.picker import messages as wire
-from penstock.router.picker.channel import PATH, Channel
-from penstock.router.picker.links import SILENT_TICKS
+from penstock.router.picker.links import PATH, SILENT_TICKS, Channel
 from penstock.router.picker.messages import FrameReader, frames, prompt_of
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import BusyThresholds

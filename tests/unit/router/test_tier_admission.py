@@ -7,10 +7,9 @@ import pytest
 
 from penstock.api import Tier, TiersConfig
 from penstock.core.errors import ConfigError
-from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.refusal import RequestRefused
-from penstock.router.proxy.tier_admission import TierAdmission, TierIdentity
-from penstock.router.proxy.tier_keys import TierKey, TierKeys, read_tier_keys
+from penstock.router.proxy.call import TierIdentity
+from penstock.router.proxy.completion import RequestRefused, parse_completion
+from penstock.router.proxy.tiers import TierAdmission, TierKey, TierKeys, read_tier_keys
 
 KEYS = TierKeys(
     {

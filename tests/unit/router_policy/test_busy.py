@@ -6,21 +6,21 @@ from hypothesis import strategies as st
 
 from penstock.api import AdmissionConfig, Role, RouterConfig, Tier
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.busy_workers import ALL_BUSY
-from penstock.router.core.effects import Dispatch, RefusalReason, Refuse
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
+from penstock.router.core.router_state import Dispatch, RefusalReason, Refuse
 from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import (
+    ALL_BUSY,
     NO_THRESHOLDS,
     BusyThresholds,
+    DrainRate,
     Excess,
     RankLoad,
     busy_thresholds,
     rank_loads,
     worker_excess,
 )
-from penstock.router.policy.drain_rate import DrainRate
 
 BOTH = BusyThresholds(0.85, 10_000)
 POLICIES = ("prefix-cost", "dualmap", "least-loaded", "round-robin")

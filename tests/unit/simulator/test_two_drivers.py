@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, build_retries, build_router
-from penstock.router.core.effects import Dispatch
-from penstock.router.core.queue_settings import CACHE_BLOCKS
+from penstock.router.core.queue_state import CACHE_BLOCKS
 from penstock.router.core.retries import FailedTry, RequestTries, RetryScope
+from penstock.router.core.router_state import Dispatch
 from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import BLOCK_TOKENS

@@ -1,4 +1,4 @@
-"""One HTTP request as a handler sees it, and the object that writes its response.
+"""One HTTP request as a handler sees it, the object that writes its response, and OpenAI-style error bodies.
 
 The connection (``server_connection``) creates both; handlers only read the one and write the other.
 """
@@ -12,12 +12,34 @@ from typing import Protocol
 from urllib.parse import parse_qsl, unquote
 
 import httptools
+import orjson
 
 from penstock.core.errors import ClientDisconnected
-from penstock.core.http.problem import EVENT_STREAM, JSON
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+
+
+def error_body(
+    message: str,
+    *,
+    kind: str = "invalid_request_error",
+    code: str | int | None = None,
+    param: str | None = None,
+) -> bytes:
+    """Return ``{"error": {"message", "type", "param", "code"}}`` as the OpenAI API and its clients spell it.
+
+    Args:
+        message: What is wrong, with the bound and the remedy.
+        kind: The ``type`` field: ``invalid_request_error``, ``server_error``, ``rate_limit_error``...
+        code: Stable machine-readable word, the HTTP status as vLLM has it, or None.
+        param: The field that is wrong, or None.
+    """
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
 
 Headers = Sequence[tuple[bytes, bytes]]
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _BODYLESS = frozenset({204, 304})

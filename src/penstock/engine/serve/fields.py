@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.core.errors import PenstockError
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import error_body
 
 _OBJECT_ERRORS = frozenset({"dict_type", "model_type"})
 

@@ -14,8 +14,7 @@ import orjson
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
-from penstock.core.http.messages import Headers
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import Headers, error_body
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
 from penstock.core.logs import get_logger
 from penstock.engine.serve import metrics, notifications, protocol

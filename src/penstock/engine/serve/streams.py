@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import error_body
 from penstock.core.http.server import Responder
 from penstock.engine.core.requests import FinishReason, RequestState
 from penstock.engine.serve.answers import (

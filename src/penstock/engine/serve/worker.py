@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.core.clock import SimulatedClock
-from penstock.core.lag import LagTracker
+from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.logs import get_logger
 from penstock.engine.core.engine import Engine, StepOutcome
 from penstock.engine.core.prefix_keys import prefix_keys

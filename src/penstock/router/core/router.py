@@ -12,15 +12,13 @@ from math import inf
 from typing import TypeVar
 
 from penstock.api import Role, Tier
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.busy_workers import ALL_BUSY
-from penstock.router.core.effects import Dispatch, Effects, RefusalReason, Refuse
-from penstock.router.core.router_state import RouterState
-from penstock.router.core.tier_backlog import line_tokens
+from penstock.router.core.retries import Assignment
+from penstock.router.core.router_state import Dispatch, Effects, RefusalReason, Refuse, RouterState
+from penstock.router.core.tiers import line_tokens
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.busy import BusyThresholds
-from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.arrival import QueuedRequest
+from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.routing_policy import Arrival, AssignTime
 
 T = TypeVar("T")

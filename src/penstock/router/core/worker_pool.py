@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from penstock.api import BreakerConfig, Role
-from penstock.core.engine_progress import NO_PROGRESS_KNOWN
 from penstock.core.errors import NotFoundError
-from penstock.router.core.worker import Recorder, Worker, WorkerChange, WorkerEvent, ignore
+from penstock.core.worker_metrics import NO_PROGRESS_KNOWN
+from penstock.router.core.worker import (
+    CircuitBreaker,
+    Recorder,
+    Worker,
+    WorkerChange,
+    WorkerEvent,
+    ignore,
+    may_eject,
+)
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.breaker import CircuitBreaker, may_eject
 
 
 class WorkerPool:

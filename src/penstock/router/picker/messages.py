@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.api import Role, Tier
 from penstock.core.errors import PenstockError
-from penstock.router.core.assignment import Verdict
-from penstock.router.core.effects import RefusalReason
+from penstock.router.core.retries import Verdict
+from penstock.router.core.router_state import RefusalReason
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
 

@@ -19,11 +19,11 @@ from penstock.router.admission import (
     TierTurnedAway,
     Waiter,
 )
-from penstock.router.core.assignment import Verdict
-from penstock.router.core.effects import Refuse
+from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
+from penstock.router.core.router_state import Refuse
 from penstock.router.picker import messages as wire
-from penstock.router.picker.channel import Channel
+from penstock.router.picker.links import Channel
 from penstock.router.picker.relay import RecentPrompts
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.slo_monitor import EndedRequest

@@ -11,9 +11,9 @@ from math import inf
 from typing import Any, Self
 
 from penstock.api import RouterConfig
-from penstock.router.policy.cost import prefix_cost
 from penstock.router.policy.hotness import WINDOW, HotnessTree
-from penstock.router.policy.parameters import parameters
+from penstock.router.policy.prefix_cost import prefix_cost
+from penstock.router.policy.registry import parameters
 from penstock.router.policy.rings import DualRing
 from penstock.router.policy.routing_policy import (
     Arrival,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from penstock.router.policy.cost import DECODE_WEIGHT
+from penstock.router.policy.prefix_cost import DECODE_WEIGHT
 from penstock.router.policy.routing_policy import (
     Arrival,
     AssignTime,

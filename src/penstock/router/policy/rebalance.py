@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
-from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.arrival import QueuedRequest
 from penstock.router.policy.routing_policy import Estimates
 from penstock.router.policy.worker_queue import WorkerQueue
 

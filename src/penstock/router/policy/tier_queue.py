@@ -25,8 +25,7 @@ from math import floor
 from typing import Generic, TypeVar
 
 from penstock.api import Tier
-from penstock.router.policy.lane import IsLate, Lane
-from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.arrival import IsLate, Lane, QueuedRequest
 from penstock.router.policy.tiers import PRIORITIES, SHARED, TierSettings
 
 T = TypeVar("T")

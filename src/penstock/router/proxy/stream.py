@@ -1,7 +1,11 @@
-"""Watches a stream that is being relayed: first token, gaps, tokens, usage; and corrects the usage event.
+"""A stream that is being relayed: its beginning, first token, gaps, tokens, usage; and the corrected usage event.
 
-Called once per read of the upstream socket, tens of thousands of times a second: the usual read (whole
-events of one line each, without usage) costs a few C calls, one clock read and one bisect.
+Nothing is sent before a token is seen, so that another worker can be tried: vLLM 0.32 begins a stream with status 200
+before it has the prompt's KV. If the KV cannot be fetched, an error event follows, in a chat after the event that names
+the role.
+
+`RelayMeter.observe` is called once per read of the upstream socket, tens of thousands of times a second: the usual read
+(whole events of one line each, without usage) costs a few C calls, one clock read and one bisect.
 """
 
 from __future__ import annotations
@@ -9,16 +13,88 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from penstock.core.http.sse import EventSplitter, encode_event, payload
-from penstock.router.core.assignment import Assignment
+from penstock.core.errors import StreamBroken, WrongAnswer
+from penstock.core.http.sse import MAX_EVENT_BYTES, EventSplitter, encode_event, payload
+from penstock.core.http.streaming import StreamingResponse
+from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.kv_transfer import with_cached_tokens
-from penstock.router.proxy.worker_answer import encoded_again
+from penstock.router.proxy.failures import ErrorReply, encoded_again
+from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
+
+
+async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
+    """Return the bytes up to the read that shows the first token.
+
+    Args:
+        response: A worker's stream, unread.
+        worker: Its name, for messages.
+
+    Raises:
+        ErrorReply: an error event came first.
+        WrongAnswer: an event is no chunk of a completion, or nothing but comments and roles comes.
+        UpstreamError: the stream broke off, or ended without a token.
+    """
+    splitter = EventSplitter()
+    pieces: list[bytes] = []
+    size = 0
+    while size <= MAX_EVENT_BYTES:
+        data = await anext(response, None)
+        if data is None:
+            raise StreamBroken(f"{worker} ended its stream before the first token")
+        pieces.append(data)
+        size += len(data)
+        for event in splitter.feed(data):
+            if _shows_token(event, worker):
+                return b"".join(pieces)
+    raise WrongAnswer(f"{worker} sent {size} bytes of events without a token")
+
+
+def _shows_token(event: bytes, worker: str) -> bool:
+    """Return whether tokens have begun; every chunk but one that names the role counts."""
+    data = payload(event)
+    if data is None:
+        return False
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError as exc:
+        raise WrongAnswer(f"{worker} began its stream with an event that is not JSON") from exc
+    if not isinstance(chunk, dict):
+        raise WrongAnswer(f"{worker} began its stream with an event that is no object")
+    if chunk.get("error") is not None:
+        raise ErrorReply(_status_of(chunk["error"]), data)
+    kind = chunk.get("type")
+    if isinstance(kind, str) and (kind == "error" or kind.startswith("response.")):
+        return _shows_response_token(kind, data)
+    if not isinstance(chunk.get("choices"), list):
+        raise WrongAnswer(f"{worker} began its stream with an event that is no chunk of a completion")
+    return not _names_role_only(chunk["choices"])
+
+
+def _shows_response_token(kind: str, data: bytes) -> bool:
+    """Return whether tokens have begun in a stream of the Responses API, whose events say what they are."""
+    if kind in {"error", "response.failed"}:
+        raise ErrorReply(500, data)
+    return kind.endswith((".delta", ".completed", ".incomplete"))
+
+
+def _status_of(error: Any) -> int:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
+def _names_role_only(choices: list[Any]) -> bool:
+    if not choices:
+        return False
+    deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
+    return all(
+        isinstance(delta, dict) and "role" in delta and not any(v for k, v in delta.items() if k != "role")
+        for delta in deltas
+    )
+
 
 _USAGE = b'"usage":'
 ERROR_EVENT: Final = b'data: {"error"'
@@ -27,13 +103,6 @@ _NULL_USAGE_END = b'"usage":null}\n\n'
 _DONE = b"[DONE]"
 _RESPONSE_EVENT = b"event: response."
 _RESPONSE_ENDS = (b".completed", b".incomplete", b".failed")
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """Puts the prefill's cached-token count, None if unknown, into usage events."""
-
-    cached_tokens: int | None
 
 
 class RelayMeter:
@@ -50,11 +119,11 @@ class RelayMeter:
     __slots__ = (
         "_arrived_real_s",
         "_assignment",
-        "_correction",
         "_itl",
         "_last_real_s",
         "_metrics",
         "_on_first_token",
+        "_prefilled",
         "_speed",
         "_splitter",
         "_tail",
@@ -73,7 +142,7 @@ class RelayMeter:
         on_first_token: Callable[[], None],
         arrived_real_s: float,
         speed: float,
-        correction: Correction | None,
+        prefilled: Prefilled | None,
     ) -> None:
         """Start before the first read.
 
@@ -83,7 +152,7 @@ class RelayMeter:
             on_first_token: Called once, with the first token.
             arrived_real_s: When the request came, ``time.monotonic()``.
             speed: Simulated seconds per real one.
-            correction: How to rewrite usage events; None passes every byte at once.
+            prefilled: Whose cached-token count usage events get; None passes every byte at once.
         """
         self._metrics = metrics
         self._itl = metrics.itl
@@ -92,7 +161,7 @@ class RelayMeter:
         self._arrived_real_s = arrived_real_s
         self._last_real_s = 0.0
         self._speed = speed
-        self._correction = correction
+        self._prefilled = prefilled
         self._splitter = EventSplitter()
         self._tail = self._splitter.tail
         self.has_error = False
@@ -142,7 +211,7 @@ class RelayMeter:
 
     def rest(self) -> bytes:
         """Return the bytes held back of an event that never ended; for a stream that ended in order."""
-        held = bytes(self._tail) if self._correction is not None else b""
+        held = bytes(self._tail) if self._prefilled is not None else b""
         self._tail.clear()
         return held
 
@@ -159,7 +228,7 @@ class RelayMeter:
                 is_same = False
         if count:
             self._count_tokens(count, now_real_s)
-        return data if is_same or self._correction is None else b"".join(events)
+        return data if is_same or self._prefilled is None else b"".join(events)
 
     def _count_tokens(self, count: int, now_real_s: float) -> None:
         if self.ttft_s is None:
@@ -202,8 +271,8 @@ class RelayMeter:
         rewritten = None
         usage = chunk.get("usage") if has_usage else None
         if isinstance(usage, dict):
-            if self._correction is not None:
-                with_cached_tokens(usage, self._correction.cached_tokens)
+            if self._prefilled is not None:
+                with_cached_tokens(usage, self._prefilled.cached_tokens)
                 rewritten = encode_event(encoded_again(chunk))
             self.usage = usage
         return _has_text(chunk), rewritten
