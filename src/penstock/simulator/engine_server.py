@@ -10,12 +10,12 @@ from penstock.core.tiers import TierPriority
 from penstock.engine import profiles
 from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
-from penstock.engine.core.fan_out import Read
 from penstock.engine.core.latency import LatencyModel
+from penstock.engine.core.lease import Read
 from penstock.engine.core.preemption import PreemptionTerms
 from penstock.engine.core.requests import EngineRequest, EngineRole
 from penstock.engine.profiles.schema import Profile
-from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.frontend import GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.scenario import ProfiledModel
 from penstock.simulator.servers import ServiceStage, StageReport

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.api import Role, RouterConfig
+from penstock.api import GraphDeployment, LeaseConfig, PlannerMode, Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.transfer import LinkTerms
+from penstock.engine.profiles import performance
 from penstock.engine.serve.preemption_config import PreemptionFlag
 from penstock.planner.decide.config import DecideConfig
 from penstock.router.core.worker_spec import WorkerSize
+from penstock.runtimes.engine_flags import preemption_config
 from penstock.simulator.faults import Faults
 from penstock.workload.traces import BLOCK_TOKENS
 
@@ -338,3 +340,70 @@ class Scenario:
     def pool(self, role: Role) -> PoolSpec:
         """Return the pool of ``role``."""
         return next(pool for pool in self.pools if pool.role is role)
+
+
+NOT_SIMULATED: Final = (
+    "sessionHeader",
+    "tokenizer",
+    "auth",
+    "corsAllowedOrigins",
+    "limits",
+    "health",
+    "admission.retryAfterSeconds",
+    "tiers.header",
+    "tiers.models",
+    "tiers.keysSecret",
+    "tiers.keysFile",
+    "tiers.maxTenantShare",
+)
+"""Keys of a router section that change nothing in a simulation: requests of a trace have no session, tenant, text, key or
+connection, rejected ones do not come back, and workers' metrics are read each second."""
+
+
+def unsimulated(config: RouterConfig) -> list[str]:
+    """Return the keys that a router section sets and a simulation does not honour."""
+    given = config.to_manifest()
+    found = []
+    for key in NOT_SIMULATED:
+        section, _, name = key.partition(".")
+        if section in given and (not name or name in given[section]):
+            found.append(f"router.{key}")
+    return found
+
+
+def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
+    """Return the pools of a graph's workers, with the engine that the live ones run."""
+    engine = graph.spec.engine
+    block_tokens = engine.block_tokens or performance.BLOCK_TOKENS
+    preemption = preemption_config(graph.spec)
+    running = engine.max_running_requests or performance.RUNNING_REQUESTS
+    return tuple(
+        PoolSpec(
+            service.role,
+            service.replicas,
+            ProfiledModel(
+                service.profile or engine.profile,
+                kv_tokens=None if engine.kv_blocks is None else engine.kv_blocks * block_tokens,
+                block_size=block_tokens,
+                max_num_batched_tokens=engine.max_batch_tokens or max(performance.BATCH_TOKENS, running),
+                max_num_seqs=running,
+                lease=_lease_terms(graph.spec.lease_of(service)),
+                request_limit=engine.request_limit,
+                request_queue=engine.request_queue,
+                preemption=None if preemption is None else PreemptionFlag.model_validate(preemption),
+            ),
+            service.gpus,
+        )
+        for service in graph.spec.workers.values()
+    )
+
+
+def graph_slo_s(graph: GraphDeployment) -> float:
+    """Return the TTFT that counts as in time: the planner's target in mode sla, else the router's."""
+    spec = graph.spec
+    is_target = spec.planner.mode == PlannerMode.SLA
+    return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds
+
+
+def _lease_terms(lease: LeaseConfig) -> LeaseTerms:
+    return LeaseTerms(lease.duration_seconds, lease.decoder_blocks_ttl_seconds)

@@ -3,10 +3,9 @@
 import pytest
 
 from penstock.engine.core.latency import QuadraticPrefill
-from penstock.engine.core.preemption import PreemptionCosts, PreemptionKind
+from penstock.engine.core.preemption import Candidate, PreemptionCosts, PreemptionKind, choose_victims
 from penstock.engine.core.requests import EngineRequest, RequestState
 from penstock.engine.core.transfer import LinkTerms
-from penstock.engine.core.victims import Candidate, choose_victims
 
 KV_BYTES = 80 * 4096
 """Llama-3-70B: 80 layers of 8 heads of 128 values, key and value, 2 bytes each."""

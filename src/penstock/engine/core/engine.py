@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine.core.batch import Batch
-from penstock.engine.core.batching import Batcher, BatchLimits
+from penstock.engine.core.batching import Batch, Batcher, BatchLimits
 from penstock.engine.core.counters import EngineCounters
-from penstock.engine.core.fan_out import Read
-from penstock.engine.core.kv_blocks import BlockPool
-from penstock.engine.core.kv_facts import KvFact, KvJournal
+from penstock.engine.core.kv_blocks import BlockPool, KvFact, KvJournal
 from penstock.engine.core.latency import LatencyModel
-from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.lease import LeaseTerms, Read
 from penstock.engine.core.pinned_prompts import PinnedPrompts
-from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms
+from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms, SwapSpace
 from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
-from penstock.engine.core.swap_space import SwapSpace
 from penstock.engine.core.tiered_batching import TieredBatcher
 from penstock.engine.core.transfer import Link, LinkTerms, Transfer
 

@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from penstock.engine.core.counters import EngineCounters
-from penstock.engine.core.fan_out import Read, ReadProgress
-from penstock.engine.core.lease import LeaseTable, LeaseTerm, LeaseTerms
+from penstock.engine.core.lease import LeaseTable, LeaseTerm, LeaseTerms, Read, ReadProgress
 from penstock.engine.core.requests import EngineRole, RequestState
 
 

@@ -21,9 +21,9 @@ from penstock.engine.serve.answers import (
     CompletionFormat,
     Finished,
     Format,
+    ResponseFormat,
 )
 from penstock.engine.serve.protocol import Api, Choice, EngineCall
-from penstock.engine.serve.responses import ResponseFormat
 
 OutputsOf = Callable[[RequestState], int]
 
