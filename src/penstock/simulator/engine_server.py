@@ -24,8 +24,6 @@ from penstock.simulator.servers import ServiceStage, StageReport
 class EngineModel:
     """A profile read once, from which servers of one pool are made."""
 
-    __slots__ = ("_latency", "_profile", "_role", "_spec", "num_blocks")
-
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
         """Load the profile.
 
@@ -81,19 +79,6 @@ class SimulatedEngine:
         engine: The core.
         gaps: Takes the time between two outputs of a request; shared by all servers of a world.
     """
-
-    __slots__ = (
-        "_block_size",
-        "_ends",
-        "_first",
-        "_jobs",
-        "_keys_of",
-        "_role",
-        "_step",
-        "_wake_s",
-        "engine",
-        "gaps",
-    )
 
     def __init__(
         self,

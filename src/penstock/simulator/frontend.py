@@ -21,8 +21,6 @@ class GapHistogram:
         sum_s: Of their lengths.
     """
 
-    __slots__ = ("_counts", "sum_s", "total")
-
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self.total = 0
@@ -59,28 +57,6 @@ class FrontendCounters:
 
     Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
     """
-
-    __slots__ = (
-        "_arrivals",
-        "_at_s",
-        "_completed",
-        "_gap_count",
-        "_gap_sum_s",
-        "_gaps",
-        "_given",
-        "_output_tokens",
-        "_prefilled_tokens",
-        "_prefilling",
-        "_prompt_tokens",
-        "_refused",
-        "_timed_out",
-        "_ttft_count",
-        "_ttft_sum_s",
-        "_turned_away",
-        "_uncached_tokens",
-        "_waiting",
-        "_weights",
-    )
 
     def __init__(self, gaps: GapHistogram) -> None:
         """Begin at time 0; ``gaps`` are the world's inter-token gaps."""

@@ -102,8 +102,6 @@ class VirtualPlanner:
         next_s: When `tick` is due.
     """
 
-    __slots__ = ("_core", "_state", "decisions", "next_s")
-
     def __init__(self, config: DecideConfig, *, deadline_s: float = DEADLINE_S) -> None:
         """Begin at time 0.
 

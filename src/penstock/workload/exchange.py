@@ -50,17 +50,6 @@ class ClientStreamMeter:
         is_done: Whether ``[DONE]`` came.
     """
 
-    __slots__ = (
-        "_splitter",
-        "cached_tokens",
-        "first_s",
-        "gaps_s",
-        "is_done",
-        "last_s",
-        "output_tokens",
-        "prompt_tokens",
-    )
-
     def __init__(self) -> None:
         self._splitter = EventSplitter(max_event_bytes=MAX_EVENT_BYTES)
         self.first_s: float | None = None
@@ -311,8 +300,6 @@ class RequestSender:
 
 class _Reading:
     """Feeds a meter from a response by callbacks, and wakes the request's task at the end."""
-
-    __slots__ = ("_clock", "_done", "_meter", "_on_first", "_response", "_sent_s")
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ def test_no_host_memory_no_swap_and_dropping_needs_a_bound():
 
 def candidate(index, *, priority=2, preemptions=0, freed=4, remaining=10, restore_s=1.0):
     """Make a running request."""
-    state = RequestState(EngineRequest(f"r{index}", 8, 20, 0.0, (), priority), index)
+    state = RequestState(EngineRequest(f"r{index}", 8, 20, 0.0, (), priority), index, 8, remote_pending=False)
     state.preemptions = preemptions
     return Candidate(state, freed, remaining, restore_s)
 

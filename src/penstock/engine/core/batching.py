@@ -100,24 +100,6 @@ class BatchLimits:
 class Batcher:
     """The queue of waiting requests, the running ones and their blocks."""
 
-    __slots__ = (
-        "_block_due",
-        "_blocked",
-        "_dead",
-        "_finish_due",
-        "_journal",
-        "_limits",
-        "_loaded",
-        "_next_generated_key",
-        "_pool",
-        "_waiting",
-        "decoding",
-        "kv_tokens",
-        "loading",
-        "prefilling",
-        "tick",
-    )
-
     def __init__(self, limits: BatchLimits, pool: BlockPool, journal: KvJournal | None = None) -> None:
         self._limits = limits
         self._pool = pool

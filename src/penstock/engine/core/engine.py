@@ -110,25 +110,6 @@ class Engine:
         pinned: Prompts kept for other workers; to be changed through the engine alone.
     """
 
-    __slots__ = (
-        "_batcher",
-        "_events",
-        "_journal",
-        "_last_end_s",
-        "_latency",
-        "_link",
-        "_next_index",
-        "_orphans",
-        "_pool",
-        "_requests",
-        "_step",
-        "_swap",
-        "_tiered",
-        "counters",
-        "pinned",
-        "settings",
-    )
-
     def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
         self.settings = settings
         self.counters = EngineCounters()
@@ -179,7 +160,7 @@ class Engine:
             raise ValueError(f"{request.request_id}: id in use")
         if request.block_keys and len(request.block_keys) != request.prompt_tokens // limits.block_size:
             raise ValueError(f"{request.request_id}: one key per full block is needed")
-        state = RequestState(request, self._next_index)
+        state = RequestState(request, self._next_index, request.prompt_tokens, request.load_remote)
         self._next_index += 1
         self._requests[request.request_id] = state
         self._batcher.enqueue(state)

@@ -52,8 +52,6 @@ KvFact = BlocksStored | BlocksRemoved | CacheCleared
 class KvJournal:
     """The changes since somebody last took them."""
 
-    __slots__ = ("_block_size", "_facts", "_removed")
-
     def __init__(self, block_size: int) -> None:
         """Start empty."""
         self._block_size = block_size
@@ -98,8 +96,6 @@ class KvJournal:
 
 class BlockPool:
     """Owns ``capacity`` blocks, numbered from 0."""
-
-    __slots__ = ("_blank", "_by_key", "_idle", "_journal", "_key_of", "_references", "capacity", "version")
 
     def __init__(self, capacity: int, journal: KvJournal | None = None) -> None:
         """Start with every block blank."""

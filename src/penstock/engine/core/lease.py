@@ -53,8 +53,6 @@ def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[
 class ReadProgress:
     """Which ranks of one prompt's holder have been read by whom."""
 
-    __slots__ = ("_seen", "_unread")
-
     def __init__(self, ranks: int) -> None:
         """Begin with every one of ``ranks`` unread, >= 1."""
         self._unread = set(range(ranks))
@@ -118,8 +116,6 @@ class LeaseTable:
     strand an expired lease behind one that lives. Renewal of k leases costs O(k); grant, read and expiry cost
     O(log n), amortised.
     """
-
-    __slots__ = ("_expiry", "_heap")
 
     def __init__(self) -> None:
         self._expiry: dict[str, float] = {}
@@ -196,8 +192,6 @@ class LeaseTable:
 
 class HeartbeatSchedule:
     """Batches heartbeats per remote engine; times in simulated seconds."""
-
-    __slots__ = ("_interval_s", "_sent_s", "_tracked")
 
     def __init__(self, interval_s: float) -> None:
         """Set the pause between two rounds of messages, > 0."""

@@ -17,19 +17,6 @@ from penstock.engine.core.requests import EngineRole, RequestState
 class PinnedPrompts:
     """The prompts of one worker that others may read."""
 
-    __slots__ = (
-        "_counters",
-        "_first_term",
-        "_first_term_s",
-        "_leases",
-        "_progress",
-        "_ranks",
-        "_references",
-        "_release",
-        "_states",
-        "_terms",
-    )
-
     def __init__(
         self,
         terms: LeaseTerms,

@@ -151,8 +151,6 @@ class Reservation:
         limit: Blocks that they may hold.
     """
 
-    __slots__ = ("_references", "held", "limit")
-
     def __init__(self, capacity: int, reserved: int) -> None:
         """Keep ``reserved`` of ``capacity`` blocks, 0 <= reserved < capacity."""
         self._references = [0] * capacity
@@ -192,8 +190,6 @@ class SwapSpace:
         capacity: Blocks.
         used: Blocks taken, those of copies under way included.
     """
-
-    __slots__ = ("_in", "_out", "capacity", "used")
 
     def __init__(self, capacity: int, link: LinkTerms) -> None:
         self.capacity = capacity

@@ -39,8 +39,6 @@ from penstock.engine.core.requests import EngineRequest, RequestState, Status
 class TieredBatcher(Batcher):
     """A `Batcher` whose waiting requests of higher tiers throw out running ones of lower tiers."""
 
-    __slots__ = ("_copying", "_costs", "_headroom", "_reservation", "_terms", "swap")
-
     def __init__(
         self,
         limits: BatchLimits,

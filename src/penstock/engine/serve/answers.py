@@ -203,8 +203,6 @@ class CompletionFormat:
 class EventFormat:
     """Encodes one choice's events."""
 
-    __slots__ = ("_call", "_choice", "_head", "_lead", "_seam", "_tail", "opening")
-
     def __init__(self, call: EngineCall, choice: Choice, head: dict[str, Any]) -> None:
         """Make the bytes that all events share; ``head`` is what their JSON begins with."""
         self._call = call
@@ -231,8 +229,6 @@ class EventFormat:
 
 class _SeparateEvents:
     """Encodes one choice's events where each differs in its log probabilities or its counts."""
-
-    __slots__ = ("_call", "_choice", "_echoes", "_head", "opening")
 
     def __init__(self, call: EngineCall, choice: Choice, head: dict[str, Any]) -> None:
         self._call = call

@@ -50,8 +50,6 @@ def _edge(bound: float) -> str:
 class Histogram(BucketCounts):
     """Counts per bucket under one metric name."""
 
-    __slots__ = ("_heads", "name")
-
     def __init__(self, name: str, bounds: Sequence[float], labels: str) -> None:
         """Fix name, upper bounds and labels.
 

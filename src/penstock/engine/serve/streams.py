@@ -66,18 +66,6 @@ class Stream:
         done: Set when the choice is complete or no client is left to read it.
     """
 
-    __slots__ = (
-        "_events",
-        "_reply",
-        "_sent",
-        "choice",
-        "done",
-        "is_held",
-        "is_read_sent",
-        "request_id",
-        "state",
-    )
-
     def __init__(self, reply: Reply, choice: Choice, request_id: str) -> None:
         self._reply = reply
         self.choice = choice
