@@ -6,13 +6,15 @@ Written by the command line during and after a replay, read by the report. The s
 from __future__ import annotations
 
 import os
+import types
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from penstock.core.errors import FULL, ConfigError, PenstockError, unwritable
 from penstock.core.printable import printable
@@ -20,131 +22,61 @@ from penstock.core.validation import findings
 from penstock.workload.record import RequestResult
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+def _model(name: str, shape: Mapping[str, Any], **optional: Any) -> type[BaseModel]:
+    fields: dict[str, Any] = {
+        key: (_model(key, kind) if isinstance(kind, Mapping) else kind, ...) for key, kind in shape.items()
+    }
+    fields |= {key: (kind | None, None) for key, kind in optional.items()}
+    return create_model(name, __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
 
 
-class _Figures(_Part):
-    count: int
-    mean: float | None
-    p50: float | None
-    p90: float | None
-    p99: float | None
-    max: float | None
+_OUTCOMES: Final = {"ok": int, "failed": int, "rejected": int}
+_FIGURES: Final = {"count": int, **dict.fromkeys(("mean", "p50", "p90", "p99", "max"), float | None)}
+_TIMES: Final = {"ttft_s": _FIGURES, "tpot_s": _FIGURES, "e2e_s": _FIGURES}
+_SHAPE: Final[Mapping[str, Any]] = {
+    "is_partial": bool,
+    "started": {"unix_s": float, "model_s": float},
+    "requests": {**_OUTCOMES, "planned": int, "unfinished": int, "not_sent": int},
+    "errors": dict[str, int],
+    "latency": {"percentile_method": str, "itl_s": _FIGURES, **_TIMES},
+    "tokens": {"prompt": int, "output": int, "prefix_cache_hit_rate": float | None},
+    "throughput": {
+        "duration_s": float,
+        **dict.fromkeys(("requests_per_s", "output_tokens_per_s"), float | None),
+    },
+    "usage_mismatches": {
+        **dict.fromkeys(("prompt_tokens", "checked_prompt", "output_tokens", "checked_output"), int),
+        "without_usage": int,
+        "examples": list[str],
+    },
+    "lag": {
+        "servers": types.GenericAlias(list, (_model("server", {"name": str, "p99_s": float | None}),)),
+        **dict.fromkeys(("send_p99_s", "loop_p99_s"), float | None),
+        **dict.fromkeys(("bound_s", "itl_bound_s", "resolution_s"), float),
+        **dict.fromkeys(("bound_rule", "itl_bound_rule"), str),
+        **dict.fromkeys(("late", "late_for_itl"), list[str]),
+        **dict.fromkeys(("is_distorted", "is_itl_distorted", "is_itl_unresolved"), bool),
+    },
+    "settings": {
+        "model": str | None,
+        "speed": float,
+        **dict.fromkeys(("concurrency", "max_input_tokens"), int | None),
+    },
+    "trace": {
+        "name": str,
+        "skipped_rows": list[str],
+        **dict.fromkeys(("truncated_prompts", "dropped_prompts"), int),
+    },
+}
+"""The parts of ``summary.json`` that its readers rely on. Keys beside these are kept and shown as they are."""
 
 
-class _Latency(_Part):
-    percentile_method: str
-    ttft_s: _Figures
-    itl_s: _Figures
-    tpot_s: _Figures
-    e2e_s: _Figures
-
-
-class _Outcomes(_Part):
-    ok: int
-    failed: int
-    rejected: int
-
-
-class _Requests(_Outcomes):
-    planned: int
-    unfinished: int
-    not_sent: int
-
-
-class _TierFigures(_Part):
-    requests: _Outcomes
-    ttft_s: _Figures
-    tpot_s: _Figures
-    e2e_s: _Figures
-
-
-class _Tokens(_Part):
-    prompt: int
-    output: int
-    prefix_cache_hit_rate: float | None
-
-
-class _Throughput(_Part):
-    duration_s: float
-    requests_per_s: float | None
-    output_tokens_per_s: float | None
-
-
-class _Mismatches(_Part):
-    prompt_tokens: int
-    checked_prompt: int
-    output_tokens: int
-    checked_output: int
-    without_usage: int
-    examples: list[str]
-
-
-class _ServerLag(_Part):
-    name: str
-    p99_s: float | None
-
-
-class _Lag(_Part):
-    send_p99_s: float | None
-    loop_p99_s: float | None
-    servers: list[_ServerLag]
-    bound_s: float
-    bound_rule: str
-    late: list[str]
-    is_distorted: bool
-    itl_bound_s: float
-    itl_bound_rule: str
-    late_for_itl: list[str]
-    is_itl_distorted: bool
-    is_itl_unresolved: bool
-    resolution_s: float
-
-
-class _Settings(_Part):
-    model: str | None
-    speed: float
-    concurrency: int | None
-    max_input_tokens: int | None
-
-
-class _Trace(_Part):
-    name: str
-    skipped_rows: list[str]
-    truncated_prompts: int
-    dropped_prompts: int
-
-
-class _Started(_Part):
-    unix_s: float
-    model_s: float
-
-
-class _Capacity(_Part):
-    rps: float
-    concurrency: int
-
-
-class _Overload(_Part):
-    factor: float
-    capacity: _Capacity
-
-
-class _Summary(_Part):
-    is_partial: bool
-    started: _Started
-    requests: _Requests
-    errors: dict[str, int]
-    latency: _Latency
-    tokens: _Tokens
-    throughput: _Throughput
-    usage_mismatches: _Mismatches
-    lag: _Lag
-    settings: _Settings
-    trace: _Trace
-    tiers: dict[str, _TierFigures] | None = None
-    overload: _Overload | None = None
+_SUMMARY: Final = _model(
+    "summary",
+    _SHAPE,
+    tiers=types.GenericAlias(dict, (str, _model("tier", {"requests": _OUTCOMES, **_TIMES}))),
+    overload=_model("overload", {"factor": float, "capacity": {"rps": float, "concurrency": int}}),
+)
 
 
 def check_summary(summary: dict[str, Any], place: str) -> None:
@@ -154,7 +86,7 @@ def check_summary(summary: dict[str, Any], place: str) -> None:
         ConfigError: the message names the key.
     """
     try:
-        _Summary.model_validate(summary)
+        _SUMMARY.model_validate(summary)
     except ValidationError as exc:
         raise ConfigError(
             f"{place}: {findings(exc, root='summary', most=1)}; it was not written by `penstock load`"
