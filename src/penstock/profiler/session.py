@@ -20,8 +20,7 @@ from penstock.profiler.plan import PlannedEngine, ProfilePlan
 from penstock.profiler.points import Phase
 from penstock.profiler.workers import running
 from penstock.workload.exchange import SendSettings
-from penstock.workload.probe import check_speed, find_model
-from penstock.workload.server_lag import LagWatch
+from penstock.workload.probe import LagWatch, check_speed, find_model
 
 _PAGE = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
 _LATE = 0.1

@@ -17,10 +17,9 @@ from penstock.planner.decide.config import Mode
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
 from penstock.report.findings import RunReport
 from penstock.simulator.baselines import configured
-from penstock.simulator.counterfactual_setting import Setting, setting_of
+from penstock.simulator.counterfactual_setting import Setting, recorded_traffic, setting_of
 from penstock.simulator.oracle import ScheduleTarget
 from penstock.simulator.oracle_search import with_schedule
-from penstock.simulator.recorded import recorded_traffic
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest

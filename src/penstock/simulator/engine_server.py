@@ -10,12 +10,12 @@ from penstock.core.tiers import TierPriority
 from penstock.engine import profiles
 from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
-from penstock.engine.core.fan_out import Read
 from penstock.engine.core.latency import LatencyModel
+from penstock.engine.core.lease import Read
 from penstock.engine.core.preemption import PreemptionTerms
 from penstock.engine.core.requests import EngineRequest, EngineRole
 from penstock.engine.profiles.schema import Profile
-from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.frontend import GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.scenario import ProfiledModel
 from penstock.simulator.servers import ServiceStage, StageReport
@@ -23,8 +23,6 @@ from penstock.simulator.servers import ServiceStage, StageReport
 
 class EngineModel:
     """A profile read once, from which servers of one pool are made."""
-
-    __slots__ = ("_latency", "_profile", "_role", "_spec", "num_blocks")
 
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
         """Load the profile.
@@ -81,19 +79,6 @@ class SimulatedEngine:
         engine: The core.
         gaps: Takes the time between two outputs of a request; shared by all servers of a world.
     """
-
-    __slots__ = (
-        "_block_size",
-        "_ends",
-        "_first",
-        "_jobs",
-        "_keys_of",
-        "_role",
-        "_step",
-        "_wake_s",
-        "engine",
-        "gaps",
-    )
 
     def __init__(
         self,

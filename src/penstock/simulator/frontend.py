@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from penstock.api import Role
 from penstock.planner.decide.observation import Demand
-from penstock.router.core.router_state import RefusalReason
-from penstock.simulator.gaps import GapHistogram
+from penstock.router.core.effects import RefusalReason
 from penstock.simulator.jobs import Job
+
+_BINS_PER_E = 100.0
+
+
+class GapHistogram:
+    """Gaps in seconds by logarithmic bin; a percentile is exact to half a percent of its value.
+
+    Attributes:
+        total: Gaps counted.
+        sum_s: Of their lengths.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.total = 0
+        self.sum_s = 0.0
+
+    def add(self, gap_s: float, count: int) -> None:
+        """Count ``count`` gaps of ``gap_s`` > 0; gaps of no length are left out."""
+        if gap_s > 0:
+            place = round(math.log(gap_s) * _BINS_PER_E)
+            self._counts[place] = self._counts.get(place, 0) + count
+            self.total += count
+            self.sum_s += gap_s * count
+
+    def percentile(self, share: float) -> float | None:
+        """Return the nearest-rank percentile in seconds, or None without gaps.
+
+        Args:
+            share: In (0, 1].
+        """
+        wanted = math.ceil(share * self.total)
+        seen = 0
+        for place in sorted(self._counts):
+            seen += self._counts[place]
+            if seen >= wanted:
+                return math.exp(place / _BINS_PER_E)
+        return None
+
 
 NOT_TOLD_APART: Mapping[Role, float] = {}
 
@@ -18,28 +57,6 @@ class FrontendCounters:
 
     Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
     """
-
-    __slots__ = (
-        "_arrivals",
-        "_at_s",
-        "_completed",
-        "_gap_count",
-        "_gap_sum_s",
-        "_gaps",
-        "_given",
-        "_output_tokens",
-        "_prefilled_tokens",
-        "_prefilling",
-        "_prompt_tokens",
-        "_refused",
-        "_timed_out",
-        "_ttft_count",
-        "_ttft_sum_s",
-        "_turned_away",
-        "_uncached_tokens",
-        "_waiting",
-        "_weights",
-    )
 
     def __init__(self, gaps: GapHistogram) -> None:
         """Begin at time 0; ``gaps`` are the world's inter-token gaps."""

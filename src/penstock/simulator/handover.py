@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engine.core.heartbeat import HeartbeatSchedule
+from penstock.engine.core.lease import HeartbeatSchedule
 from penstock.simulator.engine_server import SimulatedEngine
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker
 from penstock.simulator.jobs import Job

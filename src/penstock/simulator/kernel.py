@@ -37,8 +37,6 @@ class Kernel:
         events: How many events have run.
     """
 
-    __slots__ = ("_heap", "_sequence", "events", "now_s")
-
     def __init__(self) -> None:
         self.now_s = 0.0
         self.events = 0

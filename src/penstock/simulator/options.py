@@ -10,11 +10,10 @@ from typing import Any
 from penstock.api import QueueOrder, Role
 from penstock.core.flags import check_bounds, flag
 from penstock.planner.decide.registry import policy_names
+from penstock.simulator.baselines import DEFAULT_PLANNER
 from penstock.simulator.faults import Faults
-from penstock.simulator.planner_choice import DEFAULT_PLANNER
 from penstock.simulator.scenario import Resize, WorkerFailure
-from penstock.workload.arrivals import Spread
-from penstock.workload.selection import OnLong
+from penstock.workload.arrivals import OnLong, Spread
 
 
 def _resize(text: str) -> Resize:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from penstock.simulator.measures import measures
-from penstock.simulator.oracle import TARGET, ScheduleTarget, schedule
-from penstock.simulator.oracle_needs import Utilisation, needs
+from penstock.simulator.oracle import TARGET, ScheduleTarget, Utilisation, needs, schedule
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 

@@ -12,11 +12,10 @@ from penstock.core.errors import ConfigError
 from penstock.planner.decide.codec import to_plain
 from penstock.router.policy.busy import admission_with, check_flags
 from penstock.router.policy.registry import policy_names
-from penstock.simulator.graph_scenario import graph_pools, graph_slo_s, unsimulated
+from penstock.simulator.baselines import ALL, chosen_planners, planner_config
 from penstock.simulator.observer import Recording
 from penstock.simulator.options import SimulateOptions
 from penstock.simulator.output import SCHEMA
-from penstock.simulator.planner_choice import ALL, chosen_planners, planner_config
 from penstock.simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
@@ -25,7 +24,10 @@ from penstock.simulator.scenario import (
     ProfiledModel,
     RouterGroup,
     Scenario,
+    graph_pools,
+    graph_slo_s,
     unbounded_router,
+    unsimulated,
 )
 from penstock.simulator.sweep import RunSpec, add_regrets, goodputs, run_all, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare

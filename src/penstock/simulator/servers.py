@@ -70,8 +70,6 @@ class Server(Protocol):
 class TokenCache:
     """Which blocks of 512 tokens are kept: least recently used out first, a prompt's end before its start."""
 
-    __slots__ = ("_blocks", "_capacity", "tokens")
-
     def __init__(self, capacity_tokens: int) -> None:
         self._capacity = capacity_tokens
         self._blocks: OrderedDict[int, int] = OrderedDict()
@@ -109,8 +107,6 @@ class SimpleServer:
 
     The last prompt token is always computed, as its output is what the prefill is for.
     """
-
-    __slots__ = ("_cache", "_end_s", "_model", "_queue", "_running", "_wake_s")
 
     def __init__(self, model: SimpleModel) -> None:
         self._model = model

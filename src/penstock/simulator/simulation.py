@@ -13,23 +13,21 @@ import numpy as np
 
 from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
-from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import Dispatch, Effects, RefusalReason
-from penstock.simulator.control import Control
+from penstock.router.core.assignment import Assignment
+from penstock.router.core.effects import Dispatch, Effects, RefusalReason
 from penstock.simulator.engine_server import EngineModel
 from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
-from penstock.simulator.frontend import FrontendCounters
-from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.handover import Heartbeats
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording, RunRecorder
+from penstock.simulator.planning import Control
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, WorkerFailure
-from penstock.simulator.scrapes import Scrapes
 from penstock.simulator.servers import Server, ServiceStage, SimpleServer
-from penstock.simulator.state import SimulationState
+from penstock.simulator.state import Scrapes, SimulationState
 from penstock.simulator.succession import Succession
 from penstock.workload.traces import TraceRequest
 

@@ -13,13 +13,11 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from penstock.planner.decide.config import Mode
-from penstock.simulator.figures import mean
 from penstock.simulator.observer import Recording
 from penstock.simulator.oracle_search import foreseen
 from penstock.simulator.scenario import Scenario
-from penstock.simulator.scoreboard import goodput, score
+from penstock.simulator.scoreboard import goodput, mean, mean_tiers, score
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.tier_scores import mean_tiers
 from penstock.simulator.workload import Workload, WorkloadSpec, prepare
 
 T = TypeVar("T")

@@ -12,10 +12,18 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.workload.arrivals import Spread, mean_rate, rescale, spread
-from penstock.workload.selection import OnLong, Selection, select
+from penstock.workload.arrivals import (
+    OnLong,
+    Selection,
+    Spread,
+    mean_rate,
+    parse_mix,
+    rescale,
+    select,
+    spread,
+    with_tiers,
+)
 from penstock.workload.synthetic import parse_synthetic, synthesise
-from penstock.workload.tier_mix import parse_mix, with_tiers
 from penstock.workload.traces import BLOCK_TOKENS, TraceFormat, TraceRequest, load_trace
 
 _IDS_APART = 1 << 48

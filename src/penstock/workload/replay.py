@@ -21,9 +21,9 @@ from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool
 from penstock.workload.exchange import RequestSender, SendSettings
+from penstock.workload.probe import LagWatch
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
-from penstock.workload.server_lag import LagWatch
 from penstock.workload.statistics import ScheduleLag
 from penstock.workload.traces import TraceRequest
 

@@ -6,19 +6,92 @@ Written by the command line during and after a replay, read by the report. The s
 from __future__ import annotations
 
 import os
+import types
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from penstock.core.errors import FULL, ConfigError, PenstockError, unwritable
 from penstock.core.printable import printable
 from penstock.core.validation import findings
 from penstock.workload.record import RequestResult
-from penstock.workload.summary import check_summary
+
+
+def _model(name: str, shape: Mapping[str, Any], **optional: Any) -> type[BaseModel]:
+    fields: dict[str, Any] = {
+        key: (_model(key, kind) if isinstance(kind, Mapping) else kind, ...) for key, kind in shape.items()
+    }
+    fields |= {key: (kind | None, None) for key, kind in optional.items()}
+    return create_model(name, __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
+
+
+_OUTCOMES: Final = {"ok": int, "failed": int, "rejected": int}
+_FIGURES: Final = {"count": int, **dict.fromkeys(("mean", "p50", "p90", "p99", "max"), float | None)}
+_TIMES: Final = {"ttft_s": _FIGURES, "tpot_s": _FIGURES, "e2e_s": _FIGURES}
+_SHAPE: Final[Mapping[str, Any]] = {
+    "is_partial": bool,
+    "started": {"unix_s": float, "model_s": float},
+    "requests": {**_OUTCOMES, "planned": int, "unfinished": int, "not_sent": int},
+    "errors": dict[str, int],
+    "latency": {"percentile_method": str, "itl_s": _FIGURES, **_TIMES},
+    "tokens": {"prompt": int, "output": int, "prefix_cache_hit_rate": float | None},
+    "throughput": {
+        "duration_s": float,
+        **dict.fromkeys(("requests_per_s", "output_tokens_per_s"), float | None),
+    },
+    "usage_mismatches": {
+        **dict.fromkeys(("prompt_tokens", "checked_prompt", "output_tokens", "checked_output"), int),
+        "without_usage": int,
+        "examples": list[str],
+    },
+    "lag": {
+        "servers": types.GenericAlias(list, (_model("server", {"name": str, "p99_s": float | None}),)),
+        **dict.fromkeys(("send_p99_s", "loop_p99_s"), float | None),
+        **dict.fromkeys(("bound_s", "itl_bound_s", "resolution_s"), float),
+        **dict.fromkeys(("bound_rule", "itl_bound_rule"), str),
+        **dict.fromkeys(("late", "late_for_itl"), list[str]),
+        **dict.fromkeys(("is_distorted", "is_itl_distorted", "is_itl_unresolved"), bool),
+    },
+    "settings": {
+        "model": str | None,
+        "speed": float,
+        **dict.fromkeys(("concurrency", "max_input_tokens"), int | None),
+    },
+    "trace": {
+        "name": str,
+        "skipped_rows": list[str],
+        **dict.fromkeys(("truncated_prompts", "dropped_prompts"), int),
+    },
+}
+"""The parts of ``summary.json`` that its readers rely on. Keys beside these are kept and shown as they are."""
+
+
+_SUMMARY: Final = _model(
+    "summary",
+    _SHAPE,
+    tiers=types.GenericAlias(dict, (str, _model("tier", {"requests": _OUTCOMES, **_TIMES}))),
+    overload=_model("overload", {"factor": float, "capacity": {"rps": float, "concurrency": int}}),
+)
+
+
+def check_summary(summary: dict[str, Any], place: str) -> None:
+    """Refuse a summary whose parts are not of the types that `penstock load` writes.
+
+    Raises:
+        ConfigError: the message names the key.
+    """
+    try:
+        _SUMMARY.model_validate(summary)
+    except ValidationError as exc:
+        raise ConfigError(
+            f"{place}: {findings(exc, root='summary', most=1)}; it was not written by `penstock load`"
+        ) from exc
+
 
 RESULTS_FILE: Final = "results.jsonl"
 SUMMARY_FILE: Final = "summary.json"

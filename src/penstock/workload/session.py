@@ -20,7 +20,18 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.http.client import ConnectionPool
-from penstock.workload.arrivals import Spread, mean_rate, rescale, spread
+from penstock.workload.arrivals import (
+    Selected,
+    Selection,
+    Spread,
+    TierMix,
+    mean_rate,
+    parse_mix,
+    rescale,
+    select,
+    spread,
+    with_tiers,
+)
 from penstock.workload.exchange import TIER_HEADER, SendSettings, TargetEndpoint
 from penstock.workload.overload import OVERLOAD_FLAG, Capacity, measure_capacity, parse_overload
 from penstock.workload.probe import check_speed, find_model
@@ -28,10 +39,8 @@ from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult
 from penstock.workload.replay import Replayer
 from penstock.workload.results import SCHEMA, ResultWriter
-from penstock.workload.selection import Selected, Selection, select
 from penstock.workload.statistics import summarise
 from penstock.workload.synthetic import parse_synthetic, synthesise
-from penstock.workload.tier_mix import TierMix, parse_mix, with_tiers
 from penstock.workload.traces import OnBadRow, Trace, TraceFormat, load_trace
 
 

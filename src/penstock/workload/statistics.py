@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api import Tier
+from penstock.workload.probe import ServerLag
 from penstock.workload.record import RequestResult, RequestStatus
-from penstock.workload.server_lag import ServerLag
 
 PERCENTILE_METHOD: Final = "nearest rank over the ok requests"
 

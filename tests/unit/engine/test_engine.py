@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.engine.core.fan_out import Read
+from penstock.engine.core.lease import Read
 from penstock.engine.core.requests import FinishReason, Status
 
 

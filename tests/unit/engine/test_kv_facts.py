@@ -6,7 +6,7 @@ import pytest
 
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
-from penstock.engine.core.kv_facts import BlocksRemoved, BlocksStored, CacheCleared
+from penstock.engine.core.kv_blocks import BlocksRemoved, BlocksStored, CacheCleared
 from penstock.engine.core.prefix_keys import prefix_keys
 from penstock.engine.core.requests import EngineRequest, EngineRole
 from penstock.engine.core.timeline import Timeline

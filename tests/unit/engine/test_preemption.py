@@ -3,10 +3,9 @@
 import pytest
 
 from penstock.engine.core.latency import QuadraticPrefill
-from penstock.engine.core.preemption import PreemptionCosts, PreemptionKind
+from penstock.engine.core.preemption import Candidate, PreemptionCosts, PreemptionKind, choose_victims
 from penstock.engine.core.requests import EngineRequest, RequestState
 from penstock.engine.core.transfer import LinkTerms
-from penstock.engine.core.victims import Candidate, choose_victims
 
 KV_BYTES = 80 * 4096
 """Llama-3-70B: 80 layers of 8 heads of 128 values, key and value, 2 bytes each."""
@@ -52,7 +51,7 @@ def test_no_host_memory_no_swap_and_dropping_needs_a_bound():
 
 def candidate(index, *, priority=2, preemptions=0, freed=4, remaining=10, restore_s=1.0):
     """Make a running request."""
-    state = RequestState(EngineRequest(f"r{index}", 8, 20, 0.0, (), priority), index)
+    state = RequestState(EngineRequest(f"r{index}", 8, 20, 0.0, (), priority), index, 8, remote_pending=False)
     state.preemptions = preemptions
     return Candidate(state, freed, remaining, restore_s)
 

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
-from penstock.engine.profiles.loading import parse
+from penstock.engine.profiles.schema import parse
 
 TTFT_4096_MS = {
     "h200-llama-3.1-8b-tp1": 18.6 + 0.01411 * 4096 + 4.92e-7 * 4096**2,

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.core.requests import EngineRole
-from penstock.engine.serve.fields import RequestError
+from penstock.engine.serve.fields import REFUSED, ChatFields, RequestError
+from penstock.engine.serve.prompts import UNANSWERABLE, ResponseFields
 from penstock.engine.serve.protocol import Api, parse
-from penstock.engine.serve.response_fields import UNANSWERABLE, ResponseFields
-from penstock.engine.serve.sampling import REFUSED, ChatFields
 from penstock.engine.serve.settings import ServeFlags, resolve
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.engine.core.fan_out import Read
+from penstock.engine.core.lease import Read
 
 
 def test_steps_start_where_the_last_one_ended(make_timeline, request_of, run_all):

@@ -170,7 +170,7 @@ def test_pictures_and_a_page_that_stands_alone_are_written(tmp_path):
         (("--planner", "best"), "--planner best: choose from"),
         (("--trace", "nowhere.jsonl"), "no such file"),
         (("--block-size", "48"), "block_size: 48"),
-        (("--planner", "--max-gpus", "4"), "max_gpus: 4 must be at least the 8"),
+        (("--planner", "--max-gpus", "4"), "--max-gpus: 4 must be at least the 8"),
         (("--warmup", "60"), "--warmup: 60 leaves nothing"),
         (("--routers", "0"), "from 1 to 256"),
         (("--routers", "2,257"), "from 1 to 256"),

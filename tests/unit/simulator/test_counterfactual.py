@@ -17,7 +17,7 @@ from penstock.report.counterfactual import sentences
 from penstock.report.findings import RunReport, analyse
 from penstock.report.ledger_view import LedgerSample, PlannerRun
 from penstock.simulator.counterfactual import Effort, compare
-from penstock.simulator.recorded import recorded_traffic
+from penstock.simulator.counterfactual_setting import recorded_traffic
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
 from penstock.workload.statistics import ScheduleLag, summarise

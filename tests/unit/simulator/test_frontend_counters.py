@@ -6,8 +6,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.simulator.frontend import FrontendCounters
-from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.planning import VirtualPlanner
 from penstock.simulator.simulation import Simulation

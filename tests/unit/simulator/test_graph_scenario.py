@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from penstock.api.manifests import load_graph
 from penstock.cli.simulate import simulate
-from penstock.simulator.graph_scenario import graph_pools
+from penstock.simulator.scenario import graph_pools
 
 MANIFEST = """
 apiVersion: penstock.dev/v1alpha1

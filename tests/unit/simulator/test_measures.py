@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from penstock.api import Role
-from penstock.simulator.measures import measures, reversals, violation_s
 from penstock.simulator.observer import PlannerChange
+from penstock.simulator.scoreboard import measures, reversals, violation_s
 from penstock.simulator.simulation import Simulation
 
 

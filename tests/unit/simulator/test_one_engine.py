@@ -11,8 +11,8 @@ from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.runtimes.build import process_specs
 from penstock.runtimes.process import RuntimeContext
 from penstock.simulator.engine_server import EngineModel
-from penstock.simulator.gaps import GapHistogram
-from penstock.simulator.graph_scenario import graph_pools
+from penstock.simulator.frontend import GapHistogram
+from penstock.simulator.scenario import graph_pools
 
 
 def live(argv):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.frontend import GapHistogram
 from penstock.simulator.scoreboard import attainment_over_time, goodput, score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import add_regrets

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from penstock.simulator.text import scoreboard
+from penstock.simulator.output import scoreboard
 
 ROW = {
     "policy": "least-outstanding-tokens",

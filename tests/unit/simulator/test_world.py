@@ -252,13 +252,13 @@ def test_scenarios_say_what_is_wrong_with_them(simple_world):
     """Key, value and bound are in the message."""
     from penstock.core.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="max_gpus: 1 must be at least the 2 at time 0"):
+    with pytest.raises(ConfigError, match="--max-gpus: 1 must be at least the 2 at time 0"):
         simple_world(2, max_gpus=1)
     with pytest.raises(ConfigError, match="pools"):
         Scenario(pools=(PoolSpec(Role.PREFILL, 1, ProfiledModel("a100-llama-8b-bf16-tp1")),))
-    with pytest.raises(ConfigError, match="back_s"):
+    with pytest.raises(ConfigError, match="--fail, its return: 4"):
         WorkerFailure(5.0, "x", 4.0)
-    with pytest.raises(ConfigError, match=r"resize\.role"):
+    with pytest.raises(ConfigError, match="--resize, its role"):
         simple_world(2, resizes=(Resize(1.0, Role.DECODE, 1),))
     with pytest.raises(ConfigError, match="block_size"):
         ProfiledModel("a100-llama-8b-bf16-tp1", block_size=48)

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.errors import StreamBroken
-from penstock.workload.meter import MAX_EVENT_BYTES, ClientStreamMeter, StreamError
+from penstock.workload.exchange import MAX_EVENT_BYTES, ClientStreamMeter, StreamError
 
 
 def test_an_event_without_end_is_cut_off():

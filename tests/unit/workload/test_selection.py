@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.workload.selection import OnLong, Selection, select
+from penstock.workload.arrivals import OnLong, Selection, select
 from penstock.workload.traces import TraceRequest
 
 REQUESTS = [TraceRequest(float(at), 100 * (at + 1), 5, None, at + 1) for at in range(10)]

@@ -8,11 +8,10 @@ import pytest
 from penstock.core.errors import ConfigError, NoEndpointsError, PenstockError, UpstreamConnectError
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload import results as results_module
-from penstock.workload.arrivals import Spread
+from penstock.workload.arrivals import Selection, Spread
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import read_run
-from penstock.workload.selection import Selection
 from penstock.workload.session import LoadConfig, plan_load, run_load
 from penstock.workload.traces import TraceFormat
 

@@ -10,11 +10,11 @@ from rich.console import Console
 from penstock.api import Tier
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.report.text import load_summary
+from penstock.workload.arrivals import parse_mix, with_tiers
 from penstock.workload.overload import parse_overload
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import read_run
 from penstock.workload.session import LoadConfig, plan_load, run_load
-from penstock.workload.tier_mix import parse_mix, with_tiers
 from penstock.workload.traces import TraceRequest
 
 SPEED = 200.0

@@ -15,9 +15,8 @@ from penstock.api import Role
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.tables import DecodeTable, PrefillTable
 from penstock.planner.decide.observation import Demand, PoolCounts
-from penstock.simulator.control import UNPLACED, UNPLACED_AFTER_S
 from penstock.simulator.faults import Fault, Faults
-from penstock.simulator.planning import SimulatedObservation
+from penstock.simulator.planning import UNPLACED, UNPLACED_AFTER_S, SimulatedObservation
 
 PREFILL_RPS = 2.0
 DECODE_SLOTS = 50.0

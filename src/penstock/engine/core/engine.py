@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine.core.batch import Batch
-from penstock.engine.core.batching import Batcher, BatchLimits
+from penstock.engine.core.batching import Batch, Batcher, BatchLimits
 from penstock.engine.core.counters import EngineCounters
-from penstock.engine.core.fan_out import Read
-from penstock.engine.core.kv_blocks import BlockPool
-from penstock.engine.core.kv_facts import KvFact, KvJournal
+from penstock.engine.core.kv_blocks import BlockPool, KvFact, KvJournal
 from penstock.engine.core.latency import LatencyModel
-from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.lease import LeaseTerms, Read
 from penstock.engine.core.pinned_prompts import PinnedPrompts
-from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms
+from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms, SwapSpace
 from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
-from penstock.engine.core.swap_space import SwapSpace
 from penstock.engine.core.tiered_batching import TieredBatcher
 from penstock.engine.core.transfer import Link, LinkTerms, Transfer
 
@@ -114,25 +110,6 @@ class Engine:
         pinned: Prompts kept for other workers; to be changed through the engine alone.
     """
 
-    __slots__ = (
-        "_batcher",
-        "_events",
-        "_journal",
-        "_last_end_s",
-        "_latency",
-        "_link",
-        "_next_index",
-        "_orphans",
-        "_pool",
-        "_requests",
-        "_step",
-        "_swap",
-        "_tiered",
-        "counters",
-        "pinned",
-        "settings",
-    )
-
     def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
         self.settings = settings
         self.counters = EngineCounters()
@@ -183,7 +160,7 @@ class Engine:
             raise ValueError(f"{request.request_id}: id in use")
         if request.block_keys and len(request.block_keys) != request.prompt_tokens // limits.block_size:
             raise ValueError(f"{request.request_id}: one key per full block is needed")
-        state = RequestState(request, self._next_index)
+        state = RequestState(request, self._next_index, request.prompt_tokens, request.load_remote)
         self._next_index += 1
         self._requests[request.request_id] = state
         self._batcher.enqueue(state)

@@ -149,8 +149,6 @@ class TableDecode:
 class LatencyModel:
     """Composes a step out of prompt chunks and decodes."""
 
-    __slots__ = ("_decode_fixed_s", "_prefill_fixed_s", "decode", "prefill")
-
     def __init__(self, prefill: PrefillModel, decode: DecodeModel) -> None:
         self.prefill = prefill
         self.decode = decode

@@ -10,26 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from penstock.engine.core.counters import EngineCounters
-from penstock.engine.core.fan_out import Read, ReadProgress
-from penstock.engine.core.lease import LeaseTable, LeaseTerm, LeaseTerms
+from penstock.engine.core.lease import LeaseTable, LeaseTerm, LeaseTerms, Read, ReadProgress
 from penstock.engine.core.requests import EngineRole, RequestState
 
 
 class PinnedPrompts:
     """The prompts of one worker that others may read."""
-
-    __slots__ = (
-        "_counters",
-        "_first_term",
-        "_first_term_s",
-        "_leases",
-        "_progress",
-        "_ranks",
-        "_references",
-        "_release",
-        "_states",
-        "_terms",
-    )
 
     def __init__(
         self,

@@ -21,26 +21,23 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from penstock.core.tiers import TierPriority
-from penstock.engine.core.batch import Batch
-from penstock.engine.core.batching import Batcher, BatchLimits
-from penstock.engine.core.kv_blocks import BlockPool
-from penstock.engine.core.kv_facts import KvJournal
+from penstock.engine.core.batching import Batch, Batcher, BatchLimits
+from penstock.engine.core.kv_blocks import BlockPool, KvJournal
 from penstock.engine.core.preemption import (
     RESUME_HEADROOM_FRACTION,
+    Candidate,
     PreemptionCosts,
     PreemptionKind,
     PreemptionTerms,
+    Reservation,
+    SwapSpace,
+    choose_victims,
 )
 from penstock.engine.core.requests import EngineRequest, RequestState, Status
-from penstock.engine.core.reservation import Reservation
-from penstock.engine.core.swap_space import SwapSpace
-from penstock.engine.core.victims import Candidate, choose_victims
 
 
 class TieredBatcher(Batcher):
     """A `Batcher` whose waiting requests of higher tiers throw out running ones of lower tiers."""
-
-    __slots__ = ("_copying", "_costs", "_headroom", "_reservation", "_terms", "swap")
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from penstock.api import GraphSpec, Role, ServiceSpec
 from penstock.api.profiles import PROFILE_SUFFIX
 from penstock.core.errors import ConfigError
 from penstock.engine.core.latency import LatencyModel
-from penstock.engine.profiles.loading import load, names
+from penstock.engine.profiles.schema import load, names
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.quality import check_fits
 from penstock.performance.reading import PROFILE_FILE, read_profile

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock.engine.core.fan_out import Read, reads_of
-from penstock.engine.core.heartbeat import HeartbeatSchedule
+from penstock.engine.core.lease import HeartbeatSchedule, Read, reads_of
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.metrics import EngineMetrics
-from penstock.engine.serve.notifier import Notifier, NotifyResult
+from penstock.engine.serve.notifications import Notifier, NotifyResult
 from penstock.engine.serve.protocol import RemoteKv
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.streams import Stream

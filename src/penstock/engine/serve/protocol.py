@@ -18,11 +18,18 @@ from pydantic import BaseModel, Field, ValidationError
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.engine.core.prefix_keys import count_tokens
 from penstock.engine.core.requests import EngineRole
-from penstock.engine.serve.fields import Fields, RequestError, read_fields, too_small
+from penstock.engine.serve.fields import (
+    ChatFields,
+    Fields,
+    RequestError,
+    SamplingFields,
+    read_fields,
+    read_sampling,
+    read_tools,
+    too_small,
+)
 from penstock.engine.serve.notifications import MAX_RANKS
-from penstock.engine.serve.prompts import MAX_PROMPTS, chat_prompt, completion_prompts
-from penstock.engine.serve.response_fields import read_response_fields
-from penstock.engine.serve.sampling import ChatFields, SamplingFields, read_sampling, read_tools
+from penstock.engine.serve.prompts import MAX_PROMPTS, chat_prompt, completion_prompts, read_response_fields
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.vocabulary import find_stop, words
 

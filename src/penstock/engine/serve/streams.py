@@ -21,9 +21,9 @@ from penstock.engine.serve.answers import (
     CompletionFormat,
     Finished,
     Format,
+    ResponseFormat,
 )
 from penstock.engine.serve.protocol import Api, Choice, EngineCall
-from penstock.engine.serve.responses import ResponseFormat
 
 OutputsOf = Callable[[RequestState], int]
 
@@ -65,18 +65,6 @@ class Stream:
         is_read_sent: The prefill worker has been told that its blocks were read.
         done: Set when the choice is complete or no client is left to read it.
     """
-
-    __slots__ = (
-        "_events",
-        "_reply",
-        "_sent",
-        "choice",
-        "done",
-        "is_held",
-        "is_read_sent",
-        "request_id",
-        "state",
-    )
 
     def __init__(self, reply: Reply, choice: Choice, request_id: str) -> None:
         self._reply = reply
