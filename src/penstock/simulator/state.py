@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.api import Role
-from penstock.router.core.effects import Effects
+from penstock.router.core.router_state import Effects
 from penstock.router.policy.busy import busy_thresholds
 from penstock.simulator.engine_server import SimulatedEngine
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
