@@ -12,7 +12,6 @@ from enum import StrEnum
 from itertools import pairwise
 
 from penstock.core.errors import ConfigError
-from penstock.performance.fit import decode_errors, prefill_errors
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.sweep import DecodePoint, EngineSweep, Sweep, by_context
 
@@ -21,9 +20,6 @@ GAP_RATIO = 4.0
 third in between."""
 NOISE = 0.05
 """A fall of less than this share is noise. Chosen: repeated measurements of an idle engine differ by a few percent."""
-FIT_ERROR = 0.25
-"""A point further from the fitted curve is doubtful. Chosen: two and a half times the mean error of the least smooth of the
-published sweeps, 9.8%."""
 LEAST_S = 1e-4
 """No engine answers faster, so a smaller figure holds another unit: Dynamo's files hold milliseconds."""
 
@@ -130,8 +126,7 @@ def prefill_findings(engine: EngineSweep) -> list[Finding]:
             found.append(
                 _falls(key, "TTFT", (left.prompt_tokens, left.ttft_s), (right.prompt_tokens, right.ttft_s))
             )
-    places = [f"{each.prompt_tokens:,.0f} prompt tokens" for each in points]
-    return [*found, *_doubtful(key, "TTFT", prefill_errors(points), places)]
+    return found
 
 
 def decode_findings(engine: EngineSweep) -> list[Finding]:
@@ -155,8 +150,7 @@ def decode_findings(engine: EngineSweep) -> list[Finding]:
     for (left, _), (right, _) in pairwise(rows):
         if right > GAP_RATIO * left:
             found.append(_gap(key, left, right, "tokens of context"))
-    places = [f"{each.concurrency:,.0f} requests of {each.context:,.0f} tokens" for each in points]
-    return [*found, *_doubtful(key, "ITL", decode_errors(points), places)]
+    return found
 
 
 def _row(key: str, row: Sequence[DecodePoint]) -> Iterator[Finding]:
@@ -191,17 +185,6 @@ def _gap(key: str, left: float, right: float, unit: str) -> Finding:
 def _falls(key: str, what: str, left: tuple[float, float], right: tuple[float, float]) -> Finding:
     text = f"{what} falls from {left[1] * 1000:.1f} ms at {left[0]:,.0f} to {right[1] * 1000:.1f} ms at {right[0]:,.0f}"
     return _warning(key, f"{text}, though more work cannot take less time; measure both again")
-
-
-def _doubtful(key: str, what: str, errors: Sequence[float], places: Sequence[str]) -> Iterator[Finding]:
-    far = sorted((error, place) for place, error in zip(places, errors, strict=True) if error > FIT_ERROR)
-    if far:
-        error, place = far[-1]
-        others = f", {len(far) - 1} of the other {len(places) - 1} too" if len(far) > 1 else ""
-        text = (
-            f"{what} at {place} is {error:.0%} off the curve of all points, more than {FIT_ERROR:.0%}{others}"
-        )
-        yield _warning(key, f"{text}; measure again on a quiet machine, or trust results near it less")
 
 
 def _error(key: str, message: str) -> Finding:

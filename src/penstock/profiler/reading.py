@@ -14,8 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.core.latency import LatencyModel
 from penstock.performance import dynamo
-from penstock.performance.profile import profile_from
-from penstock.performance.reading import PROFILE_FILE
+from penstock.performance.profile import PROFILE_FILE, profile_from
 from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep, sweep_from, sweep_of
 from penstock.profiler.points import spaced
 

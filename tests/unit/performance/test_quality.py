@@ -49,7 +49,7 @@ def test_a_gap_between_prompt_lengths_is_a_warning(engine):
     ]
 
 
-def test_a_ttft_that_falls_and_leaves_the_curve_is_a_warning(engine):
+def test_a_ttft_that_falls_is_a_warning(engine):
     """As the published sweep's 6,205 tokens on TP8 do."""
     points = [PrefillPoint(float(n), 0.01 + n * 1e-4) for n in range(1000, 9000, 1000)]
     points[3] = replace(points[3], ttft_s=3 * points[3].ttft_s)
@@ -57,7 +57,6 @@ def test_a_ttft_that_falls_and_leaves_the_curve_is_a_warning(engine):
     found = texts(prefill_findings(replace(engine(), prefill=tuple(points))), Severity.WARNING)
 
     assert any("TTFT falls from 1230.0 ms at 4,000" in each for each in found)
-    assert any("TTFT at 4,000 prompt tokens is" in each and "off the curve" in each for each in found)
 
 
 @pytest.mark.parametrize(
