@@ -42,7 +42,7 @@ from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
     "--from",
     "source",
     metavar="PATH",
-    help="Measure nothing: read a folder of this command or of Dynamo's profiler, a table (FILE or FILE#NAME), or the name "
+    help="Measure nothing: read a folder of this command or of Dynamo's profiler, or the name "
     "of a latency profile of `penstock engine profiles`.",
 )
 @click.option(

@@ -56,48 +56,32 @@ def sweep_findings(sweep: Sweep) -> list[Finding]:
     return sorted(found, key=lambda each: each.severity is Severity.WARNING)
 
 
-def mismatches(
-    profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int
-) -> list[Finding]:
-    """Return why a profile is not one of the engines that a graph runs.
+def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int) -> None:
+    """Refuse a profile that was measured of another model or engine size than a graph runs.
 
     Args:
         profile: What was measured.
         model: Model that the graph serves.
         prefill_gpus: GPUs of one replica that prefills.
         decode_gpus: GPUs of one replica that decodes.
+
+    Raises:
+        ConfigError: with every difference, and what to do about it.
     """
     found = []
-    if not profile.model:
-        found.append(
-            _warning("model", f"the profile does not say which it measured; the graph serves {model}")
-        )
-    elif not is_same_model(profile.model, model):
-        found.append(
-            _error("model", f"measured of {profile.model}, but the graph serves {model}; profile that one")
-        )
+    if profile.model and not is_same_model(profile.model, model):
+        found.append(f"model: measured of {profile.model}, but the graph serves {model}; profile that one")
     for role, measured, served in (
         ("prefill", profile.prefill_gpus, prefill_gpus),
         ("decode", profile.decode_gpus, decode_gpus),
     ):
         if measured != served:
-            remedy = f"set gpusPerReplica {measured}, or profile with --tp {served}"
             found.append(
-                _error(f"{role}_gpus", f"measured with {measured}, but a replica has {served}; {remedy}")
+                f"{role}_gpus: measured with {measured}, but a replica has {served}; set gpusPerReplica {measured}, or"
+                f" profile with --tp {served}"
             )
-    return found
-
-
-def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int) -> None:
-    """Refuse a profile that was measured of another model or engine size; arguments as of `mismatches`.
-
-    Raises:
-        ConfigError: with every difference, and what to do about it.
-    """
-    found = mismatches(profile, model=model, prefill_gpus=prefill_gpus, decode_gpus=decode_gpus)
-    errors = [str(each) for each in found if each.severity is Severity.ERROR]
-    if errors:
-        raise ConfigError("; ".join(errors))
+    if found:
+        raise ConfigError("; ".join(found))
 
 
 def is_same_model(one: str, other: str) -> bool:

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.core.errors import ConfigError
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.quality import (
     Severity,
+    check_fits,
     decode_findings,
-    mismatches,
     prefill_findings,
     sweep_findings,
 )
@@ -107,22 +108,20 @@ def profile_of(engine, **changes) -> PerformanceProfile:
 
 
 @pytest.mark.parametrize(
-    ("changes", "severity", "said"),
+    ("changes", "said"),
     [
-        ({"model": "other"}, Severity.ERROR, "model: measured of other, but the graph serves Synthetic-8B"),
-        ({"model": ""}, Severity.WARNING, "does not say which"),
-        ({"prefill_gpus": 4}, Severity.ERROR, "prefill_gpus: measured with 4, but a replica has 1"),
-        ({"decode_gpus": 2}, Severity.ERROR, "set gpusPerReplica 2, or profile with --tp 1"),
+        ({"model": "other"}, "model: measured of other, but the graph serves Synthetic-8B"),
+        ({"prefill_gpus": 4}, "prefill_gpus: measured with 4, but a replica has 1"),
+        ({"decode_gpus": 2}, "set gpusPerReplica 2, or profile with --tp 1"),
     ],
 )
-def test_a_profile_of_another_engine(engine, changes, severity, said):
+def test_a_profile_of_another_engine(engine, changes, said):
     """Another model or size than the graph's is no profile of it."""
-    found = mismatches(profile_of(engine, **changes), model="Synthetic-8B", prefill_gpus=1, decode_gpus=1)
-
-    assert [said in text for text in texts(found, severity)] == [True]
+    with pytest.raises(ConfigError, match=said):
+        check_fits(profile_of(engine, **changes), model="Synthetic-8B", prefill_gpus=1, decode_gpus=1)
 
 
 @pytest.mark.parametrize("served", ["synthetic-8b", "acme/Synthetic-8B-FP8", "Other/SYNTHETIC-8B"])
 def test_publisher_case_and_format_do_not_make_another_model(engine, served):
     """acme/Synthetic-8B is each of them."""
-    assert mismatches(profile_of(engine), model=served, prefill_gpus=1, decode_gpus=1) == []
+    check_fits(profile_of(engine), model=served, prefill_gpus=1, decode_gpus=1)
