@@ -216,7 +216,7 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
         view = FixedGraph(arguments.workers)
         sources: list[ReadingSource] = [RouterSource(pages, at(f"{url}/{index}"), now_s=clock.now_s), scrape]
         await PlannerLoop(
-            LoopSettings(plan.config, 10.0, 600.0, f"{boot_id()}@1", {"namespace": "bench"}),
+            LoopSettings(plan.config, 600.0, f"{boot_id()}@1", max_age_s=10.0, about={"namespace": "bench"}),
             target=KubernetesTarget(cast(KubeClient, None), graph, view),
             source=SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic),
             ledger=Ledger(home / "ledger.jsonl"),

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
-from penstock.api.manifests.profile_requests import template_of
-from penstock.api.manifests.validation import validate
+from penstock.api.manifests.validation import template_of, validate
 from penstock.core.errors import InvalidSpecError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp

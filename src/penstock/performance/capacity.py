@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
+from penstock.performance.profile import DecodeTable
 from penstock.performance.queueing import most_in_flight, wait_quantile_s
 from penstock.performance.recommend import DecodeChoice, Targets, decode_choices, prefill_choice
 from penstock.performance.sweep import Sweep
-from penstock.performance.tables import DecodeTable
 
 MAX_REPLICAS = 10_000
 """Chosen: beyond any deployment; a load that needs more is a mistake in its unit."""
@@ -310,4 +310,6 @@ def _unreachable(engines: Sequence[EngineFigures], targets: Targets, load: Load)
             " fastest measured"
         )
     both = f"TTFT {targets.ttft_s * 1000:g} ms and ITL {targets.itl_s * 1000:g} ms at once, with any size measured"
-    return "no number of replicas meets " + ("; nor ".join(found) or both)
+    return (
+        f"no number of replicas meets {'; nor '.join(found) or both}; allow more, or profile a faster engine"
+    )

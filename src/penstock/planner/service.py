@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from penstock.api import GraphDeployment, MetricsSource
@@ -14,7 +13,7 @@ from penstock.core.errors import ConfigError, unwritable
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.dashboard import Dashboard, folder_of
+from penstock.planner.dashboard import Dashboard
 from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
@@ -106,9 +105,7 @@ async def run_until_stopped(
     clock = SimulatedClock(service.speed)
     pool = ConnectionPool()
     metrics = PlannerMetrics()
-    is_chosen = options.log_dir is not None
-    charts = folder_of(folder, settings.config, is_chosen=is_chosen, now=datetime.now().astimezone())
-    dashboard = Dashboard(charts, settings.config) if charts is not None else None
+    dashboard = Dashboard.of(folder, settings.config, is_chosen=options.log_dir is not None)
     graph = service.graph.name if service.graph is not None else options.namespace
     shown = metrics.of(options.namespace, graph)
     shown.begin(settings.config)
@@ -116,11 +113,7 @@ async def run_until_stopped(
         shown,
         SnapshotWriter(folder, now_s=time.monotonic),
     ]
-    if dashboard is not None:
-        listeners.append(dashboard)
-        log.info("dashboard", folder=str(charts))
-    else:
-        log.info("no --log-dir: no dashboard", ledger=str(folder / FILE_NAME))
+    listeners += [dashboard] if dashboard is not None else []
     ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
     server = None
     log.info("planner options", **options.model_dump(mode="json"))
@@ -140,7 +133,7 @@ async def run_until_stopped(
     finally:
         ledger.close()
         if dashboard is not None:
-            await asyncio.to_thread(dashboard.close)
+            dashboard.close()
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
         await pool.close()

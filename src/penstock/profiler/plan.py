@@ -176,7 +176,7 @@ def _gpus(config: ProfileConfig, graph: GraphDeployment, detect: Callable[[], in
         found, origin = detect(), "found on this machine"
     if found is None:
         raise ConfigError(
-            "--gpus: neither pynvml nor nvidia-smi finds a GPU here; give their number, or profile a server that runs"
+            "--gpus: nvidia-smi finds no GPU here; give their number, or profile a server that runs"
             " elsewhere with --endpoint URL --tp N"
         )
     if config.max_gpus is not None and config.max_gpus < found:

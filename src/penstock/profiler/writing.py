@@ -13,7 +13,7 @@ import yaml
 
 from penstock.core.errors import PenstockError, unwritable
 from penstock.performance.dynamo import decode_arrays, prefill_arrays
-from penstock.performance.reading import PROFILE_FILE
+from penstock.performance.profile import PROFILE_FILE
 from penstock.performance.recommend import Recommendation
 from penstock.performance.sweep import Sweep
 from penstock.profiler.reading import ARRAYS_FILE

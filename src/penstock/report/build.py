@@ -71,7 +71,6 @@ def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
         "demand": None if report.demand is None else asdict(report.demand),
         "targets": None if report.targets is None else asdict(report.targets),
         "violations": asdict(report.violations),
-        "service": None if report.service is None else asdict(report.service),
         "counterfactual": None if report.counterfactual is None else asdict(report.counterfactual),
         "decisions": [] if planner is None else [asdict(mark) for mark in planner.decisions],
         "notes": list(report.notes),

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penstock.api import GraphDeployment, Role
+from penstock.api import GraphDeployment
 from penstock.core.errors import ConfigError
-from penstock.engine import profiles
-from penstock.engine.core.latency import PrefillModel
 from penstock.report.analysis import GpuUse, Violations, gpu_use, violations
 from penstock.report.counterfactual import Counterfactual
 from penstock.report.demand import DemandSummary, demand_summary
 from penstock.report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
-from penstock.report.service_time import ServiceTimes, service_times
 from penstock.report.targets import TargetsSummary, targets_summary
 from penstock.workload.results import LoadRun, read_run
 
@@ -28,7 +25,6 @@ class RunReport:
         violations: Against the targets given.
         demand: At the routers, by the ledger; None without one, or where it knew none.
         targets: How a planner of mode sla kept them; None in another mode.
-        service: What of the TTFT was service time; None without a graph, or where nothing was served.
         counterfactual: What other fleets would have done; None where they were not simulated.
         remarks: What else a reader should know.
     """
@@ -39,7 +35,6 @@ class RunReport:
     violations: Violations
     demand: DemandSummary | None = None
     targets: TargetsSummary | None = None
-    service: ServiceTimes | None = None
     counterfactual: Counterfactual | None = None
     remarks: tuple[str, ...] = ()
 
@@ -103,16 +98,10 @@ def analyse(
 
 
 def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
-    """Return a report with what the graph that served tells: service times, and its SLO where no target was given."""
-    slo_s = graph.spec.router.ttft_slo_seconds
-    given = report.violations
-    if given.ttft_target_s is None:
-        given = violations(report.load.results, ttft_target_s=slo_s, itl_target_s=given.itl_target_s)
-    service = service_times(report.load.results, _prefill_model(graph), slo_s=slo_s)
-    return replace(report, violations=given, service=service)
-
-
-def _prefill_model(graph: GraphDeployment) -> PrefillModel:
-    """Return the latency of the workers that compute prompts."""
-    entry = next(each for each in graph.spec.workers.values() if each.role is not Role.DECODE)
-    return profiles.load(entry.profile or graph.spec.engine.profile).latency().prefill
+    """Return a report against the SLO of the graph that served, where no target was given."""
+    if report.violations.ttft_target_s is not None:
+        return report
+    slo_s, itl_s = graph.spec.router.ttft_slo_seconds, report.violations.itl_target_s
+    return replace(
+        report, violations=violations(report.load.results, ttft_target_s=slo_s, itl_target_s=itl_s)
+    )

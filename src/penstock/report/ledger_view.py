@@ -19,9 +19,8 @@ from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.codec import config_from, pull_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull
-from penstock.planner.forecast import Forecast, forecast_of
+from penstock.planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
 from penstock.planner.ledger import read_ledger
-from penstock.planner.profiled import ProfileReading, profile_reading
 
 _SAME_CLOCK_S = 2.0
 """Chosen: real seconds by which two wall clocks of one host may seem to differ between two readings."""

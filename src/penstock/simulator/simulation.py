@@ -14,9 +14,7 @@ import numpy as np
 from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
 from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import Dispatch
-from penstock.router.core.router_state import Effects
-from penstock.router.core.router_state import RefusalReason
+from penstock.router.core.router_state import Dispatch, Effects, RefusalReason
 from penstock.simulator.engine_server import EngineModel
 from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.performance.bounds import Bounds, kv_bounds, queue_bounds
+from penstock.performance.recommend import Bounds, kv_bounds, queue_bounds
 
 SECONDS = st.floats(1e-3, 100)
 

@@ -1,4 +1,4 @@
-"""How many replicas carry a load: values by hand, what must hold of any answer, and what a miss would take."""
+"""How many replicas carry a load: values by hand, what must hold of any answer."""
 
 from dataclasses import replace
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.performance.capacity import Load, UnreachableError, figures, plan_capacity
-from penstock.performance.changes import CapacityQuery, changes
+from penstock.performance.capacity import Load, UnreachableError, plan_capacity
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import Sweep
 
@@ -87,28 +86,3 @@ def test_more_load_or_tighter_targets_never_take_fewer_gpus(engine, rps, ttft_s,
     assert plan_capacity(sweep, targets, Load(rps * 1.5)).gpus >= gpus
     assert plan_capacity(sweep, replace(targets, ttft_s=ttft_s * 2), Load(rps)).gpus <= gpus
     assert plan_capacity(sweep, replace(targets, itl_s=itl_s * 2), Load(rps)).gpus <= gpus
-
-
-def question(sweep, targets, rps, max_gpus=None):
-    """Ask what would make it fit."""
-    return CapacityQuery(figures(sweep, targets), targets, Load(rps), sweep.is_aggregated, max_gpus)
-
-
-def test_the_cheapest_change_comes_first_and_fits(engine):
-    """A prompt alone takes 210 ms and two steps of 10.5 ms or more, so TTFT 200 ms is relaxed to a little more than that."""
-    found = changes(question(Sweep((engine(),)), replace(TARGETS, ttft_s=0.2), 1.0))
-
-    assert found[0].text.startswith("--ttft 23")
-    assert 0.231 / 0.2 < found[0].factor < 0.240 / 0.2
-    assert [each.factor for each in found] == sorted(each.factor for each in found)
-
-
-def test_a_budget_is_met_by_less_load_or_laxer_targets(engine):
-    """Each change alone fits the GPUs."""
-    sweep = Sweep((engine(),))
-    needed = plan_capacity(sweep, TARGETS, Load(10.0)).gpus
-    found = changes(question(sweep, TARGETS, 10.0, max_gpus=needed - 1))
-
-    assert found
-    assert all(each.plan.gpus < needed and each.factor > 1 for each in found)
-    assert any(each.text.startswith("--rps") for each in found)

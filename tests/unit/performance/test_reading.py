@@ -6,7 +6,7 @@ import json
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.performance.reading import read_profile
+from penstock.performance.profile import read_profile
 
 PLAIN = {
     "prefill": {"prompt_tokens": [100, 1000], "ttft_s": [0.01, 0.1]},

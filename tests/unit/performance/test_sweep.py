@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.performance.profile import PrefillTable
 from penstock.performance.sweep import (
     DecodePoint,
     EngineSweep,
@@ -15,7 +16,6 @@ from penstock.performance.sweep import (
     sweep_from,
     sweep_of,
 )
-from penstock.performance.tables import PrefillTable
 
 POSITIVE = st.floats(1e-3, 1e6)
 

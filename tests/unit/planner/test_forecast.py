@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.planner.forecast import Forecast, forecast_of
+from penstock.planner.decision_steps import Forecast, forecast_of
 
 INPUTS = {"horizon_s": 15.0, "tokens_per_s_ahead": 9000.0, "workers": 2, "worker_tokens_per_s": 4000.0}
 

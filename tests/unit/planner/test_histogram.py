@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.histogram import ROUTER_ITL_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts, quantile
-from penstock.planner.histogram import gained, share_within
+from penstock.planner.sources.latency import gained, share_within
 
 INF = math.inf
 

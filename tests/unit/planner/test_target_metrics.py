@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from metrics_page import page_after
 
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand
 

@@ -99,7 +99,7 @@ def test_dynamos_own_folders_are_read(tmp_path, form):
         ("{", "Expecting"),
         ("[]", "no JSON object"),
         ('{"sweep": {}}', "engines"),
-        ("{}", "tables of 0 models"),
+        ("{}", "prefill: Field required"),
     ],
 )
 def test_what_is_no_profile_is_refused(tmp_path, content, said):

@@ -54,7 +54,7 @@ def test_a_worker_is_measured_alone(build, tmp_path):
     ("changes", "options", "said"),
     [
         ({"runtime": "dynamo"}, {"found": 8}, "profile that with --endpoint"),
-        ({"runtime": "vllm"}, {}, "--gpus: neither pynvml nor nvidia-smi finds a GPU"),
+        ({"runtime": "vllm"}, {}, "--gpus: nvidia-smi finds no GPU"),
         ({"runtime": "vllm"}, {"found": 8, "speed": 2.0}, "--speed: 2"),
         ({"runtime": "vllm"}, {"found": 2, "sizes": (4,)}, "--tp: 4 exceeds the 2 GPUs"),
         ({}, {"sizes": (2,)}, "--tp: 2: no latency profile"),

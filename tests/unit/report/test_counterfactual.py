@@ -1,4 +1,4 @@
-"""What other fleets would have done, and what of a TTFT no fleet can shorten: figures and words."""
+"""What other fleets would have done: figures and words."""
 
 from dataclasses import replace
 
@@ -7,15 +7,7 @@ import pytest
 
 from penstock.report.analysis import GpuUse
 from penstock.report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
-from penstock.report.service_time import service_times
 from penstock.workload.record import RequestStatus
-
-
-class _PerToken:
-    """A prefill of 1 ms a token and half a second beside."""
-
-    def ttft_s(self, tokens):
-        return 0.5 + tokens / 1000
 
 
 def _use(end_s=100.0):
@@ -72,26 +64,3 @@ def test_the_sentences_say_what_a_fixed_fleet_would_have_cost(result_of):
     assert lines[1] == (
         "a fixed 3P+1D would have cost 3.000 GPU-hours (+50%) and kept 75.0% in time (+25.0 points) (cheapest)"
     )
-
-
-def test_the_tail_is_split_into_service_and_waiting(result_of):
-    """99 prompts of 1.5 s that wait 0.5 s, and one of 20.5 s that waits 1 s: the p99 is a fitting one's."""
-    results = [result_of(ttft_s=2.0, trace_input_tokens=1000) for _ in range(99)] + [
-        result_of(ttft_s=21.5, trace_input_tokens=20_000)
-    ]
-
-    found = service_times(results, _PerToken(), slo_s=5.0)
-
-    assert (found.requests, found.too_long) == (100, 1)
-    assert (found.service_p99_s, found.ttft_p99_s) == (1.5, 2.0)
-    assert (found.fitting_p99_s, found.fitting_in_time) == (2.0, 1.0)
-
-
-def test_a_cached_prefix_is_not_computed(result_of):
-    """19,000 of 20,000 tokens in the cache leave 1 s and the beginning."""
-    found = service_times(
-        [result_of(ttft_s=2.0, trace_input_tokens=20_000, cached_tokens=19_000)], _PerToken(), slo_s=5.0
-    )
-
-    assert found.service_p99_s == pytest.approx(1.5)
-    assert found.too_long == 0

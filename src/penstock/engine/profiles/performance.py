@@ -14,10 +14,14 @@ from penstock.api.profiles import PROFILE_SUFFIX
 from penstock.core.errors import ConfigError
 from penstock.engine.core.latency import LatencyModel
 from penstock.engine.profiles.schema import load, names
-from penstock.performance.profile import PerformanceProfile
+from penstock.performance.profile import (
+    PROFILE_FILE,
+    DecodeTable,
+    PerformanceProfile,
+    PrefillTable,
+    read_profile,
+)
 from penstock.performance.quality import check_fits
-from penstock.performance.reading import PROFILE_FILE, read_profile
-from penstock.performance.tables import DecodeTable, PrefillTable
 
 BLOCK_TOKENS, RUNNING_REQUESTS, BATCH_TOKENS = 16, 256, 8192
 """The simulated runtime's own defaults where a manifest says nothing; see `penstock engine serve`."""

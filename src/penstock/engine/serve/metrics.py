@@ -15,8 +15,8 @@ from typing import Final, Protocol, TypeVar
 from prometheus_client.utils import floatToGoString
 
 from penstock.core import metric_names as names
-from penstock.core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S, BucketCounts
 from penstock.core.clock import LagTracker
+from penstock.core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S, BucketCounts
 from penstock.core.tiers import TierPriority, tier_of
 from penstock.engine.core.counters import EngineCounters
 from penstock.engine.core.engine import Engine, StepOutcome

@@ -14,9 +14,8 @@ from penstock.api import GraphDeployment, GraphSpec, PlannerMode
 from penstock.core.errors import ConfigError, NotFoundError, UnavailableError
 from penstock.kube.kinds import CONFIG_MAP, Kind
 from penstock.kube.objects.names import PROFILE_KEY
-from penstock.performance.profile import PerformanceProfile
+from penstock.performance.profile import PerformanceProfile, read_profile
 from penstock.performance.quality import check_fits
-from penstock.performance.reading import read_profile
 from penstock.planner.cluster.status import PlannerReason
 from penstock.planner.cluster.watch import Key
 

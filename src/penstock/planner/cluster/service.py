@@ -10,7 +10,6 @@ import uuid
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +35,7 @@ from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile
 from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
-from penstock.planner.dashboard import Dashboard, folder_of
+from penstock.planner.dashboard import Dashboard
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
@@ -225,9 +224,8 @@ class LeaderSession:
         folder = made_folder(self._service.folder(job.key))
         view = self._watch.of(job.key)
         sources = self._sources(job, view)
-        is_chosen, now = self._service.log_dir is not None, datetime.now().astimezone()
-        charts = folder_of(folder, job.plan.config, is_chosen=is_chosen, now=now)
-        dashboard = Dashboard(charts, job.plan.config) if charts is not None else None
+        is_chosen = self._service.log_dir is not None
+        dashboard = Dashboard.of(folder, job.plan.config, is_chosen=is_chosen)
         ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         listener = self._metrics.of(*job.key)
         listener.begin(job.plan.config)
@@ -255,7 +253,7 @@ class LeaderSession:
                 if isinstance(source, PrometheusSource):
                     source.close()
             if dashboard is not None:
-                await asyncio.to_thread(dashboard.close)
+                dashboard.close()
 
     def _settings(self, job: PlannerJob) -> LoopSettings:
         options = job.plan.options

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from penstock.api import Role
 from penstock.planner.core.starts import ReadyReplica, Starts, added
-from penstock.planner.decide.codec import to_short
+from penstock.planner.decide.codec import to_plain, to_short
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Decision, Reason
 from penstock.planner.decide.observation import Pull, Window
@@ -102,17 +102,7 @@ class History:
 
 def changes_of(decision: Decision) -> tuple[Change, ...]:
     """Return what a decision changes; nothing in no-operation mode."""
-    return tuple(
-        Change(
-            decision.id,
-            role.role,
-            role.current,
-            role.desired,
-            decision.at_s,
-            is_roll_back=role.reason is Reason.NEVER_READY,
-        )
-        for role in decision.changes
-    )
+    return recorded_changes(to_plain(decision))
 
 
 def recorded_changes(decision: Record) -> tuple[Change, ...]:

@@ -14,8 +14,7 @@ from penstock.core.errors import ObservationError
 from penstock.core.logs import get_logger
 from penstock.planner.decide.observation import Demand
 from penstock.planner.decide.reading import Quality, Reading, assess, missing
-from penstock.planner.sources.backoff import PullBackoff
-from penstock.planner.sources.base import Buckets, Query, Readings, ReadingSource, in_short
+from penstock.planner.sources.base import Buckets, PullBackoff, Query, Readings, ReadingSource, in_short
 
 Key = tuple[str, str]
 """What a reading is of, and which worker's."""

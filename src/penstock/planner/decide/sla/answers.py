@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from penstock.performance.tables import DecodeRow
+from penstock.performance.profile import DecodeRow
 from penstock.planner.decide.adaptive.kv import LOAD_MOST
 
 KV_SIGMAS = 1.1
