@@ -32,8 +32,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer
 from penstock.core.logs import configure
 from penstock.kube.client import KubeClient
-from penstock.planner.cluster.fleet import last_report
-from penstock.planner.cluster.plan import plan_of
+from penstock.planner.cluster.fleet import last_report, plan_of
 from penstock.planner.cluster.status import PlannerReason, StatusListener, StatusWriter
 from penstock.planner.dashboard import Dashboard
 from penstock.planner.ledger import Ledger

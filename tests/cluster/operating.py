@@ -16,8 +16,8 @@ from apiserver import free_port
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS, POD
 from penstock.operator.metrics import OperatorMetrics
+from penstock.operator.plan.drain import Load
 from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.scale import Load
 from penstock.operator.queue import RateLimits
 from penstock.operator.service import Operator, OperatorService
 from penstock.operator.settings import OperatorSettings

@@ -14,7 +14,7 @@ from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
 from penstock.planner.cluster import fleet
-from penstock.planner.cluster.plan import parse
+from penstock.planner.cluster.fleet import parse
 
 pytestmark = pytest.mark.cluster
 

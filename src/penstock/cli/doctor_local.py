@@ -22,7 +22,7 @@ from penstock.local.inspection import Hung, Orphan, hung, orphans
 from penstock.local.process_log import log_path
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
-from penstock.operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
+from penstock.operator.doctor.facts import REJECTED_SHARE, Finding, ok, problem, unknown, warning
 from penstock.planner.core.state import PlannerPhase
 from penstock.runtimes import PLANNER_ROLE
 

@@ -8,10 +8,12 @@ Called by `penstock.operator.reconcile` alone.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from penstock.api import GraphDeployment, Role
 from penstock.core.errors import (
     ClusterError,
     ConflictError,
@@ -23,10 +25,12 @@ from penstock.core.errors import (
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
-from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR
-from penstock.operator.lru_cache import LruCache
+from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR, ROLE_LABEL
+from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.drift import FieldDifference, differences, drifted, stamped
+from penstock.operator.resources.metadata import BuildContext
+from penstock.operator.resources.router_config import graph_secret
 from penstock.operator.trim import POSTED, VERSION, Object, is_posted, version_of
 from penstock.operator.workloads import WORKLOADS
 
@@ -409,3 +413,51 @@ async def _all(calls: Sequence[Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+_BYTES: Final = 32
+"""Of randomness: as many as an AES-256 key's."""
+
+
+async def make_router_secret(
+    applier: Applier,
+    graph: GraphDeployment,
+    context: BuildContext,
+    desired: Iterable[Object],
+    live: Mapping[tuple[str, str], Object],
+) -> list[str]:
+    """Make the Secret, unless it is there, where a router's workload is about to be written.
+
+    Args:
+        applier: Writes.
+        graph: A valid graph.
+        context: Of the build.
+        desired: Its children.
+        live: What the watches show, by kind and name.
+
+    Returns:
+        Why it cannot be made, in the words of `Applied.refused`.
+
+    Raises:
+        ClusterError: the server failed; what follows needs the Secret.
+    """
+    routers = [each for each in desired if each["kind"] in WORKLOADS and _role(each) == Role.ROUTER]
+    there = [live.get((each["kind"], each["metadata"]["name"])) for each in routers]
+    is_right = [
+        old is not None and not applier.differences(each, old)
+        for each, old in zip(routers, there, strict=True)
+    ]
+    if all(is_right) or graph.spec.traits.frontend is not None:
+        return []
+    wanted = graph_secret(graph, context, secrets.token_urlsafe(_BYTES))
+    try:
+        await applier.create_once(wanted)
+    except (ForbiddenError, InvalidObjectError) as exc:
+        return [f"Secret {wanted['metadata']['name']}: {exc}"]
+    return []
+
+
+def _role(workload: Object) -> str | None:
+    """Return the role of a workload's pods."""
+    labels: dict[str, str] = workload["metadata"].get("labels", {})
+    return labels.get(ROLE_LABEL)

@@ -15,8 +15,7 @@ from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.kube.kinds import POD
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock.operator.apply import Applier
-from penstock.operator.plan.budget import Releases, releases
-from penstock.operator.plan.holdings import Holding, holdings
+from penstock.operator.plan.budget import Holding, Releases, holdings, releases
 from penstock.operator.queue import Key
 from penstock.operator.trim import Object
 

@@ -26,8 +26,8 @@ from penstock.core.metric_names import (
     VLLM_WAITING,
 )
 from penstock.kube.objects.names import WORKER_PORT
+from penstock.operator.plan.drain import Load
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.scale import Load
 
 PARALLEL: Final = 32
 """Pages read at once. Chosen: a hundred draining workers take four rounds of milliseconds."""

@@ -27,7 +27,7 @@ from penstock.operator.apply import Applied, Applier, Owner
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
-from penstock.operator.resources.context import BuildContext
+from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.resources.profile import profile_objects
 from penstock.operator.trim import Object, trim_child
 from penstock.operator.validity import manifest_of

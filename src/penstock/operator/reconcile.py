@@ -20,33 +20,29 @@ from penstock.core.logs import get_logger
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer
-from penstock.operator.apply import Applied, Applier, Owner
+from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
-from penstock.operator.deleting import Deletion
-from penstock.operator.draining import DrainingPool, Drains, scale_message
-from penstock.operator.facts import ReconcileState, graph_facts
+from penstock.operator.draining import Deletion, DrainingPool, Drains, scale_message
 from penstock.operator.gates import Gates
-from penstock.operator.lru_cache import LruCache
+from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.bounds import bounded
+from penstock.operator.plan.bounds import bounded, held, pause_reason
 from penstock.operator.plan.budget import blocked, blocked_on_budget
-from penstock.operator.plan.conditions import ConditionFacts, Failure
-from penstock.operator.plan.definitions import (
+from penstock.operator.plan.conditions import (
+    ConditionFacts,
+    Failure,
     kind_of_runtime,
     missing_definition,
     needs_leader_worker_set,
+    observed_services,
 )
-from penstock.operator.plan.diagnose import Category
-from penstock.operator.plan.observed import observed_services
-from penstock.operator.plan.pause import held, pause_reason
-from penstock.operator.plan.refusal import refusal
+from penstock.operator.plan.diagnose import Category, refusal
 from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
-from penstock.operator.resources.labels import inherit
+from penstock.operator.resources.metadata import inherit
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
-from penstock.operator.router_secret import make_router_secret
-from penstock.operator.statuses import Statuses
+from penstock.operator.statuses import ReconcileState, Statuses, graph_facts
 from penstock.operator.trim import Object
 from penstock.operator.validity import Models
 from penstock.operator.workloads import (

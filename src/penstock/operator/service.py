@@ -32,7 +32,7 @@ from penstock.operator.metrics import GraphReplicas, OperatorMetrics, StatusServ
 from penstock.operator.profiles import ProfileParts, Profiles
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.reconcile import Dependencies, Reconciler
-from penstock.operator.resources.context import BuildContext
+from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.settings import OperatorSettings
 from penstock.operator.trim import Object
 from penstock.operator.validity import validated

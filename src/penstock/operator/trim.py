@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.kube.objects.names import INITIAL, OPERATOR
-from penstock.operator.interning import InterningPool
+from penstock.operator.memory import InterningPool
 from penstock.operator.plan.pods import pod_view
 
 Object = dict[str, Any]

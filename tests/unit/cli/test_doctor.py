@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.local.inspection import Hung, Orphan
 from penstock.local.probes import RouterQueue, Traffic
 from penstock.local.status import LocalGraphStatus, PlannerView, ProcessStatus
-from penstock.operator.doctor.findings import Severity
+from penstock.operator.doctor.facts import Severity
 
 
 def process(name, role, state="ready", **changes):

@@ -7,8 +7,8 @@ import pytest
 from penstock.core.errors import UpstreamConnectError
 from penstock.core.http.client import Response
 from penstock.operator.loads import MetricsReader
+from penstock.operator.plan.drain import Load
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.scale import Load
 
 BUSY = (
     b'vllm:num_requests_running{e="0"} 2\nvllm:num_requests_running{e="1"} 1\nvllm:num_requests_waiting 4\n'

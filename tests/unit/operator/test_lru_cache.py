@@ -1,4 +1,4 @@
-from penstock.operator.lru_cache import LruCache
+from penstock.operator.memory import LruCache
 
 
 def test_what_was_used_last_stays():

@@ -6,7 +6,7 @@ from graph_harness import KEY, Loads, graph, operator, pod, router, to_rest, tol
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.scale import Load
+from penstock.operator.plan.drain import Load
 
 
 async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):

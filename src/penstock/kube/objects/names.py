@@ -158,3 +158,32 @@ def child_name(graph: str, service: str) -> str:
 def profile_name(request: str) -> str:
     """Return the name of a ProfileRequest's Job, account, rights and ConfigMap of the graph to measure."""
     return f"{request}-profile"
+
+
+GROUP_KEY_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-key"
+"""LeaderWorkerSet's own: which group a pod belongs to."""
+
+WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
+"""LeaderWorkerSet's own: a pod's ordinal within its group; 0 is the leader."""
+
+FINISHED_PHASES: Final = frozenset({"Succeeded", "Failed"})
+"""A pod's phases in which its containers are gone for good."""
+
+REPLICA_FAILURE: Final = "ReplicaFailure"
+"""Kubernetes' own condition of a workload whose pods the API server refuses; on ScalingAdapters it says the same."""
+
+CRASH_LOOP: Final = "CrashLoopBackOff"
+
+PULL_REASONS: Final = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+"""Reasons of waiting containers: kubernetes/pkg/kubelet/images/types.go and kuberuntime."""

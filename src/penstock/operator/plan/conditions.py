@@ -5,14 +5,64 @@ Pure. A condition's message is the same for the same state: sorted, without ages
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from penstock.api import Role
+from penstock.api import GraphSpec, Role
+from penstock.kube.kinds import Kind
+from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL
 from penstock.operator.plan.budget import Waiting
 from penstock.operator.plan.diagnose import Diagnosis, worst
-from penstock.operator.plan.replicas import Replicas
+from penstock.operator.plan.pods import PodView
+from penstock.runtimes import runtime_of
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas of one service.
+
+    Attributes:
+        existing: Replicas that neither terminate nor are finished, draining ones included.
+        ready: Of those, replicas whose every pod is ready.
+        serving: Of the ready ones, those that may get requests: workers by their serving label, routers always.
+        draining: Replicas that are marked to leave or terminate already.
+        gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
+    """
+
+    existing: int
+    ready: int
+    serving: int
+    draining: int
+    gpus: int
+
+
+def count(pods: Iterable[PodView]) -> Replicas:
+    """Return the replicas that ``pods`` of one service make; a LeaderWorkerSet group is one."""
+    present = [pod for pod in pods if not pod.finished]
+    replicas: dict[str, list[PodView]] = defaultdict(list)
+    for pod in present:
+        if not pod.terminating:
+            replicas[f"group {pod.group}" if pod.group else f"pod {pod.name}"].append(pod)
+    leaving = [pod for pod in present if pod.terminating and pod.worker_index == 0]
+    ready = [pods for pods in replicas.values() if _is_ready(pods)]
+    return Replicas(
+        existing=len(replicas),
+        ready=len(ready),
+        serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
+        draining=len(leaving) + sum(_is_marked(pods) for pods in replicas.values()),
+        gpus=sum(pod.gpus for pod in present if not pod.gated),
+    )
+
+
+def _is_ready(pods: Sequence[PodView]) -> bool:
+    return all(pod.ready for pod in pods) and len(pods) >= max(pod.group_size for pod in pods)
+
+
+def _is_marked(pods: Sequence[PodView]) -> bool:
+    return any(pod.serving == DRAINING for pod in pods)
+
 
 READY = "Ready"
 PROGRESSING = "Progressing"
@@ -276,3 +326,68 @@ def _listed(roles: Sequence[Role]) -> str:
 
 def _cut(message: str) -> str:
     return message if len(message) <= MESSAGE_LIMIT else f"{message[: MESSAGE_LIMIT - 3]}..."
+
+
+def observed_services(pods: Iterable[PodView]) -> dict[str, ServiceFacts]:
+    """Return the services that ``pods`` of one graph belong to, wanted as they are; by name.
+
+    Pods without a service's name or with an unknown role belong to none. How many replicas are of the newest
+    revision is not known then; 0 is told.
+    """
+    by_service: dict[str, list[PodView]] = defaultdict(list)
+    for pod in pods:
+        if pod.service and pod.role in set(Role):
+            by_service[pod.service].append(pod)
+    found: dict[str, ServiceFacts] = {}
+    for name, members in sorted(by_service.items()):
+        replicas = count(members)
+        found[name] = ServiceFacts(
+            role=Role(members[0].role),
+            replicas=replicas,
+            desired=replicas.existing,
+            target=replicas.existing,
+            updated=0,
+            selector=f"{GRAPH_LABEL}={members[0].graph},{SERVICE_LABEL}={name}",
+        )
+    return found
+
+
+REASON: Final = "MissingCRD"
+
+
+def needs_leader_worker_set(spec: GraphSpec) -> bool:
+    """Return whether a replica spans several nodes."""
+    return bool(_over_nodes(spec))
+
+
+def kind_of_runtime(spec: GraphSpec) -> Kind | None:
+    """Return the kind of another's that the graph's runtime needs, if any."""
+    return runtime_of(spec.runtime).cluster.kind
+
+
+def missing_definition(
+    spec: GraphSpec, *, has_leader_worker_set: bool, has_kind_of_runtime: bool
+) -> Failure | None:
+    """Return which kind is missing and where it comes from; None if the cluster knows all that the graph needs.
+
+    Args:
+        spec: Of the graph.
+        has_leader_worker_set: Whether the cluster knows LeaderWorkerSet.
+        has_kind_of_runtime: Whether the cluster knows `kind_of_runtime`.
+    """
+    kind = kind_of_runtime(spec)
+    if kind is not None and not has_kind_of_runtime:
+        group = kind.api_version.partition("/")[0]
+        source = runtime_of(spec.runtime).cluster.kind_source
+        return Failure(REASON, f"runtime {spec.runtime} needs the kind {kind.kind} of {group}, {source}")
+    if needs_leader_worker_set(spec) and not has_leader_worker_set:
+        message = (
+            f"{', '.join(_over_nodes(spec))}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
+            "cluster does not know; install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
+        )
+        return Failure(REASON, message)
+    return None
+
+
+def _over_nodes(spec: GraphSpec) -> list[str]:
+    return sorted(name for name, each in spec.services.items() if each.nodes_per_replica > 1)

@@ -16,14 +16,16 @@ from penstock.kube.objects.names import (
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,
     DRAINING,
+    FINISHED_PHASES,
     GPUS_ANNOTATION,
     GRAPH_LABEL,
+    GROUP_KEY_LABEL,
     ROLE_LABEL,
     SERVICE_LABEL,
     SERVING,
     SERVING_LABEL,
+    WORKER_INDEX_LABEL,
 )
-from penstock.kube.objects.pods import FINISHED_PHASES, GROUP_KEY_LABEL, WORKER_INDEX_LABEL
 
 HASH_LABEL: Final = "pod-template-hash"
 """Kubernetes' own: revision of a Deployment's pod."""

@@ -1,14 +1,147 @@
-"""Metadata of children: name, namespace, labels and the owner whose deletion takes them along."""
+"""What every child of a graph carries: where it lives, its labels and selectors, and its owner.
+
+A Deployment's selector never changes, so it holds what names the service and nothing else; what changes
+during a pod's life (`SERVING_LABEL`) is selected by Services alone, and Kubernetes' recommended labels, which
+other tools read, by nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from importlib.metadata import version
+from typing import Any, Final
 
-from penstock.api import API_VERSION, GraphDeployment
-from penstock.kube.objects.names import ROLE_LABEL, child_name
-from penstock.operator.resources.context import BuildContext
-from penstock.operator.resources.labels import recommended_labels, release_label
+from penstock.api import API_VERSION, GraphDeployment, Role
+from penstock.kube.objects.names import (
+    GRAPH_LABEL,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    ROLE_LABEL,
+    SERVICE_LABEL,
+    SERVING,
+    SERVING_LABEL,
+    child_name,
+)
+from penstock.runtimes import runtime_of
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """Where children live and what the cluster offers; the same for every child of a graph.
+
+    Attributes:
+        owner_uid: UID of the GraphDeployment; empty: children without an owner, for reading only.
+        namespace: Namespace of the graph and of its children.
+        operator_namespace: Namespace of operator and planner, which may scrape workers; None: the graph's own.
+        penstock_image: Image of routers and simulated workers whose graph names none; None: the release's.
+        image_pull_policy: Always, IfNotPresent or Never.
+        allows_privileges: Whether a podTemplate may add privileges, see `build.privileges`.
+        has_leader_worker_set: Whether the cluster knows the kind LeaderWorkerSet.
+        labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
+        annotations: Annotations of the graph, likewise.
+    """
+
+    owner_uid: str
+    namespace: str
+    operator_namespace: str | None = None
+    penstock_image: str | None = None
+    image_pull_policy: str = "IfNotPresent"
+    allows_privileges: bool = False
+    has_leader_worker_set: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+_RECOMMENDED: Final = "app.kubernetes.io"
+_APPLICATION: Final = "penstock-graph"
+"""Not the runtime's name: a chart of that name selects its pods by it."""
+_RELEASE: Final = version("penstock").replace("+", "_")
+
+_OTHERS: Final = ("*kubernetes.io", "*.k8s.io", "penstock.dev", "*helm.sh", "*argoproj.io", "*fluxcd.io")
+"""Domains of keys that stay with the graph: tools find their own objects by them, and would prune the children."""
+
+
+def recommended_labels(instance: str, component: str) -> dict[str, str]:
+    """Return Kubernetes' recommended labels, those that no later release changes.
+
+    Args:
+        instance: Name of the object that the children belong to.
+        component: What they are of it, such as a role.
+    """
+    names = {"name": _APPLICATION, "instance": instance, "component": component, "part-of": MANAGED_BY}
+    return {f"{_RECOMMENDED}/{key}": value for key, value in names.items()}
+
+
+def release_label() -> dict[str, str]:
+    """Return the release that wrote an object; on no pod template, where each release would roll the workers."""
+    return {f"{_RECOMMENDED}/version": _RELEASE}
+
+
+def inherit(context: BuildContext, metadata: Mapping[str, Any], annotations: Iterable[str]) -> BuildContext:
+    """Return a context with the labels of a graph, and those of its annotations that are named, for its children.
+
+    Args:
+        context: Of the build.
+        metadata: The graph's.
+        annotations: Keys of annotations.
+    """
+    chosen = set(annotations)
+    labels, others = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    return replace(
+        context,
+        labels={key: value for key, value in labels.items() if not _is_others(key)},
+        annotations={k: value for k, value in others.items() if k in chosen and not _is_others(k)},
+    )
+
+
+def _is_others(key: str) -> bool:
+    domain, slash, _ = key.partition("/")
+    return bool(slash) and any(fnmatchcase(domain, each) for each in _OTHERS)
+
+
+def graph_labels(graph: GraphDeployment) -> dict[str, str]:
+    """Return the labels of a child that belongs to the whole graph."""
+    return {GRAPH_LABEL: graph.name, MANAGED_BY_LABEL: MANAGED_BY}
+
+
+def service_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
+    """Return the labels of a child that belongs to one service."""
+    role = graph.spec.services[service].role.value
+    return {**graph_labels(graph), SERVICE_LABEL: service, ROLE_LABEL: role}
+
+
+def pod_labels(graph: GraphDeployment, service: str, *, is_addressable: bool = True) -> dict[str, str]:
+    """Return the labels of a service's pods.
+
+    Args:
+        graph: The graph.
+        service: Service's name.
+        is_addressable: Whether the pod answers requests; a follower of a multi-node replica does not.
+    """
+    labels = service_labels(graph, service)
+    if graph.spec.services[service].role.is_worker and is_addressable:
+        labels[SERVING_LABEL] = SERVING
+    return labels
+
+
+def selector(graph: GraphDeployment, service: str) -> dict[str, str]:
+    """Return what selects all pods of a service, serving or draining."""
+    return {GRAPH_LABEL: graph.name, SERVICE_LABEL: service}
+
+
+def endpoint_selector(graph: GraphDeployment, service: str) -> dict[str, str]:
+    """Return what selects the pods that may get requests; a draining worker is none of them."""
+    if graph.spec.services[service].role is Role.ROUTER:
+        return selector(graph, service)
+    return {**selector(graph, service), SERVING_LABEL: SERVING}
+
+
+def slice_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
+    """Return the labels of a Service, which Kubernetes copies to its EndpointSlices."""
+    return {**service_labels(graph, service), **runtime_of(graph.spec.runtime).cluster.service_labels}
+
 
 ROUTER_SUFFIX = "router"
 """Of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""

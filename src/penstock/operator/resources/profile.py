@@ -1,7 +1,8 @@
-"""The objects of a ProfileRequest: one Job, and what it reads, writes and may do.
+"""The objects of a ProfileRequest: the Job of `penstock profile`, and what it reads, writes and may do.
 
 The Job's pod is no worker of the graph: it carries the request's label and not the graph's, gets no requests of
-users, and holds its GPUs by its own declaration (``maxGpus``) beside the graph's budget.
+users, and holds its GPUs by its own declaration (``maxGpus``) beside the graph's budget. It holds those of the largest
+size measured: the workers under test are its processes, started one size after the other.
 """
 
 from __future__ import annotations
@@ -13,17 +14,27 @@ from typing import Any, Final
 
 import yaml
 
-from penstock.api import API_VERSION, GraphDeployment, ProfileRequest
+from penstock.api import API_VERSION, GraphDeployment, NodePool, ProfileRequest, Role
+from penstock.core.errors import InvalidSpecError, Problem
 from penstock.kube.objects.names import (
+    GPUS_ANNOTATION,
     MANAGED_BY_LABEL,
     OPERATOR,
     PROFILE_GRAPH_FILE,
     PROFILE_LABEL,
     profile_name,
 )
-from penstock.operator.resources.context import BuildContext
-from penstock.operator.resources.labels import recommended_labels, release_label
-from penstock.operator.resources.profile_job import ProfileWork, job
+from penstock.operator.resources.metadata import BuildContext, recommended_labels, release_label
+from penstock.operator.resources.node_pool import (
+    HOME,
+    SHARED_MEMORY,
+    TEMPORARY,
+    Mounted,
+    cache_volume,
+    empty_volume,
+)
+from penstock.operator.resources.overlay import MAIN, overlay, refuse_broken
+from penstock.operator.resources.privileges import confined, container_security, pod_security
 
 _RBAC: Final = "rbac.authorization.k8s.io"
 
@@ -141,3 +152,239 @@ def _network_policy(request: ProfileRequest, metadata: Mapping[str, Any]) -> dic
             "ingress": [],
         },
     }
+
+
+OUTPUT_FOLDER: Final = f"{TEMPORARY}/profile"
+"""Where the Job keeps what it measures; a try that fails takes it along."""
+
+GRACE_S: Final = 30
+"""Seconds from SIGTERM to SIGKILL; chosen: the workers under test serve nobody."""
+
+USAGE_EXIT: Final = 2
+"""Exit code of `penstock` for options or manifests that no further try makes right."""
+
+_TEMPLATE: Final = "spec.podTemplate"
+_REQUESTS: Final = {"cpu": "1", "memory": "1Gi"}
+"""Chosen: a simulated engine and its load generator keep a core busy."""
+
+_Env = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileWork:
+    """What a Job is made of.
+
+    Attributes:
+        request: A valid request.
+        graph: The valid graph that it measures.
+        context: Of the build.
+        labels: Of its pods.
+    """
+
+    request: ProfileRequest
+    graph: GraphDeployment
+    context: BuildContext
+    labels: Mapping[str, str]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the workers under test are Penstock's own program."""
+        return self.graph.spec.traits.is_simulated
+
+    @property
+    def gpus(self) -> int:
+        """Most GPUs that the workers under test hold together."""
+        return max(self.request.spec.sizes)
+
+    @property
+    def pool(self) -> NodePool | None:
+        """Node pool where to measure; None: any node."""
+        spec = self.graph.spec
+        worker = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
+        name = self.request.spec.node_pool or (worker[1].node_pool if worker is not None else None)
+        if name is None:
+            return None
+        if name not in spec.node_pools:
+            known = ", ".join(sorted(spec.node_pools)) or "none"
+            message = f"{name} is no node pool of graph {self.graph.name} ({known}); choose one of them"
+            raise InvalidSpecError([Problem(path="spec.nodePool", message=message)])
+        return spec.node_pools[name]
+
+    @property
+    def gpu_resource(self) -> str:
+        """Extended resource that the pod asks for; empty: none, for workers that only model a GPU on any node."""
+        if self.graph.spec.models_gpus and self.pool is None:
+            return ""
+        return (self.pool or NodePool()).gpu_resource_name
+
+
+def job(work: ProfileWork, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Job.
+
+    Raises:
+        InvalidSpecError: see `penstock.operator.resources.profile.profile_objects`.
+    """
+    _refuse_own_frontend(work)
+    spec = work.request.spec
+    never_right = {"containerName": MAIN, "operator": "In", "values": [USAGE_EXIT]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "parallelism": 1,
+            "completions": 1,
+            "backoffLimit": spec.retries,
+            "activeDeadlineSeconds": spec.timeout_seconds,
+            # Two pods at once would hold twice the GPUs.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "FailJob", "onExitCodes": never_right},
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                ]
+            },
+            "template": _pod_template(work),
+        },
+    }
+
+
+def _refuse_own_frontend(work: ProfileWork) -> None:
+    if work.graph.spec.traits.frontend is not None:
+        message = (
+            f"workers of runtime {work.graph.spec.runtime} answer through a frontend alone; serve the graph, and run `penstock profile "
+            "--endpoint URL --tp N --config-map NAME` against it"
+        )
+        raise InvalidSpecError([Problem(path="spec.graph", message=message)])
+
+
+def _pod_template(work: ProfileWork) -> dict[str, Any]:
+    mounted = _volumes(work)
+    pool = work.pool or NodePool()
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "containers": [_container(work, mounted)],
+        "volumes": [volume for volume, _ in mounted],
+        "securityContext": pod_security(),
+        "serviceAccountName": profile_name(work.request.name),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_S,
+        "nodeSelector": dict(sorted(pool.node_selector.items())),
+        "tolerations": [each.to_manifest() for each in pool.tolerations],
+    }
+    built = {
+        "metadata": {"labels": dict(work.labels), "annotations": {GPUS_ANNOTATION: str(work.gpus)}},
+        "spec": {key: value for key, value in spec.items() if value or value is False},
+    }
+    template = overlay(built, work.request.spec.pod_template, _TEMPLATE)
+    refuse_broken(template, _TEMPLATE, gpus=work.gpus, resource=work.gpu_resource, key="spec.maxGpus")
+    if not work.context.allows_privileges:
+        template = confined(built, template, _TEMPLATE)
+    return _with_own_marks(template, built)
+
+
+def _with_own_marks(template: dict[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
+    """Set what selectors and the Job's promises rely on, whatever the overlay made of it."""
+    metadata = template.get("metadata", {})
+    own = built["metadata"]
+    marks = {key: {**metadata.get(key, {}), **own[key]} for key in ("labels", "annotations")}
+    spec = {**template["spec"], "restartPolicy": "Never"}
+    return {**template, "metadata": {**metadata, **marks}, "spec": spec}
+
+
+def _container(work: ProfileWork, mounted: list[Mounted]) -> dict[str, Any]:
+    container = {
+        "name": MAIN,
+        "image": _image(work),
+        "imagePullPolicy": work.context.image_pull_policy,
+        "command": ["penstock"],
+        "args": _arguments(work),
+        "env": _environment(work),
+        "envFrom": _environment_from(work),
+        "resources": _resources(work),
+        "securityContext": container_security(is_root_read_only=work.is_simulated),
+        "volumeMounts": [mount for _, mount in mounted],
+        # A failed try's last lines become the request's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {key: value for key, value in container.items() if value}
+
+
+def _arguments(work: ProfileWork) -> list[str]:
+    spec, sla = work.request.spec, work.graph.spec.planner.sla
+    ttft_s = sla.ttft_seconds if spec.ttft_seconds is None else spec.ttft_seconds
+    itl_s = sla.itl_seconds if spec.itl_seconds is None else spec.itl_seconds
+    arguments = ["profile", "--config", PROFILE_GRAPH_FILE, "--output-dir", OUTPUT_FOLDER]
+    arguments += ["--isl", str(spec.isl), "--osl", str(spec.osl)]
+    arguments += ["--ttft", f"{ttft_s * 1e3:g}", "--itl", f"{itl_s * 1e3:g}"]
+    arguments += ["--gpus", str(work.gpus)]
+    if spec.tensor_parallel:
+        arguments += ["--tp", ",".join(map(str, spec.sizes))]
+    return [*arguments, "--config-map", work.request.config_map]
+
+
+def _image(work: ProfileWork) -> str:
+    own = work.request.spec.image
+    if own is not None:
+        return own
+    graph = work.graph
+    if not work.is_simulated:
+        message = (
+            f"null, but the release's image holds no {graph.spec.runtime}; name one with Penstock and "
+            f"{graph.spec.runtime}, such as FROM {graph.spec.image_of(next(iter(graph.spec.workers)))} with "
+            "`pip install 'penstock[kubernetes]'`"
+        )
+        raise InvalidSpecError([Problem(path="spec.image", message=message)])
+    return graph.spec.image or work.context.penstock_image or graph.spec.planner_image
+
+
+def _environment(work: ProfileWork) -> _Env:
+    """Return the pod's own variables, and those of the workers that only Kubernetes can supply.
+
+    Literal values are in the graph, from which the workers under test get them.
+    """
+    home = TEMPORARY if work.is_simulated else HOME
+    found: dict[str, dict[str, Any]] = {
+        "POD_NAMESPACE": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+        "HOME": {"value": home},
+    }
+    if not work.is_simulated:
+        found["USER"] = {"value": "penstock"}
+    if (pool := work.pool) is not None and pool.cache_mount is not None and not work.is_simulated:
+        found["HF_HOME"] = {"value": pool.cache_mount}
+    spec = work.graph.spec
+    for each in (*spec.env, *(env for service in spec.workers.values() for env in service.env)):
+        if each.value_from is not None:
+            found[each.name] = {"valueFrom": dict(each.value_from)}
+    return [{"name": name, **value} for name, value in found.items()]
+
+
+def _environment_from(work: ProfileWork) -> _Env:
+    spec = work.graph.spec
+    sources = (*spec.env_from, *(each for service in spec.workers.values() for each in service.env_from))
+    return [each.to_manifest() for each in dict.fromkeys(sources)]
+
+
+def _resources(work: ProfileWork) -> dict[str, Any]:
+    requests = dict(_REQUESTS) if work.is_simulated else {}
+    if not work.gpu_resource:
+        return {"requests": requests} if requests else {}
+    gpus = {work.gpu_resource: str(work.gpus)}
+    return {"requests": {**requests, **gpus}, "limits": gpus}
+
+
+def _volumes(work: ProfileWork) -> list[Mounted]:
+    config = {"name": "graph", "configMap": {"name": profile_name(work.request.name)}}
+    folder = str(PurePosixPath(PROFILE_GRAPH_FILE).parent)
+    found: list[Mounted] = [
+        empty_volume("tmp", TEMPORARY),
+        (config, {"name": "graph", "mountPath": folder, "readOnly": True}),
+    ]
+    if work.is_simulated:
+        return found
+    found += [empty_volume("home", HOME), empty_volume("shared-memory", SHARED_MEMORY, medium="Memory")]
+    pool = work.pool
+    if pool is not None and pool.cache_mount is not None:
+        found.append(cache_volume(pool.cache_mount, pool))
+    return found

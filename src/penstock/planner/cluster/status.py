@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -18,12 +18,45 @@ from penstock.core.errors import NotFoundError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
 from penstock.kube.objects.names import PLANNER
-from penstock.planner.cluster.beyond import BeyondLimits
 from penstock.planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock.planner.core.state import PlannerPhase
 from penstock.planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock.planner.observers import View
+
+STEADY_S: Final = 60.0
+"""Simulated seconds for which what was said stands. Chosen: figures that change with every decision would be a write each."""
+
+_STEP: Final = "limit"
+
+
+@dataclass(slots=True)
+class BeyondLimits:
+    """What is said of the limits that bind.
+
+    Attributes:
+        words: Per role what binds and what to expect; empty while demand is within the limits.
+    """
+
+    words: str = ""
+    _binding: tuple[object, ...] = field(default=(), repr=False)
+    _since_s: float = field(default=0.0, repr=False)
+    _seen_s: float = field(default=0.0, repr=False)
+
+    def decided(self, decision: Decision) -> None:
+        """Follow one decision."""
+        found = [(role, step) for role in decision.roles for step in role.steps if step.name == _STEP]
+        if not found:
+            if decision.at_s - self._seen_s >= STEADY_S:
+                self.words, self._binding = "", ()
+            return
+        self._seen_s = decision.at_s
+        binding = tuple((role.role, step.inputs.get("binds")) for role, step in found)
+        if binding == self._binding or (self.words and decision.at_s - self._since_s < STEADY_S):
+            return
+        self.words = "; ".join(f"{role.role.value}: {step.outcome}" for role, step in found)
+        self._binding, self._since_s = binding, decision.at_s
+
 
 WRITE_TIMEOUT_S: Final = 10.0
 """Real seconds for one write. Chosen: a busy API server answers within; other graphs wait behind it."""

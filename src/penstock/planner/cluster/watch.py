@@ -19,10 +19,10 @@ from penstock.kube.objects.names import (
     MANAGED_BY,
     MANAGED_BY_LABEL,
     OPERATOR_CLASS,
+    REPLICA_FAILURE,
     child_name,
     is_of_class,
 )
-from penstock.kube.objects.pods import REPLICA_FAILURE
 from penstock.planner.targets.pods import PodFacts, pod_facts
 
 PLANNER_CONDITION: Final = "PlannerActive"

@@ -10,8 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from doctor_facts import NOW_S, graph_facts, graph_object, router_page, worker_page
 
 from penstock.operator.doctor.check_graph import graph_findings
-from penstock.operator.doctor.facts import Page, Unreadable
-from penstock.operator.doctor.findings import Severity
+from penstock.operator.doctor.facts import Page, Severity, Unreadable
 
 FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 BROKEN = Unreadable("502: connection refused")

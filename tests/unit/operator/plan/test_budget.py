@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import BUDGET_GATE
-from penstock.operator.plan.budget import OVERDUE_S, Releases, blocked, blocked_on_budget, releases
-from penstock.operator.plan.holdings import Holding
+from penstock.operator.plan.budget import OVERDUE_S, Holding, Releases, blocked, blocked_on_budget, releases
 from penstock.operator.plan.pods import PodView
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])

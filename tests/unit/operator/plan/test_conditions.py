@@ -15,12 +15,12 @@ from penstock.operator.plan.conditions import (
     SCHEDULABLE,
     ConditionFacts,
     ConditionResult,
+    Replicas,
     ServiceFacts,
     condition_results,
     conditions,
 )
 from penstock.operator.plan.diagnose import Category, Diagnosis
-from penstock.operator.plan.replicas import Replicas
 
 
 def service(role, number, **more):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.api import GraphSpec
-from penstock.operator.plan.definitions import missing_definition
+from penstock.operator.plan.conditions import missing_definition
 
 
 def spec(runtime, nodes=1):

@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock.operator.plan.drain import plan_scale
+from penstock.operator.plan.drain import DRAINING_COST, LEAVING_COST, Load, ScalePlan, plan_scale
 from penstock.operator.plan.pods import ContainerView, PodView
-from penstock.operator.plan.scale import DRAINING_COST, LEAVING_COST, Load, ScalePlan
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""

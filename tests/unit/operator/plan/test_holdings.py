@@ -1,7 +1,7 @@
 """What a service holds from look to look: kept through a replacement, given up after a while or a scale-down."""
 
 from penstock.kube.objects.names import BUDGET_GATE
-from penstock.operator.plan.holdings import KEEP_S, Holding, holdings, lost
+from penstock.operator.plan.budget import KEEP_S, Holding, holdings, lost
 from penstock.operator.plan.pods import PodView
 
 NOTHING = frozenset()

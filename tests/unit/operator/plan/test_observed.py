@@ -2,10 +2,8 @@
 
 from penstock.api import Role
 from penstock.kube.objects.names import SERVING
-from penstock.operator.plan.conditions import ServiceFacts
-from penstock.operator.plan.observed import observed_services
+from penstock.operator.plan.conditions import Replicas, ServiceFacts, observed_services
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.replicas import Replicas
 
 
 def pod(name, role, service, **more):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.operator.plan.quantity import quantity
+from penstock.operator.plan.drift import quantity
 
 
 @pytest.mark.parametrize(

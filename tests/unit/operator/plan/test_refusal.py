@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.operator.plan.diagnose import Category
-from penstock.operator.plan.refusal import refusal
+from penstock.operator.plan.diagnose import Category, refusal
 
 
 def workload(message="", *, status="True", kind="ReplicaFailure", reason="FailedCreate"):

@@ -1,8 +1,8 @@
 """Replicas counted from pods."""
 
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
+from penstock.operator.plan.conditions import Replicas, count
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.replicas import Replicas, count
 
 
 def pod(name, **more):

@@ -8,8 +8,8 @@ import pytest
 from penstock.api import Role
 from penstock.api.manifests import parse_manifests
 from penstock.operator.resources import adapter, children
-from penstock.operator.resources.config_map import router_manifest
-from penstock.operator.resources.labels import inherit
+from penstock.operator.resources.metadata import inherit
+from penstock.operator.resources.router_config import router_manifest
 
 GRAPH_LABELS = {
     "penstock.dev/graph": "llama",

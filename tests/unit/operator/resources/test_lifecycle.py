@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from penstock.operator.resources.lifecycle import lifecycle
+from penstock.operator.resources.pod import lifecycle
 
 IDLE = "vllm:num_requests_running{m=1} 0.0\nvllm:kv_cache_usage_perc 0.0\nother 5\n# HELP vllm:num_requests_running 3\n"
 BUSY = "vllm:num_requests_running{m=1} 2.0\n"

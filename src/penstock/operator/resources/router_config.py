@@ -1,4 +1,4 @@
-"""The ConfigMap that holds the graph as its routers read it."""
+"""What a graph's routers share: the ConfigMap with the graph as they read it, and the Secret by which they know each other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import yaml
 
 from penstock.api import GraphDeployment, LeaseConfig
 from penstock.api.lease_rules import SHORTEST_SAFE_LEASE_S
-from penstock.kube.objects.names import GRAPH_FILE
-from penstock.operator.resources.context import BuildContext
-from penstock.operator.resources.labels import graph_labels
-from penstock.operator.resources.metadata import ROUTER_SUFFIX, metadata
+from penstock.kube.objects.names import GRAPH_FILE, GRAPH_SECRET_VARIABLE, child_name
+from penstock.operator.resources.metadata import ROUTER_SUFFIX, BuildContext, graph_labels, metadata
 
 _DIGEST_CHARS = 16
 """64 bits; two configurations of one graph never meet by chance."""
@@ -91,3 +89,36 @@ def _lease(duration_seconds: int) -> dict[str, Any]:
         "acknowledgeShortLease": duration_seconds < SHORTEST_SAFE_LEASE_S,
     }
     return LeaseConfig.model_validate(lease).to_manifest()
+
+
+_KEY: Final = "secret"
+_UID_DIGITS: Final = 8
+
+
+def graph_secret(graph: GraphDeployment, context: BuildContext, value: str) -> dict[str, Any]:
+    """Return the Secret ``GRAPH-router-UID``, with the first digits of the graph's UID.
+
+    A graph of the same name that comes after a deleted one so has another, which the garbage collector leaves alone.
+
+    Args:
+        graph: A valid graph.
+        context: Of the build.
+        value: Random text that nobody else knows.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(graph, context, _suffix(context), graph_labels(graph)),
+        "immutable": True,
+        "stringData": {_KEY: value},
+    }
+
+
+def graph_secret_variable(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
+    """Return the router's variable that holds it."""
+    reference = {"name": child_name(graph.name, _suffix(context)), "key": _KEY}
+    return {"name": GRAPH_SECRET_VARIABLE, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _suffix(context: BuildContext) -> str:
+    return f"{ROUTER_SUFFIX}-{context.owner_uid[:_UID_DIGITS]}" if context.owner_uid else ROUTER_SUFFIX
