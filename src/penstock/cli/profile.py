@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import yaml
 from click.core import ParameterSource
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
@@ -24,7 +25,6 @@ from penstock.cli.profile_cluster import (
     profile_on_cluster,
     request_of,
 )
-from penstock.cli.profile_progress import ProfileProgress
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
 from penstock.performance.quality import Severity, sweep_findings
@@ -35,8 +35,37 @@ from penstock.profiler import estimate, gpus, tables
 from penstock.profiler.graph_back import graph_back
 from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
 from penstock.profiler.reading import read_sweep
-from penstock.profiler.session import Measured, run_profile
+from penstock.profiler.session import Measured, Step, run_profile
 from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
+
+
+class ProfileProgress:
+    """Shows each step; a context manager."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def show(self, step: Step) -> None:
+        """Draw one step."""
+        self._progress.update(self._task, completed=step.finished, total=step.planned, description=step.doing)
+        if not self._console.is_terminal:
+            self._console.print(f"{step.finished}/{step.planned} {step.doing}", highlight=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._progress.stop()
 
 
 @click.command()

@@ -12,8 +12,16 @@ from click.testing import CliRunner
 
 from penstock.api.manifests import load_manifests
 from penstock.cli.profile import profile
-from penstock.cli.profile_cluster import ClusterFlags, follow, request_of
-from penstock.cli.profile_config_map import MAX_BYTES, read_result, result_data, write_files, write_result
+from penstock.cli.profile_cluster import (
+    MAX_BYTES,
+    ClusterFlags,
+    follow,
+    read_result,
+    request_of,
+    result_data,
+    write_files,
+    write_result,
+)
 from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
 from penstock.engine.profiles.performance import graph_performance
 from penstock.performance.recommend import Targets
