@@ -22,7 +22,6 @@ from penstock.cli.profile_cluster import (
     HERE_ALONE,
     ClusterFlags,
     keep_result,
-    profile_on_cluster,
     request_of,
 )
 from penstock.core.errors import ConfigError
@@ -105,10 +104,10 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     targets = fields.take(Targets, options)
     directory: Path | None = options["output_dir"]
     _keep_config(graph_file, directory)
-    if flags.kubernetes:
-        _on_cluster(graph, targets, flags, options, source=source, is_dry=is_dry, as_json=as_json)
-        return
     flags.refuse_unused()
+    if flags.kubernetes:
+        _print_request(graph, targets, flags, options, source)
+        return
     if source is not None:
         _refuse_with_source(options, is_dry=is_dry)
         sizes = options["sizes"]
@@ -124,15 +123,12 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     _conclude(_measured(plan, is_quiet=as_json), targets, graph, directory, flags, as_json=as_json)
 
 
-def _on_cluster(
+def _print_request(
     graph: GraphDeployment | None,
     targets: Targets,
     flags: ClusterFlags,
     options: dict[str, Any],
-    *,
     source: str | None,
-    is_dry: bool,
-    as_json: bool,
 ) -> None:
     if graph is None or source is not None:
         raise ConfigError("--kubernetes: give the graph to measure with --config, without --from")
@@ -144,17 +140,7 @@ def _on_cluster(
                 f"{each.opts[0]}: decides how this machine measures; leave it out with --kubernetes"
             )
     request = request_of(graph, targets, flags, sizes=options["sizes"] or (), max_gpus=options["max_gpus"])
-    if is_dry:
-        click.echo(yaml.safe_dump(request.to_manifest(), sort_keys=False, width=110), nl=False)
-        return
-    status = profile_on_cluster(
-        request, flags, options["output_dir"], tell=lambda text: click.echo(text, err=True)
-    )
-    if as_json:
-        option.echo_json(status)
-        return
-    for line in (status.get("recommendation") or {}).get("summary", ()):
-        click.echo(line)
+    click.echo(yaml.safe_dump(request.to_manifest(), sort_keys=False, width=110), nl=False)
 
 
 def _keep_config(graph_file: Path | None, directory: Path | None) -> None:
