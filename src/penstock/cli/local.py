@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,10 +23,9 @@ from penstock.cli import fields, interruptible, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.terminal import printer, tensorboard_hint
 from penstock.core.local_state import EntryState
-from penstock.local.build import UpOptions
+from penstock.local.build import UpOptions, model_warnings
 from penstock.local.down import Stopped, choose_namespace
 from penstock.local.down import down as stop_graph
-from penstock.local.model_folder import model_warnings
 from penstock.local.render import render
 from penstock.local.statefile import StateFile
 from penstock.local.status import StatusReader
@@ -206,26 +206,20 @@ def status(
 
 
 async def _show(namespace: str, *, with_unchanged: bool, as_json: bool) -> None:
-    reader = StatusReader(namespace, with_unchanged=with_unchanged)
-    try:
+    async with StatusReader(namespace, with_unchanged=with_unchanged) as reader:
         found = await reader.read()
-    finally:
-        await reader.close()
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps(asdict(found)))
     else:
         printer().print(render(found))
 
 
 async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> None:
-    reader = StatusReader(namespace, with_unchanged=with_unchanged)
-    try:
+    async with StatusReader(namespace, with_unchanged=with_unchanged) as reader:
         with Live(render(await reader.read()), auto_refresh=False, screen=False) as live:
             while True:
                 await asyncio.sleep(interval_s)
                 live.update(render(await reader.read()), refresh=True)
-    finally:
-        await reader.close()
 
 
 @click.command()
@@ -255,13 +249,7 @@ def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: boo
 
 def _print_stopped(stopped: Stopped, *, as_json: bool) -> None:
     if as_json:
-        data = {
-            "namespace": stopped.namespace,
-            "took_s": stopped.took_s,
-            "forced": stopped.forced,
-            "notes": list(stopped.notes),
-        }
-        click.echo(json.dumps(data))
+        click.echo(json.dumps(asdict(stopped)))
         return
     for note in stopped.notes:
         click.echo(f"note: {note}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,27 +17,143 @@ from penstock.api import Environment, GraphDeployment, PlannerMode, Predictor
 from penstock.api.manifests import load_graph
 from penstock.api.planner import known_modes
 from penstock.cli import fields, option
-from penstock.cli.ledger_folder import LOG_DIR, NAMESPACE, ledger_folder
 from penstock.cli.planner_cluster import (
     ClusterFlags,
     RunFlags,
     run_on_cluster,
 )
-from penstock.cli.planner_decide import decide
-from penstock.cli.planner_memory import memory
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, NotFoundError, unwritable
 from penstock.core.flags import flag_of
 from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
 from penstock.performance.profile import PerformanceProfile
+from penstock.planner import decision_input, learnt
 from penstock.planner import explain as explaining
 from penstock.planner import replay as replaying
 from penstock.planner.decide.codec import to_plain
+from penstock.planner.decide.pipeline import decide as decide_once
+from penstock.planner.decision_examples import EXAMPLES
 from penstock.planner.learnt import start_from
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import PlannerOptions, join, stated
 from penstock.planner.service import PlannerService, run_until_stopped
 from penstock.planner.sources.prometheus import require_client
+
+_LOG_DIR: option.Option = click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="The planner's folder, or a ledger.  [default: the running graph's]",
+)
+_NAMESPACE: option.Option = click.option(
+    "--namespace", help="Graph on this machine, without --log-dir.  [default: the only one there is]"
+)
+
+
+def ledger_folder(log_dir: Path | None, namespace: str | None) -> Path:
+    """Return ``log_dir``, or the folder of a running graph's planner.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    if log_dir is not None:
+        return log_dir
+    from penstock.local.down import choose_namespace  # noqa: PLC0415 - only where it is used
+    from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
+
+    try:
+        chosen = choose_namespace(namespace)
+    except NotFoundError as exc:
+        raise ConfigError("--log-dir: needed, because no graph is running on this machine") from exc
+    state = StateStore.of(chosen).read()
+    if state is None or state.arbiter.planner_log_dir is None:
+        raise ConfigError(f"--namespace: {chosen!r} has no planner on this machine; give --log-dir")
+    return Path(state.arbiter.planner_log_dir)
+
+
+@click.group()
+def planner() -> None:
+    """Scale prefill and decode workers inside a GPU budget; explain and replay every decision."""
+
+
+@planner.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
+@click.option("--example", is_flag=True, help="Print an example FILE and stop.")
+@click.option(
+    "--mode",
+    type=click.Choice(list(EXAMPLES)),
+    help="Mode of the example.  [default: load]",
+)
+@click.option(
+    "--profile",
+    help="What mode sla plans by, in place of FILE's own: file or folder that `penstock profile` wrote, or a latency "
+    "profile by name.",
+)
+@option.as_json("Decision and next state as JSON.")
+def decide(file: Path | None, example: bool, mode: str | None, profile: str | None, as_json: bool) -> None:
+    """Decide once from FILE (YAML or JSON; - is stdin): observations, state and configuration.
+
+    A decision as `penstock planner explain --json` prints it is such a FILE too.
+    """
+    if example:
+        click.echo(EXAMPLES[mode or PlannerMode.LOAD.value], nl=False)
+        return
+    if mode is not None:
+        raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
+    if file is None:
+        raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
+    profiles = decision_input.Profiles(lambda named: planning_profile(None, named), profile)
+    decision, state = decide_once(*decision_input.parse(text, name=str(file), profiles=profiles))
+    if as_json:
+        answer = {"decision": to_plain(decision), "state": to_plain(state)}
+        option.echo_json(answer)
+        return
+    record = {"decision": to_plain(decision), "kind": "adjustment", "at_s": decision.at_s, "origin_s": 0.0}
+    click.echo(explaining.in_words(record))
+
+
+@planner.group()
+def memory() -> None:
+    """What a planner has learnt: start-ups, throughput, floors. `planner run --memory FILE` starts from an export."""
+
+
+@memory.command()
+@_LOG_DIR
+@_NAMESPACE
+@option.as_json("What `export` writes.")
+def show(log_dir: Path | None, namespace: str | None, *, as_json: bool) -> None:
+    """Say what was learnt, by role."""
+    known = learnt.learnt(ledger_folder(log_dir, namespace))
+    click.echo(learnt.as_json(known) if as_json else learnt.in_words(known), nl=not as_json)
+
+
+@memory.command()
+@_LOG_DIR
+@_NAMESPACE
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def export(log_dir: Path | None, namespace: str | None, file: Path) -> None:
+    """Write what was learnt to FILE, for the planner of another graph of the same model."""
+    text = learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace)))
+    try:
+        file.write_bytes(text)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"FILE {file}", exc)) from exc
+
+
+@memory.command()
+@click.option(
+    "--log-dir", type=click.Path(path_type=Path), required=True, help="The planner's folder, or a ledger."
+)
+def reset(log_dir: Path) -> None:
+    """Let the planner's next start begin with nothing learnt; its ledger keeps its history. Stop the planner first."""
+    learnt.reset(log_dir)
+    click.echo("forgotten; the next start learns anew")
+
 
 _CHOICES = {
     "environment": ["local", "kubernetes"],
@@ -68,11 +185,6 @@ def _metavar(name: str, kind: type) -> str:
     if name == "max_step":
         return "REPLICAS"
     return "NUMBER" if kind is float else "TEXT"
-
-
-@click.group()
-def planner() -> None:
-    """Scale prefill and decode workers inside a GPU budget; explain and replay every decision."""
 
 
 @planner.command()
@@ -167,8 +279,8 @@ def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[
 
 
 @planner.command()
-@LOG_DIR
-@NAMESPACE
+@_LOG_DIR
+@_NAMESPACE
 @click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many changes.")
 @click.option("--all", "with_unchanged", is_flag=True, help="Count decisions that changed nothing, too.")
 @click.option("--id", "decision_id", help="One decision, such as d000012.")
@@ -242,10 +354,6 @@ def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: boo
             if recorded.get(role.role.value) != role.sentence:
                 click.echo(f"{made.id}  was: {recorded.get(role.role.value)}\n{'':9}now: {role.sentence}")
     click.echo(f"{len(different)} of {total} decisions would differ")
-
-
-planner.add_command(decide)
-planner.add_command(memory)
 
 
 def _notes(notes: tuple[str, ...]) -> None:

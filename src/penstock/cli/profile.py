@@ -7,16 +7,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, interruptible, option
 from penstock.cli.profile_config_map import ConfigMapFlags
-from penstock.cli.profile_progress import ProfileProgress
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
 from penstock.performance.profile import PROFILE_FILE
@@ -27,8 +27,37 @@ from penstock.profiler import estimate, gpus, tables
 from penstock.profiler.graph_back import graph_back
 from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
 from penstock.profiler.reading import read_sweep
-from penstock.profiler.session import Measured, run_profile
+from penstock.profiler.session import Measured, Step, run_profile
 from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
+
+
+class ProfileProgress:
+    """Shows each step; a context manager."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def show(self, step: Step) -> None:
+        """Draw one step."""
+        self._progress.update(self._task, completed=step.finished, total=step.planned, description=step.doing)
+        if not self._console.is_terminal:
+            self._console.print(f"{step.finished}/{step.planned} {step.doing}", highlight=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._progress.stop()
 
 
 @click.command()
@@ -69,6 +98,9 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     directory: Path | None = options["output_dir"]
     _keep_config(graph_file, directory)
     flags.refuse_unused()
+    if flags.kubernetes:
+        _print_request(graph, targets, flags, options, source)
+        return
     if source is not None:
         _refuse_with_source(options, is_dry=is_dry)
         sizes = options["sizes"]

@@ -11,11 +11,9 @@ from typing import Self
 from penstock.api import Role
 from penstock.core.local_state import EntryState
 from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
-from penstock.local.frontend import Frontend, frontend_of
-from penstock.local.listeners import holds_port
-from penstock.local.liveness import identify, stopped_in_group, stopped_words
+from penstock.local.liveness import holds_port, identify, stopped_in_group, stopped_words
 from penstock.local.plan import Fault, Limits, ObservedProcess
-from penstock.local.probes import Health, NoAnswer, Probes, RouterView
+from penstock.local.probes import Frontend, Health, NoAnswer, Probes, RouterView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.status import read_planner
 from penstock.runtimes import LIVENESS_S, PLANNER_ROLE

@@ -12,8 +12,7 @@ from penstock.api import WORKER_ROLES, Role
 from penstock.core import logs
 from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.local_state import EntryState
-from penstock.local.frontend import frontend_of
-from penstock.local.probes import NoAnswer, Probes, WorkerView
+from penstock.local.probes import NoAnswer, Probes, WorkerView, frontend_of
 from penstock.local.replicas import ScaleOutcome, scale, template
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore

@@ -21,15 +21,13 @@ from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, Po
 from penstock.core.flags import check_bounds
 from penstock.core.local_state import EMPTY_STATES, EntryState
 from penstock.engine.profiles.performance import planning_profile
-from penstock.local import liveness, private, process_log, recovery
-from penstock.local.build import UpOptions, initial_state
-from penstock.local.frontend import frontend_of
-from penstock.local.model_folder import check_model
+from penstock.local import liveness, private, process_log
+from penstock.local.build import UpOptions, check_model, initial_state
+from penstock.local.down import kill, recover
 from penstock.local.plan import Limits
 from penstock.local.ports import is_free
-from penstock.local.probes import Probes
-from penstock.local.statefile import ProcessEntry, StateFile
-from penstock.local.statefile_json import to_json
+from penstock.local.probes import Probes, frontend_of
+from penstock.local.statefile import ProcessEntry, StateFile, to_json
 from penstock.local.store import StateStore, log_root
 from penstock.planner.learnt import start_from
 from penstock.planner.options import join
@@ -179,7 +177,7 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph
         ClusterError: it was started and did not come to serve; everything was stopped again.
     """
     store, state = prepare(file, options)
-    recovered = recovery.recover(store)
+    recovered = recover(store)
     _check_port(options.port)
     began_s = time.monotonic()
     arbiter = _spawn_arbiter(store, state)
@@ -235,8 +233,8 @@ async def _roll_back(store: StateStore, requested: StateFile, arbiter: subproces
         arbiter.kill()
     left = store.read_quietly()
     if left is not None and left.arbiter.run_id == requested.arbiter.run_id:
-        await asyncio.to_thread(recovery.kill, store, left)
-        await asyncio.to_thread(recovery.recover, store)
+        await asyncio.to_thread(kill, store, left)
+        await asyncio.to_thread(recover, store)
 
 
 async def _wait_claimed(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 from penstock.core.errors import ConfigError, PenstockError, SaturatedError, UpstreamError
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
-from penstock.local.commands import GPU_VARIABLE, visible_devices
+from penstock.local.build import GPU_VARIABLE, visible_devices
 from penstock.local.liveness import ProcessId, end, identify
 from penstock.local.ports import choose_port
 from penstock.profiler.candidates import WorkerSetup

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from penstock.local.commands import argv_of, environment_of, ports_for, visible_devices
+from penstock.local.build import argv_of, environment_of, ports_for, visible_devices
 from penstock.local.ports import FIRST_PORT, LAST_PORT, choose_port, ephemeral_port, is_free
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.local.gpus import Grant, allocate
+from penstock.local.replicas import Grant, allocate
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Following a file that another process appends to."""
 
-from penstock.local.line_follower import LineFollower
+from penstock.local.ledger_tail import LineFollower
 
 
 def test_each_line_is_given_once_and_a_torn_one_when_it_is_whole(tmp_path):

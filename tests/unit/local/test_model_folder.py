@@ -4,7 +4,7 @@ import pytest
 
 from penstock.api import GraphSpec
 from penstock.core.errors import InvalidSpecError
-from penstock.local.model_folder import check_model, model_warnings
+from penstock.local.build import check_model, model_warnings
 
 
 def spec_of(name, runtime="vllm"):

@@ -7,9 +7,8 @@ from states import Disk
 
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.local import arbiter
-from penstock.local.arbiter import end_unrecorded, resume_in_time
+from penstock.local.arbiter import Watchdog, end_unrecorded, resume_in_time
 from penstock.local.liveness import MARK_VARIABLE, identify
-from penstock.local.watchdog import Watchdog
 
 
 @pytest.fixture

@@ -14,10 +14,9 @@ from penstock.cli.graph import validate
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions
-from penstock.local.down import choose_namespace, down
+from penstock.local.down import choose_namespace, down, recover
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
 from penstock.local.private import make_endpoints
-from penstock.local.recovery import recover
 from penstock.local.store import StateStore
 from penstock.local.up import _wait_ready, prepare, ready_timeout_s, up
 from penstock.runtimes import extras

@@ -6,7 +6,7 @@ from importlib import resources
 import pytest
 
 from penstock.api.manifests import load_graph
-from penstock.cli.demo_run import DAYS
+from penstock.cli.demo import DAYS
 from penstock.planner.options import join
 from penstock.simulator.baselines import configured
 from penstock.simulator.scenario import Scenario, graph_pools

@@ -23,20 +23,18 @@ from penstock.runtimes.dynamo.importer.beta import as_alpha
 from penstock.runtimes.dynamo.importer.flags import read_router_flags, read_worker_flags
 from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_GROUP,
+    SERVICES,
     drop_foreign_marks,
     is_owned_variable,
     note_unused_keys,
     other_object,
     placeholders,
-)
-from penstock.runtimes.dynamo.importer.planner import read_planner
-from penstock.runtimes.dynamo.importer.pods import PodParts, pool_name, read_env, read_pod
-from penstock.runtimes.dynamo.importer.refusals import (
-    SERVICES,
     refuse_missing_model,
     refuse_what_no_graph_runs,
     why_left_out,
 )
+from penstock.runtimes.dynamo.importer.planner import read_planner
+from penstock.runtimes.dynamo.importer.pods import PodParts, pool_name, read_env, read_pod
 from penstock.runtimes.dynamo.importer.services import (
     MOCKER_MODULE,
     Component,
