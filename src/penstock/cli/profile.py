@@ -98,9 +98,6 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     directory: Path | None = options["output_dir"]
     _keep_config(graph_file, directory)
     flags.refuse_unused()
-    if flags.kubernetes:
-        _print_request(graph, targets, flags, options, source)
-        return
     if source is not None:
         _refuse_with_source(options, is_dry=is_dry)
         sizes = options["sizes"]
