@@ -88,6 +88,9 @@ class WorkerPool:
         Of a half-open circuit that is one request at a time. While every worker of the role is ejected, each is
         probed after the first ejection time, however long its own has grown.
         """
+        known = self._closed.get(role)
+        if known is not None:
+            return known
         if self.are_closed(role):
             return self._closed[role]
         pool = self._serving(role)

@@ -227,6 +227,7 @@ class BusyWorkers:
 
     Attributes:
         thresholds: Above which a worker is busy.
+        has_thresholds: Any of them is set.
         batch_tokens: Most tokens of one step of a worker; None: unknown.
     """
 
@@ -235,6 +236,7 @@ class BusyWorkers:
     ) -> None:
         """Begin with no worker known to be busy."""
         self.thresholds = thresholds
+        self.has_thresholds = thresholds.is_set
         self.batch_tokens = batch_tokens
         self._computed = DrainRate()
         # Workers with prompts to compute, and how long requests have stayed lately.
@@ -266,7 +268,7 @@ class BusyWorkers:
             now_s: Simulated seconds.
             prompts: Those of ``prefill_tokens`` whose prompts are known, one by one; used where it has several ranks.
         """
-        if not self.thresholds.is_set:
+        if not self.has_thresholds:
             return
         (self._computing.add if prefill_tokens else self._computing.discard)(load.name)
         self._computed.at_work(len(self._computing), now_s)
@@ -313,6 +315,7 @@ class BusyWorkers:
     def set_thresholds(self, thresholds: BusyThresholds) -> None:
         """Take new thresholds; every worker has to be refreshed."""
         self.thresholds = thresholds
+        self.has_thresholds = thresholds.is_set
         self._busy.clear()
         self._out_of_blocks.clear()
 

@@ -45,8 +45,13 @@ def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estim
         uncached: Its tokens to compute there.
         estimates: Estimates.
     """
-    before = estimates.pending_tokens(worker, arrival) + uncached
-    prefill = before * estimates.relative_slowdown(worker) + (HIT_WEIGHT - 1) * uncached
+    before = worker.pending_for(arrival) + uncached
+    if worker.running:
+        before -= estimates.computed_tokens(worker)
+    slowdown = worker.relative_slowdown
+    if slowdown != 1.0:
+        slowdown = estimates.relative_slowdown(worker)
+    prefill = before * slowdown + (HIT_WEIGHT - 1) * uncached
     return prefill + DECODE_WEIGHT * worker.decoding_tokens
 
 

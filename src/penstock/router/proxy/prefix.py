@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import ConfigError
 from penstock.core.simulated_tokens import SIMULATED, token_ids
@@ -137,8 +137,7 @@ class ExactKeys:
     engine_block_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Keyed:
+class Keyed(NamedTuple):
     """A prompt as policies see it.
 
     Attributes:

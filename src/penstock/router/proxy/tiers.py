@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -183,7 +183,7 @@ class TierAdmission:
         else:
             # Of a key that comes twice, not every reader takes the last.
             raw = encoded(changed)
-        return replace(request, raw=raw, body=changed)
+        return request._replace(raw=raw, body=changed)
 
 
 _COUNTED_BY_CORE = (QUEUE_TIMEOUT, SHED)
