@@ -66,7 +66,6 @@ class TurnedAway:
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.total = 0
         self._at_s: deque[float] = deque()
 

@@ -25,13 +25,6 @@ class WorkerPool:
     def __init__(
         self, breaker: BreakerConfig, *, is_supervised: bool = False, record: Recorder = ignore
     ) -> None:
-        """Start without workers.
-
-        Args:
-            breaker: Of their circuits.
-            is_supervised: Something keeps workers running, so one may be waited for even while none is known.
-            record: Takes what happens to workers.
-        """
         self._breaker = breaker
         self._is_supervised = is_supervised
         self._record = record

@@ -179,7 +179,6 @@ class Lane(Generic[T]):
     has_tiers = False
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.queue: dict[T, QueuedRequest[T]] = {}
         self.late: dict[T, QueuedRequest[T]] = {}
         self.late_tokens = 0

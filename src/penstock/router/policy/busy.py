@@ -92,21 +92,12 @@ def busy_thresholds(config: AdmissionConfig) -> BusyThresholds:
 
 
 def admission_with(config: AdmissionConfig, given: Mapping[str, Any]) -> AdmissionConfig:
-    """Return an admission section with what flags say in its place.
-
-    Args:
-        config: The graph's, or the defaults.
-        given: Fields of the section by name, checked already.
-    """
+    """Return an admission section with what flags say in its place."""
     return config.model_copy(update=dict(given))
 
 
 def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
     """Refuse thresholds that are given as flags and change nothing.
-
-    Args:
-        config: The section with the flags in its place.
-        given: The flags, as in `admission_with`.
 
     Raises:
         ConfigError: its mode is none.

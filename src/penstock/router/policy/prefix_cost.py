@@ -73,10 +73,7 @@ class Shortlist:
     with it is found to share more than n/2 of them, and the worker's own index then says how many.
     """
 
-    __slots__ = ("_holders", "_idlest", "_names", "_turn")
-
     def __init__(self) -> None:
-        """Start without knowing anybody."""
         self._holders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
         self._idlest: list[str] = []
         self._names: list[str] = []
@@ -160,12 +157,10 @@ class PrefixCost:
     so that idle caches fill evenly.
     """
 
-    __slots__ = ("_shortlist",)
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
     def __init__(self) -> None:
-        """Begin without workers."""
         self._shortlist = Shortlist()
 
     def worker_joined(self, name: str) -> None:

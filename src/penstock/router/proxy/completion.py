@@ -146,10 +146,6 @@ _BACKSLASH: Final = ord("\\")
 def check_depth(raw: bytes, body: dict[str, Any]) -> None:
     """Refuse a body that is nested deeper than `MAX_DEPTH`.
 
-    Args:
-        raw: Body as sent; where it holds fewer braces than levels, nothing is walked.
-        body: The same, parsed.
-
     Raises:
         RequestRefused: 400.
     """

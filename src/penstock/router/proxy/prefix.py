@@ -76,9 +76,6 @@ class PromptTokenizer:
 def load_tokenizer(path: str) -> PromptTokenizer:
     """Return a model's tokenizer, and its chat template where that lies beside it.
 
-    Args:
-        path: Of a ``tokenizer.json``, or ``simulated``.
-
     Raises:
         ConfigError: a library is not installed, or a file is none.
     """

@@ -108,13 +108,7 @@ class TierAdmission:
     """
 
     def __init__(self, config: TiersConfig, keys: TierKeys, *, model: str) -> None:
-        """Take settings and keys.
-
-        Args:
-            config: The graph's tiers section.
-            keys: Without any, clients may name every tier but system: what lets them in has checked.
-            model: The name that workers know.
-        """
+        """Take settings and keys."""
         self.config = config
         self.keys = keys
         self.downgraded = dict.fromkeys(Tier, 0)
@@ -124,10 +118,6 @@ class TierAdmission:
         """Return a request's tier and tenant, and count a downgrade.
 
         A key's own tier, or the default one, is that of a request that asks for none or for more than it may.
-
-        Args:
-            headers: The request's.
-            model: The name that it asks for.
 
         Raises:
             RequestRefused: 400, the header names no tier.
