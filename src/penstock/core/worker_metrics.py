@@ -26,9 +26,6 @@ def waiting_by_engine(samples: Sequence[Sample]) -> list[float]:
 
     Older workers do not report why a request waits; all of theirs count.
 
-    Args:
-        samples: Of one worker; other names are skipped.
-
     Returns:
         As written, one number per engine; empty if the page does not say.
     """

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from penstock.api import Role, Tier
-from penstock.core.errors import NoEndpointsError, PenstockError, SaturatedError
+from penstock.core.errors import NoEndpointsError, SaturatedError
 from penstock.core.logs import get_logger
 from penstock.router.core.retries import Assignment
 from penstock.router.core.router import RouterCore
-from penstock.router.core.router_state import Dispatch, Effects, RefusalReason, Refuse
+from penstock.router.core.router_state import Effects, RefusalReason, Refuse
 from penstock.router.core.worker import Worker, WorkerChange, WorkerEvent
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
@@ -299,17 +298,15 @@ class Admission:
 
     def apply(self, effects: Effects[Waiter]) -> None:
         """Wake the waiters; an assignment whose client has left is released, which may make room for another."""
-        pending = deque(effects)
-        while pending:
-            effect = pending.popleft()
-            if isinstance(effect, Dispatch):
-                assignment = effect.assignment
-                if not _is_taken(assignment.item, assignment):
-                    pending.extend(self.core.release(assignment, self._now_s()))
+        pending = list(effects)
+        for effect in pending:
+            if isinstance(effect, Assignment):
+                if not _is_taken(effect.item, effect):
+                    pending += self.core.release(effect, self._now_s())
             elif not isinstance(effect.item, asyncio.Future):
                 effect.item.refused(effect)
             elif not effect.item.done():
-                effect.item.set_exception(_refusal(effect))
+                effect.item.set_exception(REFUSALS[effect.reason](effect.message, effect.retry_after_s))
 
 
 def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:
@@ -319,7 +316,3 @@ def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:
         return False
     item.set_result(assignment)
     return True
-
-
-def _refusal(effect: Refuse[Waiter]) -> PenstockError:
-    return REFUSALS[effect.reason](effect.message, effect.retry_after_s)

@@ -34,13 +34,7 @@ class ConfigWatch:
     def __init__(
         self, file: Path, current: RouterConfig, on_change: Mapping[str, Callable[[Any], None]]
     ) -> None:
-        """Prepare; nothing is read before `check`.
-
-        Args:
-            file: The manifest.
-            current: Its router section as it was read at the start.
-            on_change: By a section's name in `RouterConfig`: takes one that differs from the one before.
-        """
+        """Prepare; nothing is read before `check`."""
         self._file = file
         self._current = current
         self._on_change = on_change

@@ -113,14 +113,7 @@ class KvSubscription:
     """The events of one worker's process."""
 
     def __init__(self, zmq: Any, context: Any, address: KvAddress, sink: KvSink) -> None:
-        """Prepare; `follow` connects.
-
-        Args:
-            zmq: The library.
-            context: Of asynchronous sockets.
-            address: The worker's.
-            sink: Takes what it tells.
-        """
+        """Prepare; `follow` connects."""
         self._zmq = zmq
         self._context = context
         self._address = address

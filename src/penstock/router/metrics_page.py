@@ -73,9 +73,9 @@ class MetricsPage:
             yield from _kv_event_families(self._kv_events)
         if self._tiers is not None:
             yield from self._tiers()
-        if self._group is not None:
-            text = "1 if this router picks the workers for all routers of the graph."
-            yield gauge(names.ROUTER_IS_PICKER, text, [], [((), self._group.is_picker)])
+        is_picker = self._group is None or self._group.is_picker
+        text = "1 if this router picks the workers for all routers of the graph."
+        yield gauge(names.ROUTER_IS_PICKER, text, [], [((), is_picker)])
         is_current, lag = self._discovery_problem() is None, self._metrics.lag
         text = "1 if the view of the workers is up to date, 0 if it is the last good one."
         yield gauge(names.ROUTER_DISCOVERY_CURRENT, text, [], [((), is_current)])

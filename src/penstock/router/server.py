@@ -12,6 +12,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer, Request
 from penstock.core.logs import get_logger
+from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
 from penstock.router.config_watch import ConfigWatch
@@ -102,6 +103,7 @@ class RouterServer:
             app.handle, limits=settings.server_limits(), is_vital=_is_vital, wants_body=app.wants_body
         )
         self._ticker: asyncio.Task[None] | None = None
+        self._is_warned = False
 
     @property
     def port(self) -> int:
@@ -205,11 +207,21 @@ class RouterServer:
                 self.admission.tick()
                 if self._group is not None:
                     self._group.tick()
+                elif self._discovery is not None:
+                    self._warn_of_others(self._discovery)
                 self._traffic.tick(self._clock.now_s())
                 if self._access_log is not None:
                     self._access_log.flush()
             except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
                 log.exception("tick failed")
+
+    def _warn_of_others(self, discovery: Discovery) -> None:
+        if len(discovery.routers()) > 1 and not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "several routers and no secret: each picks for itself; set the same secret in all",
+                variable=GRAPH_SECRET_VARIABLE,
+            )
 
     def _make_core(self) -> LiveCore:
         settings = self._settings
@@ -245,7 +257,8 @@ class RouterServer:
         )
 
     def _make_group(self) -> RouterGroup | None:
-        if self._discovery is None:
+        if self._discovery is None or not self._settings.graph_secret:
+            # Without a secret no request is a router's: each picks for itself.
             return None
         return RouterGroup(
             self.admission,

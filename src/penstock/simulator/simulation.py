@@ -14,7 +14,7 @@ import numpy as np
 from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
 from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import Dispatch, Effects, RefusalReason
+from penstock.router.core.router_state import Effects, RefusalReason
 from penstock.simulator.engine_server import EngineModel
 from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
@@ -215,8 +215,8 @@ class Simulation:
         """Do what a router has decided."""
         reached: set[str] = set()
         for effect in effects:
-            if isinstance(effect, Dispatch):
-                self._dispatched(effect.assignment, reached)
+            if isinstance(effect, Assignment):
+                self._dispatched(effect, reached)
                 continue
             job = effect.item
             router = self.routers[job.router]

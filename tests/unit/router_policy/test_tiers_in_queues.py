@@ -13,7 +13,8 @@ from penstock.api import QueueOrder, Role, RouterConfig, Tier
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.queue_state import QueueSettings
-from penstock.router.core.router_state import Dispatch, RefusalReason
+from penstock.router.core.retries import Assignment
+from penstock.router.core.router_state import RefusalReason
 from penstock.router.core.tiers import QueueRoom
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
@@ -301,7 +302,7 @@ def test_the_core_sheds_new_requests_and_none_that_it_has_admitted():
         core.tiers.monitor.evaluate(10.0 * at, {Tier.PREMIUM: [9.0] * 30})
     (refused,) = ask(core, 1, Tier.BACKGROUND, 11.0)
     assert (refused.reason, refused.retry_after_s) == (RefusalReason.SHED, 40)
-    assert isinstance(ask(core, 2, Tier.STANDARD, 11.0)[0], Dispatch)
+    assert isinstance(ask(core, 2, Tier.STANDARD, 11.0)[0], Assignment)
     arrival = Arrival((), 100, tier=Tier.BACKGROUND)
     assert core.acquire(3, Role.AGGREGATED, arrival, 11.0, again=True) == []
     counts = core.tiers.counts[Tier.BACKGROUND]

@@ -37,8 +37,8 @@ class Server:
 def dispatched(router, job, now_s):
     """Let a job come, and return the name of the worker that it goes to at once."""
     (effect,) = router.acquire(job, now_s)
-    job.assignment = effect.assignment
-    return effect.assignment.worker.name
+    job.assignment = effect
+    return effect.worker.name
 
 
 @pytest.fixture

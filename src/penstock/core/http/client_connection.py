@@ -44,10 +44,6 @@ SIZE_LINES: Final = _size_lines()
 def next_chunk_at(data: bytes, at: int) -> int:
     """Return where the first chunk behind ``data`` begins, counted from the end of ``data``.
 
-    Args:
-        data: One read that the parser has accepted.
-        at: Where in it, or behind it, a chunk begins.
-
     Returns:
         0 when ``data`` ends with a whole chunk, more when a chunk's rest is to come, ``UNKNOWN`` when a
         size line is cut, has an extension, or is the last one.

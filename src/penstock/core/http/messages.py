@@ -317,12 +317,7 @@ class Responder:
             callback()
 
     def upgrade(self, protocol: asyncio.Protocol, name: str) -> None:
-        """Answer 101, and give the connection to another protocol, which the server no longer bounds or ends.
-
-        Args:
-            protocol: Its ``connection_made`` is called; nothing when the client is gone.
-            name: Of the protocol, for the header ``upgrade``.
-        """
+        """Answer 101, and give the connection to another protocol, which the server no longer bounds or ends."""
         if not self._may_start():
             return
         owner, transport, self.status = self._owner, self._transport, 101

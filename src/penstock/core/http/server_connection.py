@@ -46,22 +46,6 @@ class ServerContext:
         buffered_bytes: Of bodies, of all connections.
     """
 
-    __slots__ = (
-        "bound",
-        "buffered_bytes",
-        "closing_since_s",
-        "connections",
-        "date_line",
-        "exhaustion",
-        "handler",
-        "is_vital",
-        "limits",
-        "loop",
-        "on_empty",
-        "tasks",
-        "wants_body",
-    )
-
     def __init__(
         self,
         handler: Handler,

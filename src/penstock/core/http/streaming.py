@@ -250,58 +250,39 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
         ClientDisconnected: the client left first.
         UpstreamError: the upstream broke or fell silent; what came before has been written.
     """
-    passing = _Relay(upstream, responder, observe)
-    upstream.set_sink(
-        passing.on_data,
-        passing.on_end,
-        passing.on_error,
-        on_chunk=passing.on_chunk if responder.takes_chunks else None,
-    )
-    responder.on_disconnect(passing.on_disconnect)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    write, write_framed = responder.write, responder.write_framed
+
+    def on_chunk(framed: bytes, body: bytes) -> None:
+        try:
+            sent = observe(body)
+            if sent is body:
+                write_framed(framed)
+            else:
+                write(sent)
+        except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
+            fail(exc)
+
+    def on_data(data: bytes) -> None:
+        try:
+            write(observe(data))
+        except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
+            fail(exc)
+
+    def finish(error: BaseException | None = None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def fail(error: Exception) -> None:
+        upstream.abort()
+        finish(error)
+
+    upstream.set_sink(on_data, finish, finish, on_chunk=on_chunk if responder.takes_chunks else None)
+    gone = ClientDisconnected("the client closed the connection during the relay")
+    responder.on_disconnect(lambda: finish(gone))
     responder.on_resume(upstream.resume)
     responder.on_pause(upstream.pause)
     try:
-        await passing.done
+        await done
     finally:
         upstream.abort()
-
-
-class _Relay:
-    __slots__ = ("_observe", "_responder", "_upstream", "done")
-
-    def __init__(self, upstream: StreamingResponse, responder: Responder, observe: Observe) -> None:
-        self._upstream = upstream
-        self._responder = responder
-        self._observe = observe
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def on_chunk(self, framed: bytes, body: bytes) -> None:
-        try:
-            sent = self._observe(body)
-            if sent is body:
-                self._responder.write_framed(framed)
-            else:
-                self._responder.write(sent)
-        except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
-            self._fail(exc)
-
-    def on_data(self, data: bytes) -> None:
-        try:
-            self._responder.write(self._observe(data))
-        except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
-            self._fail(exc)
-
-    def on_end(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def on_error(self, error: BaseException) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-    def on_disconnect(self) -> None:
-        self.on_error(ClientDisconnected("the client closed the connection during the relay"))
-
-    def _fail(self, error: Exception) -> None:
-        self._upstream.abort()
-        self.on_error(error)

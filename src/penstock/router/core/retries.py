@@ -73,7 +73,6 @@ class Assignment(Generic[T]):
     def __init__(
         self, item: T, worker: Worker, tokens: int, *, now_s: float, queued_s: float = 0.0, reason: str = ""
     ) -> None:
-        """Count a request in."""
         self.item = item
         self.worker = worker
         self.tokens = tokens

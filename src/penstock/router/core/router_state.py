@@ -32,13 +32,6 @@ class RefusalReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch(Generic[T]):
-    """A request goes to its worker now; `RouterCore.release` ends its assignment."""
-
-    assignment: Assignment[T]
-
-
-@dataclass(frozen=True, slots=True)
 class Refuse(Generic[T]):
     """A request gets no worker.
 
@@ -57,7 +50,8 @@ class Refuse(Generic[T]):
     retry_after_s: float | None = None
 
 
-Effects = list[Dispatch[T] | Refuse[T]]
+Effects = list[Assignment[T] | Refuse[T]]
+"""Each `Assignment` is a request that goes to its worker now; `RouterCore.release` ends it."""
 
 
 LATELY_S = 15.0
@@ -72,7 +66,6 @@ class TurnedAway:
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.total = 0
         self._at_s: deque[float] = deque()
 
@@ -263,7 +256,7 @@ class RouterState(Generic[T]):
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
         """Decide again whether a worker is busy; None: every worker of the role."""
         busy = self.busy[role]
-        if not busy.thresholds.is_set:
+        if not busy.has_thresholds:
             return
         if name is None:
             self._loads_changed(role, now_s)
@@ -278,7 +271,7 @@ class RouterState(Generic[T]):
     def _loads_changed(self, role: Role, now_s: float) -> None:
         names, busy = self._names[role], self.busy[role]
         busy.keep_only(names, now_s)
-        if busy.thresholds.is_set:
+        if busy.has_thresholds:
             for name in names:
                 self._load_changed(role, now_s, name)
 
@@ -297,6 +290,8 @@ class RouterState(Generic[T]):
         return full | busy.not_taking(names)
 
     def _left(self, item: T, role: Role) -> None:
+        if self.tiers is None:
+            return
         self._uncomputed.leave(item)
         self._handed_over.leave(item)
         self._held[role].leave(item)

@@ -26,10 +26,7 @@ class QueueRoom:
         tiers: Waiting requests by tier.
     """
 
-    __slots__ = ("_tenants", "tiers")
-
     def __init__(self) -> None:
-        """Begin empty."""
         self.tiers: Counter[Tier] = Counter()
         self._tenants: Counter[tuple[Tier, str]] = Counter()
 
@@ -71,8 +68,6 @@ _LEAST: Final = 4
 class _Place(Generic[T]):
     """Requests of one tier at one worker."""
 
-    __slots__ = ("begun_s", "waiting")
-
     def __init__(self) -> None:
         self.waiting: set[T] = set()
         # When the latest of them began to answer.
@@ -88,10 +83,7 @@ class _Place(Generic[T]):
 class HandedOver(Generic[T]):
     """Requests at workers of the second stage whose first token is still to come."""
 
-    __slots__ = ("_of", "_places")
-
     def __init__(self) -> None:
-        """Begin empty."""
         self._of: dict[T, _Place[T]] = {}
         # By worker, and in it by rank of the tier.
         self._places: dict[str, list[_Place[T]]] = {}
@@ -148,10 +140,7 @@ class TierBacklog(Generic[T]):
         tokens: Of those within.
     """
 
-    __slots__ = ("_items", "tokens")
-
     def __init__(self) -> None:
-        """Begin empty."""
         self._items: dict[T, tuple[Tier, int]] = {}
         self.tokens: Counter[Tier] = Counter()
 
@@ -196,10 +185,7 @@ class TierCounts:
         queue_time: Waits for the first stage.
     """
 
-    __slots__ = ("arrivals", "e2e", "queue_time", "rejected", "shed", "ttft")
-
     def __init__(self) -> None:
-        """Begin at zero."""
         self.arrivals = 0
         self.rejected = 0
         self.shed = 0
@@ -217,10 +203,7 @@ class TierControl:
         counts: By tier.
     """
 
-    __slots__ = ("_evaluated_s", "counts", "monitor", "settings")
-
     def __init__(self, settings: TierSettings, shedding: SheddingConfig) -> None:
-        """Begin with nothing measured."""
         self.settings = settings
         self.monitor = SloMonitor(settings, shedding)
         self.counts = {tier: TierCounts() for tier in Tier}

@@ -314,14 +314,7 @@ class Worker(WorkerLoad):
         record: Recorder = ignore,
         touched: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin as discovery reports it.
-
-        Args:
-            spec: As discovery reports it.
-            breaker: Its circuit, closed.
-            record: Takes what happens to it.
-            touched: Called when its health changes.
-        """
+        """Begin as discovery reports it."""
         super().__init__(spec.name)
         self.spec = spec
         self._record = record
@@ -430,13 +423,7 @@ class Worker(WorkerLoad):
         self._note_verdict(openings, now_s, is_due=True)
 
     def _note_verdict(self, openings: int, now_s: float, *, is_due: bool) -> None:
-        """Record an ejection, and one that is due and may not be.
-
-        Args:
-            openings: Times that the circuit had opened before the verdict.
-            now_s: Simulated seconds.
-            is_due: Whether the verdict should have ejected the worker.
-        """
+        """Record an ejection, and one that is due and may not be."""
         facts: dict[str, object] = {
             "role": self.spec.role.value,
             "failures": self.breaker.failures,

@@ -25,13 +25,6 @@ class WorkerPool:
     def __init__(
         self, breaker: BreakerConfig, *, is_supervised: bool = False, record: Recorder = ignore
     ) -> None:
-        """Start without workers.
-
-        Args:
-            breaker: Of their circuits.
-            is_supervised: Something keeps workers running, so one may be waited for even while none is known.
-            record: Takes what happens to workers.
-        """
         self._breaker = breaker
         self._is_supervised = is_supervised
         self._record = record
@@ -88,6 +81,9 @@ class WorkerPool:
         Of a half-open circuit that is one request at a time. While every worker of the role is ejected, each is
         probed after the first ejection time, however long its own has grown.
         """
+        known = self._closed.get(role)
+        if known is not None:
+            return known
         if self.are_closed(role):
             return self._closed[role]
         pool = self._serving(role)

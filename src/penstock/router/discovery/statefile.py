@@ -49,8 +49,6 @@ class StatefileDiscovery:
         problem: Why the newest read was of no use, or None.
     """
 
-    __slots__ = ("_path", "_routers", "_stamp", "_view", "problem")
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None

@@ -156,16 +156,7 @@ class WorkerWatch:
         *,
         requests: ConnectionPool,
     ) -> None:
-        """Tie the parts; nothing is checked yet.
-
-        Args:
-            admission: Holds the workers.
-            pool: Connections for checks and scrapes.
-            config: How often, and what counts as unhealthy.
-            clock: Simulated time.
-            requests: Connections of the requests under way, which are broken at a worker that stalled or that
-                nothing is heard of.
-        """
+        """Tie the parts; nothing is checked yet."""
         self._admission = admission
         self._pool = pool
         self._requests = requests

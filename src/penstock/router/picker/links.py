@@ -38,12 +38,6 @@ class Channel(asyncio.Protocol):
     """
 
     def __init__(self, on_message: Callable[[Message], None], on_lost: Callable[[], None]) -> None:
-        """Prepare.
-
-        Args:
-            on_message: Takes each message.
-            on_lost: Called once, after the last message.
-        """
         self._on_message = on_message
         self._on_lost = on_lost
         self._reader = FrameReader()
@@ -285,12 +279,6 @@ class Links:
     """The connections to all listed routers, by URL."""
 
     def __init__(self, secret: GraphSecret, on_message: Callable[[Link, Message], None]) -> None:
-        """Begin without any.
-
-        Args:
-            secret: By which routers know each other.
-            on_message: Takes what comes.
-        """
         self._secret = secret
         self._on_message = on_message
         self._links: dict[str, Link] = {}

@@ -286,10 +286,7 @@ def frames(messages: Iterable[Message]) -> bytes:
 class FrameReader:
     """Cuts what comes into frames, and reads their messages."""
 
-    __slots__ = ("_data",)
-
     def __init__(self) -> None:
-        """Begin with nothing read."""
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:

@@ -83,7 +83,6 @@ class RecentPrompts:
     """The latest prompts and where they were computed, bounded by their keys."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._prompts: deque[tuple[str, Arrival]] = deque()
         self._keys = 0
 

@@ -92,21 +92,12 @@ def busy_thresholds(config: AdmissionConfig) -> BusyThresholds:
 
 
 def admission_with(config: AdmissionConfig, given: Mapping[str, Any]) -> AdmissionConfig:
-    """Return an admission section with what flags say in its place.
-
-    Args:
-        config: The graph's, or the defaults.
-        given: Fields of the section by name, checked already.
-    """
+    """Return an admission section with what flags say in its place."""
     return config.model_copy(update=dict(given))
 
 
 def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
     """Refuse thresholds that are given as flags and change nothing.
-
-    Args:
-        config: The section with the flags in its place.
-        given: The flags, as in `admission_with`.
 
     Raises:
         ConfigError: its mode is none.
@@ -227,6 +218,7 @@ class BusyWorkers:
 
     Attributes:
         thresholds: Above which a worker is busy.
+        has_thresholds: Any of them is set.
         batch_tokens: Most tokens of one step of a worker; None: unknown.
     """
 
@@ -235,6 +227,7 @@ class BusyWorkers:
     ) -> None:
         """Begin with no worker known to be busy."""
         self.thresholds = thresholds
+        self.has_thresholds = thresholds.is_set
         self.batch_tokens = batch_tokens
         self._computed = DrainRate()
         # Workers with prompts to compute, and how long requests have stayed lately.
@@ -266,7 +259,7 @@ class BusyWorkers:
             now_s: Simulated seconds.
             prompts: Those of ``prefill_tokens`` whose prompts are known, one by one; used where it has several ranks.
         """
-        if not self.thresholds.is_set:
+        if not self.has_thresholds:
             return
         (self._computing.add if prefill_tokens else self._computing.discard)(load.name)
         self._computed.at_work(len(self._computing), now_s)
@@ -313,6 +306,7 @@ class BusyWorkers:
     def set_thresholds(self, thresholds: BusyThresholds) -> None:
         """Take new thresholds; every worker has to be refreshed."""
         self.thresholds = thresholds
+        self.has_thresholds = thresholds.is_set
         self._busy.clear()
         self._out_of_blocks.clear()
 

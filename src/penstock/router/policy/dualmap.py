@@ -69,7 +69,6 @@ class DualMapSettings:
 class DualMap:
     """The policy."""
 
-    __slots__ = ("_hotness", "_rings", "_settings")
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
@@ -160,8 +159,6 @@ class DualMap:
 
 class PairCost(DualMap):
     """The cheaper of a prefix's two candidates by prefix cost. Not the paper's."""
-
-    __slots__ = ()
 
     def __init__(self, settings: DualMapSettings | None = None) -> None:
         given = settings or DualMapSettings()

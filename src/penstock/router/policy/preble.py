@@ -30,8 +30,6 @@ class _GivenTokens:
         tokens: Their sum, >= 0.
     """
 
-    __slots__ = ("_given", "tokens")
-
     def __init__(self) -> None:
         self._given: deque[tuple[float, int]] = deque()
         self.tokens = 0
@@ -55,7 +53,6 @@ class PrebleE2:
     decoding counts as in prefix cost, by the prompts being answered.
     """
 
-    __slots__ = ("_given",)
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 

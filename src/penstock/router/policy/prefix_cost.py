@@ -45,8 +45,13 @@ def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estim
         uncached: Its tokens to compute there.
         estimates: Estimates.
     """
-    before = estimates.pending_tokens(worker, arrival) + uncached
-    prefill = before * estimates.relative_slowdown(worker) + (HIT_WEIGHT - 1) * uncached
+    before = worker.pending_for(arrival) + uncached
+    if worker.running:
+        before -= estimates.computed_tokens(worker)
+    slowdown = worker.relative_slowdown
+    if slowdown != 1.0:
+        slowdown = estimates.relative_slowdown(worker)
+    prefill = before * slowdown + (HIT_WEIGHT - 1) * uncached
     return prefill + DECODE_WEIGHT * worker.decoding_tokens
 
 
@@ -68,10 +73,7 @@ class Shortlist:
     with it is found to share more than n/2 of them, and the worker's own index then says how many.
     """
 
-    __slots__ = ("_holders", "_idlest", "_names", "_turn")
-
     def __init__(self) -> None:
-        """Start without knowing anybody."""
         self._holders: OrderedDict[int, tuple[str, ...]] = OrderedDict()
         self._idlest: list[str] = []
         self._names: list[str] = []
@@ -155,12 +157,10 @@ class PrefixCost:
     so that idle caches fill evenly.
     """
 
-    __slots__ = ("_shortlist",)
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
     def __init__(self) -> None:
-        """Begin without workers."""
         self._shortlist = Shortlist()
 
     def worker_joined(self, name: str) -> None:

@@ -39,7 +39,6 @@ class TierQueue(Generic[T]):
         held: Tiers that are not served for now.
     """
 
-    __slots__ = ("_credits", "_lower_tokens", "_settings", "_tiers", "held", "late_tokens")
     has_tiers = True
 
     def __init__(self, settings: TierSettings) -> None:
@@ -175,8 +174,6 @@ class _TenantLanes(Generic[T]):
     Attributes:
         lanes: By tenant; none is empty.
     """
-
-    __slots__ = ("_now", "_tags", "lanes")
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane[T]] = {}

@@ -261,8 +261,9 @@ class WorkerQueue(Generic[T]):
         A prompt is never wholly cached: its last token is computed for the first answer. What is to be loaded from other
         memory counts as `LOAD_COST` of as many tokens.
         """
-        missing = arrival.uncached(self.index.held(arrival.prefix))
-        return missing if self.index.anywhere is None else self._loaded(arrival, missing)
+        index = self.index
+        missing = arrival.uncached(index.held(arrival.prefix))
+        return missing if index.anywhere is None else self._loaded(arrival, missing)
 
     def _loaded(self, arrival: Arrival, missing: int) -> int:
         """Return what ``missing`` tokens cost where some of them can be loaded."""

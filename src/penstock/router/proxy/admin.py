@@ -51,11 +51,7 @@ class Admin:
         return 200, b'{"status":"ready","reasons":[]}'
 
     def workers(self, *, shows_urls: bool) -> bytes:
-        """Return ``{"workers", "prefill_queue", "traffic", "discovery_problem", "lag_p99_s", "speed"}``.
-
-        Args:
-            shows_urls: Whether the asker may know where the workers are; ``url`` is left out otherwise.
-        """
+        """Return ``{"workers", "prefill_queue", "traffic", "discovery_problem", "lag_p99_s", "speed"}``."""
         now_s = self._now_s()
         queue = self._admission.core.entry_queue
         return orjson.dumps(

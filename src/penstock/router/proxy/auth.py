@@ -241,12 +241,7 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def headers(self, path: str, sent: Mapping[bytes, bytes]) -> Headers:
-        """Return what an answer carries; nothing for a path or an origin that is not allowed.
-
-        Args:
-            path: Of the request.
-            sent: The request's headers.
-        """
+        """Return what an answer carries; nothing for a path or an origin that is not allowed."""
         if not self._origins or not path.startswith("/v1/"):
             return ()
         origin = sent.get(b"origin")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -146,10 +146,6 @@ _BACKSLASH: Final = ord("\\")
 def check_depth(raw: bytes, body: dict[str, Any]) -> None:
     """Refuse a body that is nested deeper than `MAX_DEPTH`.
 
-    Args:
-        raw: Body as sent; where it holds fewer braces than levels, nothing is walked.
-        body: The same, parsed.
-
     Raises:
         RequestRefused: 400.
     """
@@ -196,8 +192,7 @@ _SHOWN_CHARACTERS: Final = 256
 """Of a client's value in a message; a longer one would come back whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
+class CompletionRequest(NamedTuple):
     """A request for text.
 
     Attributes:

@@ -154,11 +154,7 @@ class CompletionHandler:
         return bool(workers)
 
     def _pauses_before_retry(self, call: CompletionCall, stage: StageFailed) -> int:
-        """Return how many pauses to wait before the request is tried again; 0 where another worker can take it.
-
-        Raises:
-            StageFailed: the same failure, which is then final.
-        """
+        """Return how many pauses to wait before the request is tried again; 0 where another worker can take it."""
         pauses = None
         if not call.responder.started:
             left_s = self._clock.to_model_s(self._left_real_s(call))
@@ -205,10 +201,6 @@ class CompletionHandler:
         """Have a worker of a role answer; another one while workers refuse the request for want of room.
 
         Such a refusal is no failure: it costs nothing of the retry budget, and says nothing against the worker.
-
-        Raises:
-            AllBusy: every worker has refused it.
-            StageFailed: the attempt failed otherwise.
         """
         admission, is_entry = self._admission, role is self._entry
         while True:
@@ -263,11 +255,7 @@ class CompletionHandler:
     async def _exchange(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, take: _Take
     ) -> None:
-        """Send a request to its worker and have the response taken; an unfinished response is aborted.
-
-        Raises:
-            StageFailed: the worker cannot be reached, broke off, or gave another answer than asked for.
-        """
+        """Send a request to its worker and have the response taken; an unfinished response is aborted."""
         prefilled = call.transfer if assignment.role is Role.DECODE else None
         if prefilled is not None:
             self._transfers.check_wait(assignment.queued_s)
@@ -345,11 +333,7 @@ class CompletionHandler:
         call.transfer = prefilled if prefilled.params else None
 
     async def _trust(self, call: CompletionCall, assignment: LiveAssignment) -> None:
-        """Return if the beginning of an answer may be sent.
-
-        Raises:
-            StageFailed: its text may be wrong.
-        """
+        """Return if the beginning of an answer may be sent."""
         assignment.proved()
         if call.transfer is not None:
             await self._transfers.confirm(call.transfer.lease)
@@ -469,11 +453,7 @@ class CompletionHandler:
 
 
 async def _error_reply(response: StreamingResponse, worker: str) -> ErrorReply:
-    """Return an answer other than 200 as an error.
-
-    Raises:
-        WrongAnswer: neither success nor error.
-    """
+    """Return an answer other than 200 as an error."""
     status = response.status
     if not 400 <= status < 600:
         raise WrongAnswer(f"{worker} answered {status}, which is neither success nor error")

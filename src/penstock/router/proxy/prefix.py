@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import ConfigError
 from penstock.core.simulated_tokens import SIMULATED, token_ids
@@ -76,9 +76,6 @@ class PromptTokenizer:
 def load_tokenizer(path: str) -> PromptTokenizer:
     """Return a model's tokenizer, and its chat template where that lies beside it.
 
-    Args:
-        path: Of a ``tokenizer.json``, or ``simulated``.
-
     Raises:
         ConfigError: a library is not installed, or a file is none.
     """
@@ -137,8 +134,7 @@ class ExactKeys:
     engine_block_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Keyed:
+class Keyed(NamedTuple):
     """A prompt as policies see it.
 
     Attributes:

@@ -29,10 +29,6 @@ from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
 async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
     """Return the bytes up to the read that shows the first token.
 
-    Args:
-        response: A worker's stream, unread.
-        worker: Its name, for messages.
-
     Raises:
         ErrorReply: an error event came first.
         WrongAnswer: an event is no chunk of a completion, or nothing but comments and roles comes.
@@ -188,25 +184,20 @@ class RelayMeter:
             WrongAnswer: a usage event cannot be rewritten.
         """
         now_real_s = time.monotonic()
-        if (
-            self.tokens
-            and not self._tail
-            and data.startswith(b"data: {")
-            and data.endswith(b"}\n\n")
-            and ERROR_EVENT not in data
-            and (_USAGE not in data or data.count(_USAGE) == data.count(_NULL_USAGE_END))
-        ):
-            count = 1
-            if data.count(b"\n") != 2:
-                count = data.count(b"}\n\ndata: {") + 1
-                if data.count(b"\n") != 2 * count:
-                    return self._observe_slowly(data, now_real_s)
-            gap_s = (now_real_s - self._last_real_s) * self._speed
-            self._last_real_s = now_real_s
-            self._itl.observe(gap_s / count, count)
-            self.tokens += count
-            self._assignment.grow(count)
-            return data
+        if self.tokens and not self._tail and data.startswith(b"data: {") and data.endswith(b"}\n\n"):
+            if data.count(b"\n") == 2:
+                # One event: the usual read.
+                at = data.find(_USAGE)
+                is_plain = at < 0 or data.startswith(_NULL_USAGE_END, at)
+                count = 1 if is_plain and not data.startswith(ERROR_EVENT) else 0
+            else:
+                count = _plain_events(data)
+            if count:
+                self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
+                self._last_real_s = now_real_s
+                self.tokens += count
+                self._assignment.grow(count)
+                return data
         return self._observe_slowly(data, now_real_s)
 
     def rest(self) -> bytes:
@@ -287,6 +278,13 @@ class RelayMeter:
                 usage = response.get("usage") if isinstance(response, dict) else None
                 self.usage = usage if isinstance(usage, dict) else self.usage
         return name.endswith(b".delta")
+
+
+def _plain_events(data: bytes) -> int:
+    """Return how many events of one line each a read holds, none an error's or with usage; 0: it holds others, too."""
+    count = data.count(b"}\n\ndata: {") + 1
+    has_usage = _USAGE in data and data.count(_USAGE) != data.count(_NULL_USAGE_END)
+    return 0 if data.count(b"\n") != 2 * count or ERROR_EVENT in data or has_usage else count
 
 
 def _has_text(chunk: dict[str, Any]) -> bool:

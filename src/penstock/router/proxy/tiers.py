@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,13 +108,7 @@ class TierAdmission:
     """
 
     def __init__(self, config: TiersConfig, keys: TierKeys, *, model: str) -> None:
-        """Take settings and keys.
-
-        Args:
-            config: The graph's tiers section.
-            keys: Without any, clients may name every tier but system: what lets them in has checked.
-            model: The name that workers know.
-        """
+        """Take settings and keys."""
         self.config = config
         self.keys = keys
         self.downgraded = dict.fromkeys(Tier, 0)
@@ -124,10 +118,6 @@ class TierAdmission:
         """Return a request's tier and tenant, and count a downgrade.
 
         A key's own tier, or the default one, is that of a request that asks for none or for more than it may.
-
-        Args:
-            headers: The request's.
-            model: The name that it asks for.
 
         Raises:
             RequestRefused: 400, the header names no tier.
@@ -183,7 +173,7 @@ class TierAdmission:
         else:
             # Of a key that comes twice, not every reader takes the last.
             raw = encoded(changed)
-        return replace(request, raw=raw, body=changed)
+        return request._replace(raw=raw, body=changed)
 
 
 _COUNTED_BY_CORE = (QUEUE_TIMEOUT, SHED)
