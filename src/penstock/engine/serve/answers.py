@@ -163,9 +163,7 @@ class CompletionFormat:
         """Return what encodes a choice's events."""
         kind = "chat.completion.chunk" if self._call.api is Api.CHAT else "text_completion"
         head = {**self._head, "object": kind}
-        if self._call.events_differ:
-            return _SeparateEvents(self._call, choice, head)
-        return EventFormat(self._call, choice, head)
+        return _Events(self._call, choice, head)
 
     def closing(self, finished: Sequence[Finished]) -> bytes:
         """Return the usage event where ``stream_options`` ask for it, and the end of the stream."""
@@ -200,35 +198,8 @@ class CompletionFormat:
         return shown
 
 
-class EventFormat:
-    """Encodes one choice's events."""
-
-    def __init__(self, call: EngineCall, choice: Choice, head: dict[str, Any]) -> None:
-        """Make the bytes that all events share; ``head`` is what their JSON begins with."""
-        self._call = call
-        self._choice = choice
-        self._head = head
-        self._lead, self._tail = self._around(None)
-        self._seam = self._tail + self._lead
-        self.opening = _opening(call, choice, head)
-
-    def tokens(self, start: int, texts: Sequence[bytes]) -> bytes:  # noqa: ARG002 - of the protocol
-        """Return one event per text."""
-        return self._lead + self._seam.join(texts) + self._tail
-
-    def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:  # noqa: ARG002 - of the protocol
-        """Return the event that carries the last text and the reason."""
-        lead, tail = self._around(reason)
-        return lead + text + tail
-
-    def _around(self, reason: FinishReason | None) -> tuple[bytes, bytes]:
-        event = _event(self._head, [_delta(self._call, self._choice, _SLOT, reason)])
-        lead, _, tail = event.partition(_ENCODED_SLOT)
-        return lead, tail
-
-
-class _SeparateEvents:
-    """Encodes one choice's events where each differs in its log probabilities or its counts."""
+class _Events:
+    """Encodes one choice's events: around words alone the bytes are made once, else each event is its own."""
 
     def __init__(self, call: EngineCall, choice: Choice, head: dict[str, Any]) -> None:
         self._call = call
@@ -237,12 +208,26 @@ class _SeparateEvents:
         # An echoed prompt comes with the first token where its probabilities do.
         self._echoes = call.echo and call.logprobs is not None
         self.opening = b"" if self._echoes else _opening(call, choice, head)
+        self._lead, self._tail = self._around(None)
+        self._seam = self._tail + self._lead
 
     def tokens(self, start: int, texts: Sequence[bytes]) -> bytes:
-        return b"".join(self._event(start + at, text, None) for at, text in enumerate(texts))
+        """Return one event per text."""
+        if self._call.events_differ:
+            return b"".join(self._event(start + at, text, None) for at, text in enumerate(texts))
+        return self._lead + self._seam.join(texts) + self._tail
 
     def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:
-        return self._event(start, text, reason)
+        """Return the event that carries the last text and the reason."""
+        if self._call.events_differ:
+            return self._event(start, text, reason)
+        lead, tail = self._around(reason)
+        return lead + text + tail
+
+    def _around(self, reason: FinishReason | None) -> tuple[bytes, bytes]:
+        event = _event(self._head, [_delta(self._call, self._choice, _SLOT, reason)])
+        lead, _, tail = event.partition(_ENCODED_SLOT)
+        return lead, tail
 
     def _event(self, at: int, text: bytes, reason: FinishReason | None) -> bytes:
         call, choice = self._call, self._choice

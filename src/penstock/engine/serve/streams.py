@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.core.http.problem import error_body
 from penstock.core.http.server import Responder
@@ -25,17 +25,10 @@ from penstock.engine.serve.answers import (
 )
 from penstock.engine.serve.protocol import Api, Choice, EngineCall
 
+if TYPE_CHECKING:
+    from penstock.engine.serve.worker import ServedWorker
+
 OutputsOf = Callable[[RequestState], int]
-
-
-class ReplySource(Protocol):
-    """What an answer asks of the worker."""
-
-    def outputs_of(self, state: RequestState) -> int:
-        """Return how many tokens a request has."""
-
-    def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
-        """Return ``kv_transfer_params`` for a request whose blocks are kept, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +177,7 @@ class Reply:
         names: Names,
         headers: Sequence[tuple[bytes, bytes]],
         interval: int,
-        worker: ReplySource,
+        worker: ServedWorker,
     ) -> None:
         """Prepare; nothing is sent before the first token.
 

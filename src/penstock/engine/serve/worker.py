@@ -16,11 +16,12 @@ from penstock.core.lag import LagTracker
 from penstock.core.logs import get_logger
 from penstock.engine.core.engine import Engine, StepOutcome
 from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.kv_publisher import KvPublisher
 from penstock.engine.serve.kv_reading import KvReading
-from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification, RequestCounts
+from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification
 from penstock.engine.serve.notifications import Notification
 from penstock.engine.serve.protocol import EngineCall, RemoteKv
 from penstock.engine.serve.settings import LoadFailurePolicy, ServeSettings
@@ -42,7 +43,7 @@ class ServedWorker:
         settings: ServeSettings,
         clock: SimulatedClock,
         group: asyncio.TaskGroup,
-        slots: RequestCounts,
+        slots: RequestSlots[Any],
     ) -> None:
         self.settings = settings
         self.clock = clock
