@@ -35,12 +35,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultPeriod:
-    """One fault from a time to a time.
-
-    Attributes:
-        kind: What is wrong.
-        from_s, to_s: When, 0 <= from_s < to_s.
-    """
+    """One fault from a time to a time."""
 
     kind: Fault
     from_s: float
@@ -56,12 +51,7 @@ class FaultPeriod:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """The GPU budget from a time on; what exists already may stay, nothing more may join above it.
-
-    Attributes:
-        at_s: When, >= 0.
-        gpus: The new ceiling, >= 0.
-    """
+    """The GPU budget from a time on; what exists already may stay, nothing more may join above it."""
 
     at_s: float
     gpus: int

@@ -15,12 +15,7 @@ _BINS_PER_E = 100.0
 
 
 class GapHistogram:
-    """Gaps in seconds by logarithmic bin; a percentile is exact to half a percent of its value.
-
-    Attributes:
-        total: Gaps counted.
-        sum_s: Of their lengths.
-    """
+    """Gaps in seconds by logarithmic bin; a percentile is exact to half a percent of its value."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -36,11 +31,7 @@ class GapHistogram:
             self.sum_s += gap_s * count
 
     def percentile(self, share: float) -> float | None:
-        """Return the nearest-rank percentile in seconds, or None without gaps.
-
-        Args:
-            share: In (0, 1].
-        """
+        """Return the nearest-rank percentile in seconds, or None without gaps."""
         wanted = math.ceil(share * self.total)
         seen = 0
         for place in sorted(self._counts):
@@ -133,13 +124,7 @@ class FrontendCounters:
     def take(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = NOT_TOLD_APART
     ) -> Demand | None:
-        """Return the counts since the last call and the gauges now; None when no time has passed.
-
-        Args:
-            now_s: Virtual seconds.
-            in_flight: Requests assigned to workers now, by role.
-            turned_away: Requests that a role had no worker for, since the world's start.
-        """
+        """Return the counts since the last call and the gauges now; None when no time has passed."""
         period_s = now_s - self._at_s
         if period_s <= 0:
             return None

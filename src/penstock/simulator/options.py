@@ -145,9 +145,5 @@ class SimulateOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check the bounds.
-
-        Raises:
-            ConfigError: a number is out of its range; the message names the flag.
-        """
+        """Check the bounds."""
         check_bounds(self)

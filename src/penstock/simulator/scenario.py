@@ -170,15 +170,7 @@ class RouterGroup:
 
 
 def unbounded_router(policy: str, **section: Any) -> RouterConfig:
-    """Return a router section with a queue that refuses nothing within a simulation's time.
-
-    Args:
-        policy: An installed policy's name.
-        section: Further keys, as in a manifest.
-
-    Raises:
-        ValidationError: a value is wrong.
-    """
+    """Return a router section with a queue that refuses nothing within a simulation's time."""
     queue = {"maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S, **section.pop("prefillQueue", {})}
     return RouterConfig.model_validate({"policy": policy, **section, "prefillQueue": queue})
 
@@ -216,11 +208,7 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the rules across fields.
-
-        Raises:
-            ConfigError: the message names the field, its value and its bound.
-        """
+        """Check the rules across fields."""
         check_bounds(self)
         roles = {pool.role for pool in self.pools}
         is_complete = len(roles) == len(self.pools) and roles in (

@@ -32,11 +32,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks whose content was given up for others.
-
-    Attributes:
-        keys: In the order of their eviction.
-    """
+    """Blocks whose content was given up for others."""
 
     keys: tuple[int, ...]
 
@@ -214,11 +210,7 @@ class BlockPool:
         return True
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block; the last block of a request is evicted before the first.
-
-        Raises:
-            ValueError: a block is released more often than it was claimed.
-        """
+        """Drop one reference of each block; the last block of a request is evicted before the first."""
         references, idle, key_of = self._references, self._idle, self._key_of
         for block in reversed(blocks):
             left = references[block] - 1

@@ -144,12 +144,7 @@ def choose_victims(candidates: Iterable[Candidate], *, blocks: int, places: int)
 
 
 class Reservation:
-    """Counts the blocks held by requests that may not use the reserve.
-
-    Attributes:
-        held: Distinct blocks that they hold, 0 to `limit`.
-        limit: Blocks that they may hold.
-    """
+    """Counts the blocks held by requests that may not use the reserve."""
 
     def __init__(self, capacity: int, reserved: int) -> None:
         """Keep ``reserved`` of ``capacity`` blocks, 0 <= reserved < capacity."""
@@ -184,13 +179,7 @@ class Reservation:
 
 
 class SwapSpace:
-    """The blocks of host memory and who is being copied.
-
-    Attributes:
-        capacity: Blocks.
-        used: Blocks taken, those of copies under way included.
-        out, back: The links to and from host memory.
-    """
+    """The blocks of host memory and who is being copied."""
 
     def __init__(self, capacity: int, link: LinkTerms) -> None:
         self.capacity = capacity

@@ -20,14 +20,7 @@ from penstock.engine.serve.vocabulary import LOG_HALF, alternatives, words
 
 
 def for_chat(choice: Choice, start: int, stop: int, count: int) -> dict[str, Any]:
-    """Return the ``logprobs`` of a chat's output tokens [start, stop).
-
-    Args:
-        choice: The answer.
-        start: First token.
-        stop: After the last.
-        count: Alternatives per token, >= 0.
-    """
+    """Return the ``logprobs`` of a chat's output tokens [start, stop)."""
     return {
         "content": [
             {
@@ -42,15 +35,7 @@ def for_chat(choice: Choice, start: int, stop: int, count: int) -> dict[str, Any
 def for_completion(
     choice: Choice, start: int, stop: int, count: int, *, echo: bool = False
 ) -> dict[str, Any]:
-    """Return the ``logprobs`` of a completion's output tokens [start, stop).
-
-    Args:
-        choice: The answer.
-        start: First token.
-        stop: After the last.
-        count: Alternatives per token, >= 0.
-        echo: The text begins with the prompt; its tokens come before token 0.
-    """
+    """Return the ``logprobs`` of a completion's output tokens [start, stop)."""
     shown = _pieces(choice.prompt) if echo and start == 0 else []
     offset = start * BYTES_PER_TOKEN + (_characters(choice.prompt) if echo and start else 0)
     tokens = shown + [word.decode() for word in words(choice.salt, start, stop)]
@@ -104,12 +89,7 @@ _ENCODED_SLOT = b"\\u0000"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A choice that has ended.
-
-    Attributes:
-        cached_tokens: Prompt tokens that were not computed.
-        kv_transfer_params: Where its KV is kept, or None.
-    """
+    """A choice that has ended."""
 
     choice: Choice
     output_tokens: int
@@ -124,11 +104,7 @@ class Finished:
 
 
 class ChoiceEvents(Protocol):
-    """Encodes the events of one choice.
-
-    Attributes:
-        opening: What comes before its first token.
-    """
+    """Encodes the events of one choice."""
 
     opening: bytes
 

@@ -52,13 +52,7 @@ class Histogram(BucketCounts):
     """Counts per bucket under one metric name."""
 
     def __init__(self, name: str, bounds: Sequence[float], labels: str) -> None:
-        """Fix name, upper bounds and labels.
-
-        Args:
-            name: Metric name.
-            bounds: Strictly increasing, +Inf left out.
-            labels: Rendered labels without braces, ``engine="0",model_name="m"``.
-        """
+        """Fix name, upper bounds and labels."""
         super().__init__(bounds)
         self.name = name
         edges = [_edge(edge) for edge in (*self.bounds, math.inf)]

@@ -160,14 +160,7 @@ class Stream:
 
 
 class Reply:
-    """One request's answer, made of its choices.
-
-    Attributes:
-        streams: One for each choice.
-        interval: Tokens per event, after the first.
-        is_paused: The client reads too slowly; nothing is sent until it has caught up.
-        done: Set when the answer is complete or no client is left to read it.
-    """
+    """One request's answer, made of its choices."""
 
     def __init__(
         self,
@@ -179,16 +172,7 @@ class Reply:
         interval: int,
         worker: ServedWorker,
     ) -> None:
-        """Prepare; nothing is sent before the first token.
-
-        Args:
-            call: What was asked.
-            responder: Takes the bytes.
-            names: Ids of the answer and of the engine's requests.
-            headers: Of the answer.
-            interval: Tokens per event, after the first.
-            worker: Knows how far the engine is.
-        """
+        """Prepare; nothing is sent before the first token."""
         self.call = call
         self.is_paused = False
         self.interval = 1 if call.events_differ else interval

@@ -78,12 +78,7 @@ class ServedWorker:
         return None if self._publisher is None else self._publisher.endpoint
 
     def start_publishing(self) -> None:
-        """Publish changes of the KV cache from now on, where the settings ask for it.
-
-        Raises:
-            PortInUseError: the port is taken.
-            ConfigError: the address cannot be bound.
-        """
+        """Publish changes of the KV cache from now on, where the settings ask for it."""
         if self._publisher is not None:
             self._publisher.start()
 
