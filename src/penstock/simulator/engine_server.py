@@ -25,7 +25,6 @@ class EngineModel:
     """A profile read once, from which servers of one pool are made."""
 
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
-        """Load the profile."""
         self._role = EngineRole(role.value)
         self._spec = spec
         self._profile: Profile = profiles.load(spec.profile)

@@ -42,7 +42,6 @@ class FaultPeriod:
     to_s: float
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         if not 0 <= self.from_s < self.to_s < math.inf:
             raise ConfigError(
                 f"fault {self.kind.value}: {self.from_s:g}-{self.to_s:g} must be finite, from 0 on, and not empty"
@@ -57,7 +56,6 @@ class BudgetChange:
     gpus: int
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         if not (0 <= self.at_s < math.inf and self.gpus >= 0):
             raise ConfigError(
                 f"budget change at {self.at_s!r} s to {self.gpus!r} GPUs: both must be at least 0"

@@ -22,7 +22,6 @@ class Heartbeats:
         settle: Callable[[SimulatedWorker], None],
         lost: Callable[[SimulatedWorker, Job], None],
     ) -> None:
-        """Track nothing yet."""
         self._kernel = kernel
         self._fleet = fleet
         self._settle = settle

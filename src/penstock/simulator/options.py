@@ -145,5 +145,4 @@ class SimulateOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         check_bounds(self)

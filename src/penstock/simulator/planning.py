@@ -98,7 +98,6 @@ class VirtualPlanner:
     """One planner."""
 
     def __init__(self, config: DecideConfig, *, deadline_s: float = DEADLINE_S) -> None:
-        """Begin at time 0."""
         self._core = PlannerCore(
             CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger)
         )

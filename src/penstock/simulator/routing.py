@@ -59,7 +59,6 @@ class VirtualRouter:
         faults: Faults = Faults(),  # noqa: B008 - frozen
         lease_s: float = inf,
     ) -> None:
-        """Build one router."""
         self.core: RouterCore[Job] = build_router(config, sizes, lease_s=lease_s, is_supervised=True)
         self._retries = build_retries(config, self.core.pool, 0.0)
         queue = self.core.entry_queue

@@ -41,7 +41,6 @@ class Simulation:
     def __init__(
         self, scenario: Scenario, requests: Sequence[TraceRequest], *, chains: PrefixChains | None = None
     ) -> None:
-        """Build everything; nothing runs yet."""
         self.scenario = scenario
         self.kernel = Kernel()
         self.gaps = GapHistogram()

@@ -34,7 +34,6 @@ class Succession:
         end: Callable[[Job, JobOutcome], None],
         apply: Callable[[Effects[Job]], None],
     ) -> None:
-        """Begin with the first router as the picker."""
         self._kernel = kernel
         self._group = group
         self._make = make

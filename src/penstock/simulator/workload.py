@@ -61,7 +61,6 @@ class WorkloadSpec:
     tiers: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         if self.warmup < 0:
             raise ConfigError(f"--warmup: {self.warmup} must be at least 0")
         if self.copies < 1:

@@ -136,7 +136,6 @@ class Selection:
     on_long: OnLong | None = flag("Cut longer prompts, or leave their requests out.", default=None)
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         check_bounds(self)
         if (self.max_input_tokens is None) != (self.on_long is None):
             raise ConfigError(

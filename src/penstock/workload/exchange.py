@@ -200,7 +200,6 @@ class RequestSender:
         *,
         on_first: Callable[[float], None],
     ) -> None:
-        """Prepare what every request has in common."""
         self._pool = pool
         self._clock = clock
         self._on_first = on_first

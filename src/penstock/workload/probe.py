@@ -50,7 +50,6 @@ class ServerPages:
     def __init__(
         self, pool: ConnectionPool, url: str, timeouts: Timeouts, *, admin_key: str | None = None
     ) -> None:
-        """Name the server."""
         self.url = url.rstrip("/")
         self._pool = pool
         self._timeouts = timeouts
@@ -110,7 +109,6 @@ class LagWatch:
     """Collects the lags of a server and of the workers that it lists; one per replay."""
 
     def __init__(self, pool: ConnectionPool, url: str, *, admin_key: str | None = None) -> None:
-        """Name the server."""
         self._pages = ServerPages(pool, url, _POLL_TIMEOUTS, admin_key=admin_key)
         self._worst: dict[str, ServerLag] = {}
 

@@ -96,7 +96,6 @@ class Replayer:
         resends_rejected: bool = False,
         on_result: Callable[[RequestResult], None],
     ) -> None:
-        """Prepare a replay."""
         self._clock = clock
         self._prompts = prompts
         self._run_id = run_id

@@ -110,7 +110,6 @@ class ResultWriter:
     """Appends each result as it comes, so that a killed run leaves what it had measured."""
 
     def __init__(self, directory: Path, *, with_gaps: bool = True) -> None:
-        """Create the directory and an empty results file."""
         self.directory = directory
         self._with_gaps = with_gaps
         try:

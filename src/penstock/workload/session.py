@@ -122,7 +122,6 @@ class LoadConfig:
     )
 
     def __post_init__(self) -> None:
-        """Check what no part checks for itself."""
         check_bounds(self)
         others = {"--rate": self.rate_rps, "--rate-scale": self.rate_scale, "--concurrency": self.concurrency}
         given = [flag for flag, value in others.items() if value is not None]

@@ -252,7 +252,6 @@ class SyntheticSpec:
     requests: str = ""
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         above_0 = ("rate", "cv", "period_s", "peak", "step_length_s", "shift_input", "shift_output")
         at_least_1 = (
             *("count", "tenants", "input_tokens", "output_tokens"),

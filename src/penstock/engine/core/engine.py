@@ -47,7 +47,6 @@ class EngineSettings:
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        """Check that tiers have an order."""
         if self.preemption is not None and not self.limits.by_priority:
             raise ValueError("preemption by tier needs by_priority")
 

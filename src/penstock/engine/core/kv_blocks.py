@@ -49,7 +49,6 @@ class KvJournal:
     """The changes since somebody last took them."""
 
     def __init__(self, block_size: int) -> None:
-        """Start empty."""
         self._block_size = block_size
         self._facts: list[KvFact] = []
         self._removed: list[int] = []
@@ -94,7 +93,6 @@ class BlockPool:
     """Owns ``capacity`` blocks, numbered from 0."""
 
     def __init__(self, capacity: int, journal: KvJournal | None = None) -> None:
-        """Start with every block blank."""
         self.capacity = capacity
         self._journal = journal
         self.version = 0

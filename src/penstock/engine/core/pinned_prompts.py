@@ -26,7 +26,6 @@ class PinnedPrompts:
         counters: EngineCounters,
         release: Callable[[RequestState], None],
     ) -> None:
-        """Start without prompts."""
         is_decode = role is EngineRole.DECODE
         self._terms = terms
         self._first_term = LeaseTerm.DECODER_TTL if is_decode else LeaseTerm.INITIAL

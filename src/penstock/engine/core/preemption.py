@@ -147,7 +147,6 @@ class Reservation:
     """Counts the blocks held by requests that may not use the reserve."""
 
     def __init__(self, capacity: int, reserved: int) -> None:
-        """Keep ``reserved`` of ``capacity`` blocks, 0 <= reserved < capacity."""
         self._references = [0] * capacity
         self.held = 0
         self.limit = capacity - reserved

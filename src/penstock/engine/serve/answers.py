@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -103,31 +103,6 @@ class Finished:
         return b"".join(self.choice.texts(0, self.output_tokens)).decode()
 
 
-class ChoiceEvents(Protocol):
-    """Encodes the events of one choice."""
-
-    opening: bytes
-
-    def tokens(self, start: int, texts: Sequence[bytes]) -> bytes:
-        """Return one event per text; ``start`` is the first one's token."""
-
-    def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:
-        """Return the event of the last text, which begins with token ``start``, and what ends the choice."""
-
-
-class Format(Protocol):
-    """Encodes one answer."""
-
-    def events(self, choice: Choice) -> ChoiceEvents:
-        """Return what encodes a choice's events."""
-
-    def closing(self, finished: Sequence[Finished]) -> bytes:
-        """Return what ends a stream whose choices have all ended."""
-
-    def complete(self, finished: Sequence[Finished]) -> bytes:
-        """Return the JSON body of an answer that is not streamed."""
-
-
 class CompletionFormat:
     """Encodes a completion or a chat."""
 
@@ -139,7 +114,7 @@ class CompletionFormat:
         """Return what encodes a choice's events."""
         kind = "chat.completion.chunk" if self._call.api is Api.CHAT else "text_completion"
         head = {**self._head, "object": kind}
-        return _Events(self._call, choice, head)
+        return ChoiceEvents(self._call, choice, head)
 
     def closing(self, finished: Sequence[Finished]) -> bytes:
         """Return the usage event where ``stream_options`` ask for it, and the end of the stream."""
@@ -174,7 +149,7 @@ class CompletionFormat:
         return shown
 
 
-class _Events:
+class ChoiceEvents:
     """Encodes one choice's events: around words alone the bytes are made once, else each event is its own."""
 
     def __init__(self, call: EngineCall, choice: Choice, head: dict[str, Any]) -> None:
@@ -293,7 +268,7 @@ class ResponseFormat:
         self._serial = 0
         self.opening = b""
 
-    def events(self, choice: Choice) -> ChoiceEvents:  # noqa: ARG002 - there is one
+    def events(self, choice: Choice) -> ResponseFormat:  # noqa: ARG002 - there is one
         """Return what encodes the events: this."""
         begun = {"response": self._response("in_progress", [], None)}
         part = {"item_id": self._item_id, "output_index": 0, "content_index": 0, "part": _part("")}

@@ -38,7 +38,6 @@ class KvReplay:
     """One worker's answers; its socket lives with the running event loop."""
 
     def __init__(self, zmq: Any, topic: bytes, batches: int) -> None:
-        """Hold nothing yet; nothing is bound before `start`."""
         self._zmq = zmq
         self._topic = topic
         self._held: deque[tuple[bytes, bytes]] = deque(maxlen=batches)
@@ -133,7 +132,6 @@ class KvPublisher:
     """One worker's publisher."""
 
     def __init__(self, config: KvEventsConfig, block_size: int) -> None:
-        """Prepare; nothing is bound before `start`."""
         try:
             import msgspec  # noqa: PLC0415 - an extra
             import zmq  # noqa: PLC0415 - only needed with events

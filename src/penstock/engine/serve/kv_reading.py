@@ -30,7 +30,6 @@ class KvReading:
         on_lost: Callable[[Stream, str], None],
         on_confirmed: Callable[[Stream], None],
     ) -> None:
-        """Start with none."""
         self._metrics = metrics
         self._ranks = settings.engine.ranks
         self._renews = settings.engine.role is EngineRole.DECODE

@@ -52,7 +52,6 @@ class Histogram(BucketCounts):
     """Counts per bucket under one metric name."""
 
     def __init__(self, name: str, bounds: Sequence[float], labels: str) -> None:
-        """Fix name, upper bounds and labels."""
         super().__init__(bounds)
         self.name = name
         edges = [_edge(edge) for edge in (*self.bounds, math.inf)]

@@ -42,7 +42,6 @@ class RequestGate:
     """The way into one worker's engine."""
 
     def __init__(self, limit: int | None, queue: int) -> None:
-        """See `RequestSlots`."""
         self.slots: RequestSlots[Ticket] = RequestSlots(limit, queue)
 
     @property

@@ -20,7 +20,6 @@ from penstock.engine.serve.answers import (
     ChoiceEvents,
     CompletionFormat,
     Finished,
-    Format,
     ResponseFormat,
 )
 from penstock.engine.serve.protocol import Api, Choice, EngineCall
@@ -67,7 +66,7 @@ class Stream:
         self.is_read_sent = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.state: RequestState | None = None
-        self._events: ChoiceEvents | None = None
+        self._events: ChoiceEvents | ResponseFormat | None = None
         self._sent = 0
 
     @property
@@ -172,7 +171,6 @@ class Reply:
         interval: int,
         worker: ServedWorker,
     ) -> None:
-        """Prepare; nothing is sent before the first token."""
         self.call = call
         self.is_paused = False
         self.interval = 1 if call.events_differ else interval
@@ -183,13 +181,13 @@ class Reply:
         self._outputs_of = worker.outputs_of
         self._finished: list[Finished] = []
         make = ResponseFormat if call.api is Api.RESPONSES else CompletionFormat
-        self._format: Format = make(call, names.response_id, int(time.time()))
+        self._format = make(call, names.response_id, int(time.time()))
         self.streams = tuple(Stream(self, choice, names.request_id(choice)) for choice in call.choices)
         if call.stream:
             responder.on_pause(self._pause)
             responder.on_resume(self._resume)
 
-    def begin(self, choice: Choice) -> ChoiceEvents:
+    def begin(self, choice: Choice) -> ChoiceEvents | ResponseFormat:
         """Return what encodes a choice's events; the first choice starts the answer."""
         if not self._responder.started:
             self._responder.start(200, content_type=EVENT_STREAM, headers=self._headers)
