@@ -13,19 +13,6 @@ def drain(kernel):
         pass
 
 
-def test_two_events_of_one_time_run_by_priority_then_by_order_of_scheduling():
-    """An arrival precedes the end of a step at its time; equals keep the order in which they were made."""
-    kernel, seen = Kernel(), []
-    kernel.at(1.0, Order.ENGINE, seen.append, "engine 1")
-    kernel.at(1.0, Order.ENGINE, seen.append, "engine 2")
-    kernel.at(1.0, Order.ARRIVAL, seen.append, "arrival")
-    kernel.at(0.5, Order.SAMPLE, seen.append, "earlier")
-
-    drain(kernel)
-
-    assert seen == ["earlier", "arrival", "engine 1", "engine 2"]
-
-
 @pytest.mark.parametrize("time_s", [0.9, float("nan")])
 def test_the_past_is_refused(time_s):
     """Neither a past time nor a number that is none can be scheduled."""

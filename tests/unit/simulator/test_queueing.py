@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from penstock.simulator.scenario import SimpleModel
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
@@ -28,17 +27,6 @@ def mean_wait(scenario, requests):
     recording = Simulation(scenario, requests).run()
     service = recording.requests.prompt_tokens * scenario.pools[0].model.prefill_s_per_token
     return float((recording.requests.ttft_s - service)[COUNT // 10 :].mean())
-
-
-@pytest.mark.parametrize("load", [0.5, 0.7])
-def test_constant_prompts_wait_as_in_m_d_1(simple_world, load):
-    """Wq = rho / (2 (1 - rho)) service times (Pollaczek-Khinchine, no variance)."""
-    model = SimpleModel("t", 0.001, 100_000)
-    requests = workload(load, lambda rng: np.full(COUNT, 1000))
-
-    waited_s = mean_wait(simple_world(model=model, sample_s=1000.0), requests)
-
-    assert waited_s == pytest.approx(load / (2 * (1 - load)), rel=0.15)
 
 
 @pytest.mark.parametrize("load", [0.5, 0.7])

@@ -2,30 +2,12 @@
 
 from penstock.simulator.jobs import Job, PrefixChains
 from penstock.simulator.scenario import SimpleModel
-from penstock.simulator.servers import ServiceStage, SimpleServer
+from penstock.simulator.servers import SimpleServer
 
 
 def job_of(request, index=0, chains=None):
     """Make a job with its keys."""
     return Job(index, request, (chains or PrefixChains(0)).chain(request))
-
-
-def test_a_prompt_takes_its_tokens_times_the_constant(request_at):
-    """1,000 tokens at 1 ms each are done after a second."""
-    server = SimpleServer(SimpleModel("t", 0.001, 10_000))
-    job = job_of(request_at(2.0))
-
-    server.add(job, 2.0)
-    assert server.next_s() == 2.0
-    assert server.run(2.0) == []
-
-    assert server.next_s() == 3.0
-    assert [report.stage for report in server.run(3.0)] == [
-        ServiceStage.PREFILLED,
-        ServiceStage.FIRST_TOKEN,
-        ServiceStage.ENDED,
-    ]
-    assert server.is_idle(3.0)
 
 
 def test_a_cached_prefix_is_not_computed_again(request_at):
