@@ -21,17 +21,7 @@ from penstock.simulator.scenario import PoolSpec, ProfiledModel
 def configured(
     config: DecideConfig, mode: str, pools: Sequence[PoolSpec], itl_slo_s: float | None = None
 ) -> DecideConfig:
-    """Return the configuration of a mode, with what it may know of the pools; an oracle's schedule comes with its run.
-
-    Args:
-        config: The options.
-        mode: Which policy decides.
-        pools: What it scales.
-        itl_slo_s: Mean gap between tokens that counts as in time, > 0; None: any.
-
-    Raises:
-        ConfigError: the mode needs a latency profile and a pool has none.
-    """
+    """Return the configuration of a mode, with what it may know of the pools; an oracle's schedule comes with its run."""
     policy = policy_of(mode)
     if policy.needs_profile and not has_profile(pools):
         raise ConfigError(
@@ -90,14 +80,7 @@ ALL = "all"
 def planner_config(
     graph: GraphDeployment | None, pools: Sequence[PoolSpec], *, max_gpus: int | None, slo_s: float
 ) -> DecideConfig:
-    """Return the options that every planner of a simulation begins with.
-
-    Args:
-        graph: Whose planner settings are taken; None: the defaults.
-        pools: Their GPUs count where there is no graph.
-        max_gpus: GPU budget; None: the graph's, or the default.
-        slo_s: TTFT that counts as in time.
-    """
+    """Return the options that every planner of a simulation begins with."""
     given: dict[str, Any] = {} if max_gpus is None else {"max-gpu-budget": max_gpus}
     if graph is None:
         for pool in pools:
@@ -110,17 +93,7 @@ def planner_config(
 def chosen_planners(
     names: tuple[str, ...], config: DecideConfig, pools: Sequence[PoolSpec], *, itl_slo_s: float | None
 ) -> dict[str, DecideConfig | None]:
-    """Return each planner's configuration by name; a single None where nothing plans.
-
-    Args:
-        names: Modes, `DEFAULT_PLANNER`, or `ALL`: those that can be run with these pools.
-        config: What each begins with.
-        pools: What is scaled.
-        itl_slo_s: Mean gap between tokens that counts as in time; None: any.
-
-    Raises:
-        ConfigError: a name is unknown, or needs a latency profile that a pool does not have.
-    """
+    """Return each planner's configuration by name; a single None where nothing plans."""
     if not names:
         return {"": None}
     known = policy_names()

@@ -25,9 +25,6 @@ def recorded_traffic(load: LoadRun) -> tuple[TraceRequest, ...]:
     """Return the requests of a run in the order in which they were sent, rejected and failed ones included.
 
     An answer is as long as it was, and where it did not come, as long as it was asked for.
-
-    Raises:
-        ConfigError: the log does not hold what came; the message says what is missing.
     """
     _check(load)
     requests = [
@@ -136,11 +133,7 @@ class Setting:
 
 
 def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
-    """Return what a run and its graph say of the fleets that could have served it.
-
-    Raises:
-        InvalidSpecError: the graph's planner contradicts itself.
-    """
+    """Return what a run and its graph say of the fleets that could have served it."""
     run = report.planner
     replicas = {} if run is None else _replicas_at_zero(run)
     pools = tuple(_pool(pool, replicas) for pool in graph_pools(graph))

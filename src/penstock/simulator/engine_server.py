@@ -25,11 +25,6 @@ class EngineModel:
     """A profile read once, from which servers of one pool are made."""
 
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
-        """Load the profile.
-
-        Raises:
-            ConfigError: there is no such profile, or its file is wrong.
-        """
         self._role = EngineRole(role.value)
         self._spec = spec
         self._profile: Profile = profiles.load(spec.profile)
@@ -73,12 +68,7 @@ class EngineModel:
 
 
 class SimulatedEngine:
-    """An engine on virtual time.
-
-    Attributes:
-        engine: The core.
-        gaps: Takes the time between two outputs of a request; shared by all servers of a world.
-    """
+    """An engine on virtual time."""
 
     def __init__(
         self,

@@ -183,11 +183,7 @@ class SimulatedFleet:
         worker.renew(self._make_server(worker.role))
 
     def check_budget(self) -> None:
-        """Assert that the budget holds.
-
-        Raises:
-            BudgetExceededError: existing workers hold more GPUs than allowed.
-        """
+        """Assert that the budget holds."""
         if self._limit is None:
             return
         # What a lowered budget found above it may only become less.

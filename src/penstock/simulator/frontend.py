@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 from penstock.api import Role
@@ -14,12 +15,7 @@ _BINS_PER_E = 100.0
 
 
 class GapHistogram:
-    """Gaps in seconds by logarithmic bin; a percentile is exact to half a percent of its value.
-
-    Attributes:
-        total: Gaps counted.
-        sum_s: Of their lengths.
-    """
+    """Gaps in seconds by logarithmic bin; a percentile is exact to half a percent of its value."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -35,11 +31,7 @@ class GapHistogram:
             self.sum_s += gap_s * count
 
     def percentile(self, share: float) -> float | None:
-        """Return the nearest-rank percentile in seconds, or None without gaps.
-
-        Args:
-            share: In (0, 1].
-        """
+        """Return the nearest-rank percentile in seconds, or None without gaps."""
         wanted = math.ceil(share * self.total)
         seen = 0
         for place in sorted(self._counts):
@@ -69,19 +61,14 @@ class FrontendCounters:
         self._prefilling: dict[str, int] = {}
         self._gap_count, self._gap_sum_s = 0, 0.0
         self._turned_away: Mapping[Role, float] = {}
-        self._reset()
-
-    def _reset(self) -> None:
-        self._arrivals = self._prompt_tokens = self._uncached_tokens = 0
-        self._refused = self._timed_out = self._completed = 0
-        self._output_tokens = self._prefilled_tokens = 0
-        self._ttft_sum_s, self._ttft_count = 0.0, 0
+        # By the names of a `Demand`.
+        self._counts = defaultdict[str, float](int)
 
     def arrived(self, job: Job, uncached_tokens: int) -> None:
         """Count an arrival, refused or not."""
-        self._arrivals += 1
-        self._prompt_tokens += job.request.input_tokens
-        self._uncached_tokens += uncached_tokens
+        self._counts["arrivals"] += 1
+        self._counts["prompt_tokens"] += job.request.input_tokens
+        self._counts["uncached_tokens"] += uncached_tokens
         self._weights[job.index] = uncached_tokens
 
     def queued(self, job: Job) -> None:
@@ -91,9 +78,9 @@ class FrontendCounters:
     def not_taken(self, job: Job, reason: RefusalReason) -> None:
         """Count a job that got no worker: refused at the frontend, or having waited for one in vain."""
         if reason is RefusalReason.QUEUE_TIMEOUT:
-            self._timed_out += 1
+            self._counts["timed_out"] += 1
         else:
-            self._refused += 1
+            self._counts["refused"] += 1
         self._waiting.pop(job.index, None)
         self._weights.pop(job.index, None)
 
@@ -106,7 +93,7 @@ class FrontendCounters:
     def prefilled(self, job: Job) -> None:
         """Count a computed prompt."""
         if self._taken_back(job):
-            self._prefilled_tokens += self._weights.get(job.index, 0)
+            self._counts["prefilled_tokens"] += self._weights.get(job.index, 0)
 
     def lost(self, job: Job) -> None:
         """Note that a job's worker died."""
@@ -114,13 +101,13 @@ class FrontendCounters:
 
     def first_token(self, job: Job, now_s: float) -> None:
         """Count a TTFT."""
-        self._ttft_sum_s += now_s - job.request.arrival_s
-        self._ttft_count += 1
+        self._counts["ttft_sum_s"] += now_s - job.request.arrival_s
+        self._counts["ttft_count"] += 1
 
     def completed(self, job: Job) -> None:
         """Count an answer."""
-        self._completed += 1
-        self._output_tokens += job.request.output_tokens
+        self._counts["completed"] += 1
+        self._counts["output_tokens"] += job.request.output_tokens
         self._weights.pop(job.index, None)
 
     def _taken_back(self, job: Job) -> bool:
@@ -137,30 +124,14 @@ class FrontendCounters:
     def take(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = NOT_TOLD_APART
     ) -> Demand | None:
-        """Return the counts since the last call and the gauges now; None when no time has passed.
-
-        Args:
-            now_s: Virtual seconds.
-            in_flight: Requests assigned to workers now, by role.
-            turned_away: Requests that a role had no worker for, since the world's start.
-        """
+        """Return the counts since the last call and the gauges now; None when no time has passed."""
         period_s = now_s - self._at_s
         if period_s <= 0:
             return None
         weights, gaps = self._weights, self._gaps
         demand = Demand(
             period_s=period_s,
-            arrivals=self._arrivals,
-            prompt_tokens=self._prompt_tokens,
-            uncached_tokens=self._uncached_tokens,
-            refused=self._refused,
-            timed_out=self._timed_out,
             turned_away={role: n - self._turned_away.get(role, 0) for role, n in turned_away.items()},
-            completed=self._completed,
-            output_tokens=self._output_tokens,
-            prefilled_tokens=self._prefilled_tokens,
-            ttft_sum_s=self._ttft_sum_s,
-            ttft_count=self._ttft_count,
             itl_sum_s=gaps.sum_s - self._gap_sum_s,
             itl_count=gaps.total - self._gap_count,
             waiting=len(self._waiting),
@@ -169,8 +140,9 @@ class FrontendCounters:
             in_flight=in_flight,
             in_flight_tokens=sum(weights[index] for index in self._given),
             prefilling_workers=len(self._prefilling),
+            **self._counts,
         )
         self._at_s, self._turned_away = now_s, turned_away
         self._gap_count, self._gap_sum_s = gaps.total, gaps.sum_s
-        self._reset()
+        self._counts.clear()
         return demand

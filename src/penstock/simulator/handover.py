@@ -22,14 +22,6 @@ class Heartbeats:
         settle: Callable[[SimulatedWorker], None],
         lost: Callable[[SimulatedWorker, Job], None],
     ) -> None:
-        """Track nothing yet.
-
-        Args:
-            kernel: Time of the run.
-            fleet: Its workers.
-            settle: Goes on with a worker whose leases have changed.
-            lost: Takes a job off its decode worker, as its KV cannot be read any more.
-        """
         self._kernel = kernel
         self._fleet = fleet
         self._settle = settle

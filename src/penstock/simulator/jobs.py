@@ -90,11 +90,7 @@ class Job:
 
 
 class PrefixChains:
-    """Turns a workload's block ids into keys, the same for equal prefixes; one per world.
-
-    Attributes:
-        sub_block_keys: Keys that stand for a prompt's first block together, >= 1.
-    """
+    """Turns a workload's block ids into keys, the same for equal prefixes; one per world."""
 
     sub_block_keys = 1
 

@@ -145,9 +145,4 @@ class SimulateOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check the bounds.
-
-        Raises:
-            ConfigError: a number is out of its range; the message names the flag.
-        """
         check_bounds(self)

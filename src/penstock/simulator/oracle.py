@@ -50,13 +50,7 @@ class Utilisation:
 
 
 def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation) -> dict[Role, Floats]:
-    """Return the replicas that each role needs, shape (seconds,), not rounded.
-
-    Args:
-        requests: In order of arrival.
-        scenario: Pools with profiles, targets.
-        at: See `Utilisation`.
-    """
+    """Return the replicas that each role needs, shape (seconds,), not rounded."""
     work = prefill_s(requests, scenario)
     arrivals = np.array([request.arrival_s for request in requests])
     length = math.ceil(float(arrivals[-1]) + AFTER_S)
@@ -150,13 +144,7 @@ def _engine(scenario: Scenario, role: Role) -> tuple[LatencyModel, int]:
 
 
 def worker_changes(sizes: Sizes, start: int, cold_start_s: float) -> list[tuple[float, int]]:
-    """Return (second, +1 or -1) for every worker that begins or ends to serve, in order of time.
-
-    Args:
-        sizes: Replicas asked for over time.
-        start: Ready at time 0.
-        cold_start_s: From asking until serving. Who has not begun to serve leaves first, newest first.
-    """
+    """Return (second, +1 or -1) for every worker that begins or ends to serve, in order of time."""
     changes: list[tuple[float, int]] = []
     starting: list[float] = []
     current = start
@@ -180,16 +168,7 @@ def share_in_time(
     start: int,
     deadline_s: float,
 ) -> float:
-    """Return the share of the requests whose first token comes within ``deadline_s`` of their arrival.
-
-    Args:
-        arrivals: Seconds, never decreasing, one at least.
-        first_s: From the beginning of service to the first token, of the same requests.
-        busy_s: How long a worker is busy with each.
-        changes: See `worker_changes`.
-        start: Workers at time 0.
-        deadline_s: Seconds.
-    """
+    """Return the share of the requests whose first token comes within ``deadline_s`` of their arrival."""
     free = [0.0] * start
     heapify(free)
     upcoming = iter([*changes, (inf, 0)])
@@ -239,13 +218,7 @@ class ScheduleTarget:
 
 
 def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: ScheduleTarget) -> dict[Role, Sizes]:
-    """Return the sizes of every pool over time, inside the budget and the planner's step.
-
-    Args:
-        requests: In order of arrival.
-        scenario: Pools at time 0, start-up, targets, and the planner whose interval and step bind the schedule.
-        aim: See `ScheduleTarget`.
-    """
+    """Return the sizes of every pool over time, inside the budget and the planner's step."""
     search = _Search(requests, scenario, aim)
     return search.best() if aim.fleet is None else search.held(aim.fleet)
 

@@ -219,11 +219,7 @@ def _manifest_keys(value: object) -> dict[str, Any]:
 
 
 def open_directory(directory: Path) -> None:
-    """Make the folder, before anything is computed.
-
-    Raises:
-        ConfigError: it cannot be made, or matplotlib is missing.
-    """
+    """Make the folder, before anything is computed."""
     require_plots()
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -232,11 +228,7 @@ def open_directory(directory: Path) -> None:
 
 
 def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
-    """Write everything and return the files.
-
-    Raises:
-        PenstockError: the disk is full or gone.
-    """
+    """Write everything and return the files."""
     from penstock.simulator.charts import CAPTIONS, draw_all  # noqa: PLC0415 - matplotlib is an extra
 
     try:

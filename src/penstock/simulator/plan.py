@@ -43,14 +43,7 @@ _SIMPLE = {model.name: model for model in (DUALMAP_7B, DUALMAP_14B)}
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What will be run.
-
-    Attributes:
-        runs: Every run; of one policy the seeds lie beside each other.
-        shown: One run of each policy that is recorded in full for the pictures.
-        notes: What a reader of the result must know.
-        compares_planners: Several planners run, and their figures are what is shown.
-    """
+    """What will be run."""
 
     runs: tuple[RunSpec, ...]
     shown: tuple[RunSpec, ...]
@@ -60,10 +53,6 @@ class RunPlan:
 
 def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None) -> RunPlan:
     """Return the runs that the options ask for.
-
-    Args:
-        options: What to run.
-        graph: In place of the options' manifest; None: that one, if any.
 
     Raises:
         ConfigError: options contradict each other or the manifest, or name something unknown.
@@ -252,11 +241,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _router_groups(options: SimulateOptions) -> dict[int, RouterGroup]:
-    """Return the routers to try, by their number.
-
-    Raises:
-        ConfigError: one is below 1 or above the bound, or one alone is to outlive its death.
-    """
+    """Return the routers to try, by their number."""
     counts = tuple(dict.fromkeys(options.routers))
     if not counts or not all(1 <= count <= MAX_ROUTERS for count in counts):
         shown = ",".join(map(str, options.routers))

@@ -95,20 +95,9 @@ class SimulatedObservation:
 
 
 class VirtualPlanner:
-    """One planner.
-
-    Attributes:
-        decisions: Every decision, holds included.
-        next_s: When `tick` is due.
-    """
+    """One planner."""
 
     def __init__(self, config: DecideConfig, *, deadline_s: float = DEADLINE_S) -> None:
-        """Begin at time 0.
-
-        Args:
-            config: The rules' settings.
-            deadline_s: Longest wait for an adjustment, virtual seconds.
-        """
         self._core = PlannerCore(
             CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger)
         )
@@ -116,13 +105,7 @@ class VirtualPlanner:
         self._start(0.0, first_sequence=0)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
-        """Do what is due.
-
-        Args:
-            now_s: Virtual seconds.
-            seen: What the planner observes and reads now.
-            scale: Carries a change out; returns why it was refused, None if it was not.
-        """
+        """Do what is due."""
         event: Event | None = Observed(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
         while event is not None:
             match self._step(event, now_s):
@@ -171,11 +154,7 @@ UNPLACED = "unschedulable: no node has the GPUs"
 
 
 class Control:
-    """Runs one planner in a run.
-
-    Attributes:
-        planner: With every decision it took.
-    """
+    """Runs one planner in a run."""
 
     def __init__(
         self, state: SimulationState, config: DecideConfig, scale: Callable[[Role, int], None]

@@ -57,17 +57,6 @@ class VirtualRouter:
         faults: Faults = Faults(),  # noqa: B008 - frozen
         lease_s: float = inf,
     ) -> None:
-        """Build one router.
-
-        Args:
-            config: The graph's router section.
-            sizes: Of the workers by role, the first stage's first.
-            faults: Tell when the router's process is away.
-            lease_s: First lease of a prefilled prompt, seconds; inf: it bounds no wait.
-
-        Raises:
-            ConfigError: no such policy is installed, or it does not take its parameters.
-        """
         self.core: RouterCore[Job] = build_router(config, sizes, lease_s=lease_s, is_supervised=True)
         self._retries = build_retries(config, self.core.pool, 0.0)
         queue = self.core.entry_queue

@@ -48,7 +48,6 @@ class SimpleModel:
     slot_requests: int = flag("Requests that a router hands to it at a time.", default=1, ge=1)
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         check_bounds(self)
 
 
@@ -78,7 +77,6 @@ class ProfiledModel:
     request_queue: int = flag("Most requests that wait beyond it.", default=16, ge=1)
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         check_bounds(self)
         _require(
             "block_size", self.block_size, BLOCK_TOKENS % self.block_size == 0, f"a divisor of {BLOCK_TOKENS}"
@@ -101,7 +99,6 @@ class PoolSpec:
     gpus: int = flag("Of one replica.", default=1, ge=0)
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         check_bounds(self)
         _require(f"{self.role}.replicas", self.replicas, self.replicas >= 1, "at least 1")
         is_alone = isinstance(self.model, ProfiledModel) or self.role is Role.AGGREGATED
@@ -124,7 +121,6 @@ class Resize:
     replicas: int
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         _require("--resize, its time", self.at_s, 0 <= self.at_s < math.inf, "finite, at least 0")
         _require("--resize, its replicas", self.replicas, self.replicas >= 0, "at least 0")
 
@@ -143,7 +139,6 @@ class WorkerFailure:
     back_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         _require("--fail, its time", self.at_s, 0 <= self.at_s < math.inf, "finite, at least 0")
         is_later = self.back_s is None or self.at_s < self.back_s < math.inf
         _require("--fail, its return", self.back_s, is_later, f"after at_s ({self.at_s:g})")
@@ -163,22 +158,13 @@ class RouterGroup:
     )
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         check_bounds(self)
         has_heir = not self.picker_deaths_s or self.count > 1
         _require("--routers", self.count, has_heir, "at least 2 where the picker dies")
 
 
 def unbounded_router(policy: str, **section: Any) -> RouterConfig:
-    """Return a router section with a queue that refuses nothing within a simulation's time.
-
-    Args:
-        policy: An installed policy's name.
-        section: Further keys, as in a manifest.
-
-    Raises:
-        ValidationError: a value is wrong.
-    """
+    """Return a router section with a queue that refuses nothing within a simulation's time."""
     queue = {"maxRequests": MAX_WAITING, "maxWaitSeconds": MAX_WAIT_S, **section.pop("prefillQueue", {})}
     return RouterConfig.model_validate({"policy": policy, **section, "prefillQueue": queue})
 
@@ -216,11 +202,6 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the rules across fields.
-
-        Raises:
-            ConfigError: the message names the field, its value and its bound.
-        """
         check_bounds(self)
         roles = {pool.role for pool in self.pools}
         is_complete = len(roles) == len(self.pools) and roles in (

@@ -49,11 +49,6 @@ def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> di
 
     A request that failed or was rejected has missed every target. The mean gap between a request's tokens is
     (e2e - TTFT) / (output tokens - 1); with one token it is always in time.
-
-    Args:
-        recording: Of the run.
-        scenario: With the targets.
-        warmup: Requests at the beginning that are not judged.
     """
     requests = recording.requests
     is_ttft, is_itl = in_time(recording, scenario)
@@ -88,12 +83,7 @@ def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_]
 
 
 def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
-    """Return the seconds in which arrivals were served badly: see `VIOLATION_SHARE`.
-
-    Args:
-        arrivals: Seconds, never decreasing.
-        is_in_time: Of the same requests.
-    """
+    """Return the seconds in which arrivals were served badly: see `VIOLATION_SHARE`."""
     if not arrivals.size:
         return 0.0
     places = np.floor_divide(arrivals, VIOLATION_WINDOW_S).astype(np.int64)

@@ -28,13 +28,7 @@ class ServiceStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One thing that happened to a job.
-
-    Attributes:
-        job: Which.
-        stage: What.
-        at_s: When, virtual seconds.
-    """
+    """One thing that happened to a job."""
 
     job: Job
     stage: ServiceStage

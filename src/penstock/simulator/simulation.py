@@ -36,31 +36,11 @@ PATIENCE_S = 3600.0
 
 
 class Simulation:
-    """One run.
-
-    Attributes:
-        kernel: Its time.
-        gaps: Between successive tokens, over all workers.
-        fleet: Its workers.
-        routers: State machines of those that have picked so far; the last one picks now.
-        jobs: In order of arrival.
-        frontend: What routers count of requests.
-        control: The planner's; None without one.
-    """
+    """One run."""
 
     def __init__(
         self, scenario: Scenario, requests: Sequence[TraceRequest], *, chains: PrefixChains | None = None
     ) -> None:
-        """Build everything; nothing runs yet.
-
-        Args:
-            scenario: The world.
-            requests: Arrivals never decrease.
-            chains: Makes the prefix keys; None: from the requests' ids and the scenario's seed.
-
-        Raises:
-            ConfigError: no such profile or policy.
-        """
         self.scenario = scenario
         self.kernel = Kernel()
         self.gaps = GapHistogram()
@@ -101,12 +81,7 @@ class Simulation:
     def run(
         self, on_progress: Callable[[int], None] | None = None, *, progress_events: int = 20_000
     ) -> Recording:
-        """Run until every job has ended.
-
-        Args:
-            on_progress: Called with the number of jobs that have ended, now and then.
-            progress_events: Events between two calls.
-        """
+        """Run until every job has ended."""
         self._schedule_start()
         kernel, fleet = self.kernel, self.fleet
         end_s = self._last_s + PATIENCE_S

@@ -61,7 +61,6 @@ class WorkloadSpec:
     tiers: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         if self.warmup < 0:
             raise ConfigError(f"--warmup: {self.warmup} must be at least 0")
         if self.copies < 1:
@@ -72,16 +71,7 @@ class WorkloadSpec:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests ready to run.
-
-    Attributes:
-        name: Of the source; begins with ``synthetic`` where no trace recorded it.
-        requests: In order of arrival.
-        warmup: How many at the beginning are not judged.
-        rate_rps: Mean arrivals per second; None when all arrive at once.
-        truncated, dropped: Prompts that the length limit touched.
-        spread: How batches were placed.
-    """
+    """Requests ready to run."""
 
     name: str
     requests: tuple[TraceRequest, ...]
@@ -106,11 +96,6 @@ def _read(source: str) -> tuple[str, TraceFormat, tuple[TraceRequest, ...]]:
 @lru_cache(maxsize=KEPT)
 def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workload:
     """Return the requests of one run.
-
-    Args:
-        spec: What to take.
-        seed: Of spreading and of synthetic draws.
-        qps: Wanted mean rate in requests/s, by stretching time after spreading; None keeps the source's.
 
     Raises:
         ConfigError: no such source, or nothing is left of it.

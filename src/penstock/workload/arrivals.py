@@ -91,16 +91,7 @@ def mean_rate(requests: Sequence[TraceRequest]) -> float | None:
 def rescale(
     requests: Sequence[TraceRequest], *, rate_rps: float | None = None, rate_scale: float | None = None
 ) -> tuple[list[TraceRequest], float]:
-    """Return the requests with time stretched or shrunk about 0, and the rate factor applied.
-
-    Args:
-        requests: Arrivals never decrease.
-        rate_rps: Wanted mean rate in requests/s, > 0; excludes ``rate_scale``.
-        rate_scale: Factor on the rate, > 0: 2 sends twice as fast.
-
-    Raises:
-        ConfigError: both given, or the trace has no rate to scale.
-    """
+    """Return the requests with time stretched or shrunk about 0, and the rate factor applied."""
     if rate_rps is not None and rate_scale is not None:
         raise ConfigError("--rate and --rate-scale: both set the arrival rate; give one")
     if rate_rps is not None:
@@ -145,11 +136,6 @@ class Selection:
     on_long: OnLong | None = flag("Cut longer prompts, or leave their requests out.", default=None)
 
     def __post_init__(self) -> None:
-        """Check the bounds.
-
-        Raises:
-            ConfigError: a value is out of its range; the message names the flag.
-        """
         check_bounds(self)
         if (self.max_input_tokens is None) != (self.on_long is None):
             raise ConfigError(
@@ -168,16 +154,7 @@ class Selected:
 
 
 def select(requests: Sequence[TraceRequest], chosen: Selection, *, seed: int = 0) -> Selected:
-    """Return what ``chosen`` takes from ``requests``, in order, with arrivals counted from the window.
-
-    Args:
-        requests: Arrivals never decrease.
-        chosen: See `Selection`.
-        seed: Of the sample; taken modulo 2**64.
-
-    Raises:
-        ConfigError: nothing is left; the message says how far the trace reaches.
-    """
+    """Return what ``chosen`` takes from ``requests``, in order, with arrivals counted from the window."""
     end_s = math.inf if chosen.duration_s is None else chosen.start_s + chosen.duration_s
     window = [request for request in requests if chosen.start_s <= request.arrival_s < end_s]
     sampled = [request for request in window if _is_sampled(request.line, chosen.sample, seed)]
@@ -231,11 +208,7 @@ TIERS_FLAG = "--tiers"
 
 
 def parse_mix(text: str) -> TierMix:
-    """Return the mix that ``premium=20,standard=50,background=30`` stands for.
-
-    Raises:
-        ConfigError: not of this form, an unknown tier, one given twice, or a weight that is not above 0.
-    """
+    """Return the mix that ``premium=20,standard=50,background=30`` stands for."""
     mix: dict[Tier, float] = {}
     for part in text.split(","):
         name, _, weight = part.partition("=")

@@ -200,14 +200,6 @@ class RequestSender:
         *,
         on_first: Callable[[float], None],
     ) -> None:
-        """Prepare what every request has in common.
-
-        Args:
-            pool: Kept by the caller, who closes it.
-            clock: Its speed is the servers' speed.
-            settings: See `SendSettings`.
-            on_first: Called with each TTFT in simulated seconds as it is measured.
-        """
         self._pool = pool
         self._clock = clock
         self._on_first = on_first
@@ -237,14 +229,7 @@ class RequestSender:
     async def send(
         self, request: TraceRequest, body: bytes, *, request_id: str, zero_s: float
     ) -> RequestResult:
-        """Send one request and return what came of it; only cancellation escapes.
-
-        Args:
-            request: The trace's row.
-            body: From `body`.
-            request_id: Sent as ``X-Request-Id``.
-            zero_s: Clock time of the replay's zero.
-        """
+        """Send one request and return what came of it; only cancellation escapes."""
         meter = ClientStreamMeter()
         sent_s = self._clock.now_s()
         headers = [*self._headers, (b"x-request-id", request_id.encode())]
@@ -318,11 +303,7 @@ class _Reading:
         response.set_sink(self._on_data, self._on_end, self._fail)
 
     async def finished(self) -> None:
-        """Return when the body is complete.
-
-        Raises:
-            UpstreamError: it never will be.
-        """
+        """Return when the body is complete."""
         await self._done
 
     def _on_data(self, data: bytes) -> None:

@@ -29,12 +29,7 @@ _LEAST_ANSWERS = 20
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a probe found.
-
-    Attributes:
-        rps: Requests answered in full per simulated second.
-        concurrency: In flight while it was measured.
-    """
+    """What a probe found."""
 
     rps: float
     concurrency: int
@@ -42,11 +37,7 @@ class Capacity:
 
 
 def parse_overload(text: str) -> float:
-    """Return the factor that ``3x`` or ``3`` stands for.
-
-    Raises:
-        ConfigError: it is no finite number above 0.
-    """
+    """Return the factor that ``3x`` or ``3`` stands for."""
     try:
         factor = float(text.strip().removesuffix("x"))
     except ValueError:
@@ -67,15 +58,6 @@ async def measure_capacity(
     stop: asyncio.Event,
 ) -> Capacity:
     """Keep ``concurrency`` requests in flight for a while and return how many were answered per second.
-
-    Args:
-        pool: Kept by the caller, who closes it.
-        clock: Its speed is the servers' speed.
-        sending: Where and how requests are sent.
-        requests: The plan's; the first ones are sent, with other texts, so that no cache knows the replay's.
-        seed: Of those texts.
-        concurrency: Requests in flight, >= 1.
-        stop: Set by the user's Ctrl-C.
 
     Raises:
         PenstockError: too few answers came to tell a rate.

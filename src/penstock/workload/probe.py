@@ -24,11 +24,7 @@ from penstock.core.metric_names import SCHEDULE_LAG_P99, TIME_SCALE
 
 @dataclass(frozen=True, slots=True)
 class ListedWorker:
-    """One worker of a router's list.
-
-    Attributes:
-        url: Its address without a path.
-    """
+    """One worker of a router's list."""
 
     name: str
     role: str
@@ -54,14 +50,6 @@ class ServerPages:
     def __init__(
         self, pool: ConnectionPool, url: str, timeouts: Timeouts, *, admin_key: str | None = None
     ) -> None:
-        """Name the server.
-
-        Args:
-            pool: Connections; the caller closes it.
-            url: Its address without a path.
-            timeouts: Of each page, real seconds.
-            admin_key: Sent to it, and to no worker: a router shows the workers' addresses to admins only.
-        """
         self.url = url.rstrip("/")
         self._pool = pool
         self._timeouts = timeouts
@@ -110,13 +98,7 @@ _POLL_TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=3
 
 @dataclass(frozen=True, slots=True)
 class ServerLag:
-    """The worst lag that one process reported.
-
-    Attributes:
-        name: Worker's name; ``router`` or ``server`` for the process that the requests are sent to.
-        role: Worker's role; for the other process its name.
-        p99_s: Largest p99 seen, simulated seconds.
-    """
+    """The worst lag that one process reported."""
 
     name: str
     role: str
@@ -127,13 +109,6 @@ class LagWatch:
     """Collects the lags of a server and of the workers that it lists; one per replay."""
 
     def __init__(self, pool: ConnectionPool, url: str, *, admin_key: str | None = None) -> None:
-        """Name the server.
-
-        Args:
-            pool: Connections.
-            url: Its address without a path.
-            admin_key: Sent to it, and to no worker: a router shows the workers' addresses to admins only.
-        """
         self._pages = ServerPages(pool, url, _POLL_TIMEOUTS, admin_key=admin_key)
         self._worst: dict[str, ServerLag] = {}
 
@@ -173,12 +148,6 @@ async def check_speed(pool: ConnectionPool, url: str, *, speed: float, admin_key
     Asks the router, every worker whose address it lists, or the simulated worker that answers at ``url``
     itself. Other servers run in real time and do not say so: they are not checked.
 
-    Args:
-        pool: Kept by the caller, who closes it.
-        url: Server's address without a path.
-        speed: Time scale: simulated seconds per real second that the caller counts by.
-        admin_key: Sent to a router, which shows the workers' addresses to admins only, and the rest to clients, too.
-
     Raises:
         ConfigError: one of them runs at another speed than ``speed``.
     """
@@ -206,12 +175,6 @@ async def find_model(
     pool: ConnectionPool, url: str, *, model: str | None = None, api_key: str | None = None
 ) -> str:
     """Return the model to ask for, once the server has shown that it can serve it.
-
-    Args:
-        pool: Kept by the caller, who closes it.
-        url: Server's address without a path.
-        model: Name to ask for; None takes the first that the server lists.
-        api_key: Sent as a bearer token.
 
     Raises:
         ConfigError: not a URL, or the server does not list ``model``.

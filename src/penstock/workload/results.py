@@ -80,11 +80,7 @@ _SUMMARY: Final = _model(
 
 
 def check_summary(summary: dict[str, Any], place: str) -> None:
-    """Refuse a summary whose parts are not of the types that `penstock load` writes.
-
-    Raises:
-        ConfigError: the message names the key.
-    """
+    """Refuse a summary whose parts are not of the types that `penstock load` writes."""
     try:
         _SUMMARY.model_validate(summary)
     except ValidationError as exc:
@@ -104,12 +100,7 @@ _DECIMALS = 6
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """A run read back.
-
-    Attributes:
-        summary: As in summary.json, its strings fit for a terminal.
-        results: In order of arrival.
-    """
+    """A run read back."""
 
     summary: dict[str, Any]
     results: tuple[RequestResult, ...]
@@ -119,11 +110,6 @@ class ResultWriter:
     """Appends each result as it comes, so that a killed run leaves what it had measured."""
 
     def __init__(self, directory: Path, *, with_gaps: bool = True) -> None:
-        """Create the directory and an empty results file.
-
-        Raises:
-            ConfigError: the directory cannot be written to.
-        """
         self.directory = directory
         self._with_gaps = with_gaps
         try:
@@ -134,22 +120,14 @@ class ResultWriter:
             raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
 
     def write(self, result: RequestResult) -> None:
-        """Append one line.
-
-        Raises:
-            PenstockError: the disk is full or gone.
-        """
+        """Append one line."""
         try:
             self._file.write(orjson.dumps(to_line(result, with_gaps=self._with_gaps)) + b"\n")
         except OSError as exc:
             raise _lost(self.directory, exc) from exc
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write summary.json in one step, after the results are on disk.
-
-        Raises:
-            PenstockError: the disk is full or gone.
-        """
+        """Write summary.json in one step, after the results are on disk."""
         target = self.directory / SUMMARY_FILE
         partial = target.with_suffix(".tmp")
         try:
@@ -160,11 +138,7 @@ class ResultWriter:
             raise _lost(self.directory, exc) from exc
 
     def close(self, *, is_failing: bool) -> None:
-        """Close the results file; a failing flush is raised only when nothing else failed before.
-
-        Raises:
-            PenstockError: the disk is full or gone, and ``is_failing`` is false.
-        """
+        """Close the results file; a failing flush is raised only when nothing else failed before."""
         try:
             self._file.close()
         except OSError as exc:
@@ -194,11 +168,7 @@ def _plain(value: object) -> object:
 
 
 def from_line(line: dict[str, Any]) -> RequestResult:
-    """Return the result that `to_line` wrote.
-
-    Raises:
-        ValueError, TypeError: not such a line.
-    """
+    """Return the result that `to_line` wrote."""
     try:
         return _RESULT.validate_python(line)
     except ValidationError as exc:

@@ -122,11 +122,6 @@ class LoadConfig:
     )
 
     def __post_init__(self) -> None:
-        """Check what no part checks for itself.
-
-        Raises:
-            ConfigError: a number is out of bounds, or the load is said twice.
-        """
         check_bounds(self)
         others = {"--rate": self.rate_rps, "--rate-scale": self.rate_scale, "--concurrency": self.concurrency}
         given = [flag for flag, value in others.items() if value is not None]
@@ -136,13 +131,7 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What will be sent.
-
-    Attributes:
-        selected: The requests, with arrivals as they will be sent.
-        spread: The spreading applied.
-        rate_factor: By which the recorded rate was multiplied.
-    """
+    """What will be sent."""
 
     config: LoadConfig
     trace: Trace
@@ -186,11 +175,6 @@ async def run_load(
     plan: LoadPlan, *, stop: asyncio.Event, on_start: Callable[[Replayer], None] | None = None
 ) -> dict[str, Any]:
     """Replay a plan and return its summary, which is also written when there is an output directory.
-
-    Args:
-        plan: From `plan_load`.
-        stop: When set, everything in flight is cut off and the summary is marked partial.
-        on_start: Given the replayer before its first request, to watch it.
 
     Raises:
         UpstreamError, NoEndpointsError: the server does not serve; nothing was sent.

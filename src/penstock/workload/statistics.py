@@ -85,14 +85,7 @@ def pooled_gaps(results: Iterable[RequestResult]) -> NDArray[np.float32]:
 def summarise(
     results: Sequence[RequestResult], *, duration_s: float, speed: float, punctuality: ScheduleLag
 ) -> dict[str, Any]:
-    """Return everything that the results alone can say; the caller adds settings and origin.
-
-    Args:
-        results: Finished requests, in any order.
-        duration_s: From the replay's zero to its last answer, simulated seconds, >= 0.
-        speed: Time scale: simulated seconds per real second.
-        punctuality: How late each process ran.
-    """
+    """Return everything that the results alone can say; the caller adds settings and origin."""
     ok = [result for result in results if result.status is RequestStatus.OK]
     ttft = describe([r.ttft_s for r in ok if r.ttft_s is not None])
     itl = describe(pooled_gaps(ok))

@@ -78,13 +78,7 @@ def day(rate: float, *, peak: float, period_s: float, length_s: float) -> Rate:
 
 
 def thinned(rate: Rate, top: float, rng: np.random.Generator) -> Iterator[float]:
-    """Yield the arrivals of a Poisson process of changing rate: candidates at ``top``, kept at rate / top.
-
-    Args:
-        rate: Never above ``top``.
-        top: The largest rate, requests/s.
-        rng: Drawn from for every candidate.
-    """
+    """Yield the arrivals of a Poisson process of changing rate: candidates at ``top``, kept at rate / top."""
     at_s = 0.0
     while True:
         at_s += float(rng.exponential(1 / top))
@@ -258,11 +252,6 @@ class SyntheticSpec:
     requests: str = ""
 
     def __post_init__(self) -> None:
-        """Check the bounds.
-
-        Raises:
-            ConfigError: a value is out of its range.
-        """
         above_0 = ("rate", "cv", "period_s", "peak", "step_length_s", "shift_input", "shift_output")
         at_least_1 = (
             *("count", "tenants", "input_tokens", "output_tokens"),
@@ -310,11 +299,7 @@ class SyntheticSpec:
 
 
 def parse_synthetic(text: str) -> SyntheticSpec | None:
-    """Return the spec that ``poisson:rate=4,count=1000`` stands for, or None if it names no process.
-
-    Raises:
-        ConfigError: a key is unknown, or a value no number or out of its range.
-    """
+    """Return the spec that ``poisson:rate=4,count=1000`` stands for, or None if it names no process."""
     word, _, rest = text.partition(":")
     if word not in set(Process):
         return None
@@ -335,11 +320,7 @@ def parse_synthetic(text: str) -> SyntheticSpec | None:
 
 
 def synthesise(spec: SyntheticSpec, rng: np.random.Generator) -> list[TraceRequest]:
-    """Return the requests in order of arrival, ids included; `TraceRequest.line` counts from 1.
-
-    Raises:
-        ConfigError: no request arrives before ``duration_s``.
-    """
+    """Return the requests in order of arrival, ids included; `TraceRequest.line` counts from 1."""
     arrivals = arrival_times(spec, rng)
     if not arrivals:
         raise ConfigError(f"--trace: duration_s={spec.duration_s:g} ends before the first arrival")

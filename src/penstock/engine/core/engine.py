@@ -47,11 +47,6 @@ class EngineSettings:
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        """Check that tiers have an order.
-
-        Raises:
-            ValueError: preemption by tier without ``by_priority``.
-        """
         if self.preemption is not None and not self.limits.by_priority:
             raise ValueError("preemption by tier needs by_priority")
 
@@ -144,11 +139,7 @@ class Engine:
     # -- requests -------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> RequestState:
-        """Queue a request; it is considered from the next step on.
-
-        Raises:
-            ValueError: its id is in use, it has no tokens, or it can never fit into the cache.
-        """
+        """Queue a request; it is considered from the next step on."""
         limits = self.settings.limits
         total = request.prompt_tokens + request.output_tokens
         # The last output is never computed, so it needs no room.
@@ -240,11 +231,7 @@ class Engine:
         return events
 
     def begin_step(self, now_s: float) -> EngineStep | None:
-        """Plan the next step and start it, or return None when nothing can run.
-
-        Raises:
-            ValueError: the previous step was not finished.
-        """
+        """Plan the next step and start it, or return None when nothing can run."""
         if self._step is not None:
             raise ValueError("finish the running step first")
         self.advance(now_s)
@@ -257,11 +244,7 @@ class Engine:
         return self._step
 
     def finish_step(self, step: EngineStep) -> StepOutcome:
-        """End ``step`` at its end_s and return its outputs.
-
-        Raises:
-            ValueError: ``step`` is not the running one.
-        """
+        """End ``step`` at its end_s and return its outputs."""
         if step is not self._step:
             raise ValueError("this step is not running")
         self._step = None
@@ -313,14 +296,6 @@ class Engine:
 
         Same state, bit for bit, as finishing and beginning one after the other; for simulators, which need
         not send every token.
-
-        Args:
-            step: The running step.
-            ends: From `foresee`, nothing having touched the engine since; ``ends[0]`` is this step's.
-            steps: At least 1, fewer than ``ends``.
-
-        Raises:
-            ValueError: ``step`` is not the running one, or that many were not foreseen.
         """
         if step is not self._step or not 1 <= steps < len(ends) or ends[0] != step.end_s:
             raise ValueError("only steps foreseen for the running one can be skipped")

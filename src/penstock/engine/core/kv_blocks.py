@@ -32,11 +32,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks whose content was given up for others.
-
-    Attributes:
-        keys: In the order of their eviction.
-    """
+    """Blocks whose content was given up for others."""
 
     keys: tuple[int, ...]
 
@@ -53,7 +49,6 @@ class KvJournal:
     """The changes since somebody last took them."""
 
     def __init__(self, block_size: int) -> None:
-        """Start empty."""
         self._block_size = block_size
         self._facts: list[KvFact] = []
         self._removed: list[int] = []
@@ -98,7 +93,6 @@ class BlockPool:
     """Owns ``capacity`` blocks, numbered from 0."""
 
     def __init__(self, capacity: int, journal: KvJournal | None = None) -> None:
-        """Start with every block blank."""
         self.capacity = capacity
         self._journal = journal
         self.version = 0
@@ -214,11 +208,7 @@ class BlockPool:
         return True
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block; the last block of a request is evicted before the first.
-
-        Raises:
-            ValueError: a block is released more often than it was claimed.
-        """
+        """Drop one reference of each block; the last block of a request is evicted before the first."""
         references, idle, key_of = self._references, self._idle, self._key_of
         for block in reversed(blocks):
             left = references[block] - 1

@@ -32,16 +32,7 @@ class Read:
 
 
 def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[Read]:
-    """Yield every read of one prompt.
-
-    Args:
-        request_id: The prompt's.
-        source_ranks: Tensor parallelism of the worker that is read from, >= 1.
-        reader_ranks: That of the reading worker, >= 1.
-
-    Raises:
-        ValueError: neither divides the other.
-    """
+    """Yield every read of one prompt."""
     many, few = max(source_ranks, reader_ranks), min(source_ranks, reader_ranks)
     if many % few:
         raise ValueError(f"tensor parallelism {source_ranks} and {reader_ranks}: one must divide the other")
@@ -128,11 +119,7 @@ class LeaseTable:
         return request_id in self._expiry
 
     def grant(self, request_id: str, until_s: float) -> None:
-        """Start a lease that ends at ``until_s`` unless it is renewed.
-
-        Raises:
-            ValueError: the id holds a lease.
-        """
+        """Start a lease that ends at ``until_s`` unless it is renewed."""
         if request_id in self._expiry:
             raise ValueError(f"{request_id}: holds a lease")
         self._expiry[request_id] = until_s

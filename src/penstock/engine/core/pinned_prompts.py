@@ -26,15 +26,6 @@ class PinnedPrompts:
         counters: EngineCounters,
         release: Callable[[RequestState], None],
     ) -> None:
-        """Start without prompts.
-
-        Args:
-            terms: Of the leases.
-            role: The worker's; a decode worker's blocks have a fixed life.
-            ranks: Its tensor parallelism, >= 1.
-            counters: Takes what happens.
-            release: Gives a request's blocks back.
-        """
         is_decode = role is EngineRole.DECODE
         self._terms = terms
         self._first_term = LeaseTerm.DECODER_TTL if is_decode else LeaseTerm.INITIAL

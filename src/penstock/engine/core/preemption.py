@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from penstock.engine.core.latency import PrefillModel
 from penstock.engine.core.requests import RequestState
-from penstock.engine.core.transfer import Link, LinkTerms, Transfer
+from penstock.engine.core.transfer import Link, LinkTerms
 
 RESUME_HEADROOM_FRACTION = 0.05
 """Chosen: share of the KV blocks that must stay free beyond a resumed request's own, so that the next blocks
@@ -144,15 +144,9 @@ def choose_victims(candidates: Iterable[Candidate], *, blocks: int, places: int)
 
 
 class Reservation:
-    """Counts the blocks held by requests that may not use the reserve.
-
-    Attributes:
-        held: Distinct blocks that they hold, 0 to `limit`.
-        limit: Blocks that they may hold.
-    """
+    """Counts the blocks held by requests that may not use the reserve."""
 
     def __init__(self, capacity: int, reserved: int) -> None:
-        """Keep ``reserved`` of ``capacity`` blocks, 0 <= reserved < capacity."""
         self._references = [0] * capacity
         self.held = 0
         self.limit = capacity - reserved
@@ -184,18 +178,13 @@ class Reservation:
 
 
 class SwapSpace:
-    """The blocks of host memory and who is being copied.
-
-    Attributes:
-        capacity: Blocks.
-        used: Blocks taken, those of copies under way included.
-    """
+    """The blocks of host memory and who is being copied."""
 
     def __init__(self, capacity: int, link: LinkTerms) -> None:
         self.capacity = capacity
         self.used = 0
-        self._out = Link(link)
-        self._in = Link(link)
+        self.out = Link(link)
+        self.back = Link(link)
 
     def fits(self, blocks: int) -> bool:
         """Whether so many more blocks fit."""
@@ -211,22 +200,6 @@ class SwapSpace:
         self.used -= state.host_blocks
         state.host_blocks = 0
 
-    def copy_out(self, state: RequestState, size: int, now_s: float) -> None:
-        """Begin the copy of ``size`` bytes to host memory."""
-        self._out.start(state, size, now_s)
-
-    def copy_in(self, state: RequestState, size: int, now_s: float) -> None:
-        """Begin the copy of ``size`` bytes from host memory."""
-        self._in.start(state, size, now_s)
-
-    def finish_out(self, now_s: float) -> list[Transfer]:
-        """Return the copies to host memory that ended at or before ``now_s``."""
-        return self._out.finish(now_s)
-
-    def finish_in(self, now_s: float) -> list[Transfer]:
-        """Return the copies from host memory that ended at or before ``now_s``."""
-        return self._in.finish(now_s)
-
     def next_s(self) -> float | None:
         """Return when the next copy ends, or None."""
-        return min((at for at in (self._out.next_s(), self._in.next_s()) if at is not None), default=None)
+        return min((at for at in (self.out.next_s(), self.back.next_s()) if at is not None), default=None)

@@ -17,15 +17,7 @@ def count_tokens(prompt: bytes) -> int:
 
 
 def prefix_keys(prompt: bytes, block_size: int) -> list[int]:
-    """Return one chained 64-bit key per full block of ``prompt``.
-
-    Args:
-        prompt: UTF-8 text, or token ids packed into 4 bytes each.
-        block_size: Tokens per block, >= 1.
-
-    Returns:
-        ``count_tokens(prompt) // block_size`` keys, each in [0, 2**64).
-    """
+    """Return one chained 64-bit key per full block of ``prompt``."""
     width = block_size * BYTES_PER_TOKEN
     digest = xxhash.xxh3_64_intdigest
     keys = []

@@ -128,9 +128,9 @@ class TieredBatcher(Batcher):
     def start_copies(self, batch: Batch, kv_bytes_per_token: int, now_s: float) -> None:
         """Put the copies that ``batch`` planned on their links."""
         for state in batch.swapped_out:
-            self.swap.copy_out(state, state.computed * kv_bytes_per_token, now_s)
+            self.swap.out.start(state, state.computed * kv_bytes_per_token, now_s)
         for state, tokens in batch.swapped_in:
-            self.swap.copy_in(state, tokens * kv_bytes_per_token, now_s)
+            self.swap.back.start(state, tokens * kv_bytes_per_token, now_s)
 
     def finish_copies(self, now_s: float) -> int:
         """Take in the copies that ended at or before ``now_s``.
@@ -140,8 +140,8 @@ class TieredBatcher(Batcher):
         """
         orphans = 0
         for copies, take_in in (
-            (self.swap.finish_out(now_s), self._copied_out),
-            (self.swap.finish_in(now_s), self._copied_in),
+            (self.swap.out.finish(now_s), self._copied_out),
+            (self.swap.back.finish(now_s), self._copied_in),
         ):
             for copy in copies:
                 if copy.state.epoch == copy.epoch:

@@ -51,26 +51,14 @@ class SimulatedEngine:
 
 
 def performance_of(entry: SimulatedEngine, holder: SimulatedEngine) -> PerformanceProfile:
-    """Return what a profiler would measure, point by point.
-
-    Args:
-        entry: The engine that prefills.
-        holder: The engine that decodes; the same one where the graph is aggregated.
-
-    Raises:
-        ConfigError: there is no such latency profile.
-    """
+    """Return what a profiler would measure, point by point."""
     prefill = load(entry.profile).latency().prefill
     table = PrefillTable(_PROMPTS, tuple(prefill.ttft_s(round(tokens)) for tokens in _PROMPTS))
     return PerformanceProfile(table, _decode_table(holder), entry.gpus, holder.gpus)
 
 
 def graph_performance(spec: GraphSpec) -> PerformanceProfile:
-    """Return the same of a graph of runtime ``simulated``: its workers as `penstock engine serve` starts them.
-
-    Raises:
-        ConfigError: the graph has no worker, or a latency profile is not there.
-    """
+    """Return the same of a graph of runtime ``simulated``: its workers as `penstock engine serve` starts them."""
     entry = spec.service(Role.PREFILL) or spec.service(Role.AGGREGATED)
     holder = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
     if entry is None or holder is None:

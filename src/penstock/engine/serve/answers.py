@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -20,14 +20,7 @@ from penstock.engine.serve.vocabulary import LOG_HALF, alternatives, words
 
 
 def for_chat(choice: Choice, start: int, stop: int, count: int) -> dict[str, Any]:
-    """Return the ``logprobs`` of a chat's output tokens [start, stop).
-
-    Args:
-        choice: The answer.
-        start: First token.
-        stop: After the last.
-        count: Alternatives per token, >= 0.
-    """
+    """Return the ``logprobs`` of a chat's output tokens [start, stop)."""
     return {
         "content": [
             {
@@ -42,15 +35,7 @@ def for_chat(choice: Choice, start: int, stop: int, count: int) -> dict[str, Any
 def for_completion(
     choice: Choice, start: int, stop: int, count: int, *, echo: bool = False
 ) -> dict[str, Any]:
-    """Return the ``logprobs`` of a completion's output tokens [start, stop).
-
-    Args:
-        choice: The answer.
-        start: First token.
-        stop: After the last.
-        count: Alternatives per token, >= 0.
-        echo: The text begins with the prompt; its tokens come before token 0.
-    """
+    """Return the ``logprobs`` of a completion's output tokens [start, stop)."""
     shown = _pieces(choice.prompt) if echo and start == 0 else []
     offset = start * BYTES_PER_TOKEN + (_characters(choice.prompt) if echo and start else 0)
     tokens = shown + [word.decode() for word in words(choice.salt, start, stop)]
@@ -104,12 +89,7 @@ _ENCODED_SLOT = b"\\u0000"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A choice that has ended.
-
-    Attributes:
-        cached_tokens: Prompt tokens that were not computed.
-        kv_transfer_params: Where its KV is kept, or None.
-    """
+    """A choice that has ended."""
 
     choice: Choice
     output_tokens: int
@@ -123,35 +103,6 @@ class Finished:
         return b"".join(self.choice.texts(0, self.output_tokens)).decode()
 
 
-class ChoiceEvents(Protocol):
-    """Encodes the events of one choice.
-
-    Attributes:
-        opening: What comes before its first token.
-    """
-
-    opening: bytes
-
-    def tokens(self, start: int, texts: Sequence[bytes]) -> bytes:
-        """Return one event per text; ``start`` is the first one's token."""
-
-    def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:
-        """Return the event of the last text, which begins with token ``start``, and what ends the choice."""
-
-
-class Format(Protocol):
-    """Encodes one answer."""
-
-    def events(self, choice: Choice) -> ChoiceEvents:
-        """Return what encodes a choice's events."""
-
-    def closing(self, finished: Sequence[Finished]) -> bytes:
-        """Return what ends a stream whose choices have all ended."""
-
-    def complete(self, finished: Sequence[Finished]) -> bytes:
-        """Return the JSON body of an answer that is not streamed."""
-
-
 class CompletionFormat:
     """Encodes a completion or a chat."""
 
@@ -163,9 +114,7 @@ class CompletionFormat:
         """Return what encodes a choice's events."""
         kind = "chat.completion.chunk" if self._call.api is Api.CHAT else "text_completion"
         head = {**self._head, "object": kind}
-        if self._call.events_differ:
-            return _SeparateEvents(self._call, choice, head)
-        return EventFormat(self._call, choice, head)
+        return ChoiceEvents(self._call, choice, head)
 
     def closing(self, finished: Sequence[Finished]) -> bytes:
         """Return the usage event where ``stream_options`` ask for it, and the end of the stream."""
@@ -200,35 +149,8 @@ class CompletionFormat:
         return shown
 
 
-class EventFormat:
-    """Encodes one choice's events."""
-
-    def __init__(self, call: EngineCall, choice: Choice, head: dict[str, Any]) -> None:
-        """Make the bytes that all events share; ``head`` is what their JSON begins with."""
-        self._call = call
-        self._choice = choice
-        self._head = head
-        self._lead, self._tail = self._around(None)
-        self._seam = self._tail + self._lead
-        self.opening = _opening(call, choice, head)
-
-    def tokens(self, start: int, texts: Sequence[bytes]) -> bytes:  # noqa: ARG002 - of the protocol
-        """Return one event per text."""
-        return self._lead + self._seam.join(texts) + self._tail
-
-    def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:  # noqa: ARG002 - of the protocol
-        """Return the event that carries the last text and the reason."""
-        lead, tail = self._around(reason)
-        return lead + text + tail
-
-    def _around(self, reason: FinishReason | None) -> tuple[bytes, bytes]:
-        event = _event(self._head, [_delta(self._call, self._choice, _SLOT, reason)])
-        lead, _, tail = event.partition(_ENCODED_SLOT)
-        return lead, tail
-
-
-class _SeparateEvents:
-    """Encodes one choice's events where each differs in its log probabilities or its counts."""
+class ChoiceEvents:
+    """Encodes one choice's events: around words alone the bytes are made once, else each event is its own."""
 
     def __init__(self, call: EngineCall, choice: Choice, head: dict[str, Any]) -> None:
         self._call = call
@@ -237,12 +159,26 @@ class _SeparateEvents:
         # An echoed prompt comes with the first token where its probabilities do.
         self._echoes = call.echo and call.logprobs is not None
         self.opening = b"" if self._echoes else _opening(call, choice, head)
+        self._lead, self._tail = self._around(None)
+        self._seam = self._tail + self._lead
 
     def tokens(self, start: int, texts: Sequence[bytes]) -> bytes:
-        return b"".join(self._event(start + at, text, None) for at, text in enumerate(texts))
+        """Return one event per text."""
+        if self._call.events_differ:
+            return b"".join(self._event(start + at, text, None) for at, text in enumerate(texts))
+        return self._lead + self._seam.join(texts) + self._tail
 
     def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:
-        return self._event(start, text, reason)
+        """Return the event that carries the last text and the reason."""
+        if self._call.events_differ:
+            return self._event(start, text, reason)
+        lead, tail = self._around(reason)
+        return lead + text + tail
+
+    def _around(self, reason: FinishReason | None) -> tuple[bytes, bytes]:
+        event = _event(self._head, [_delta(self._call, self._choice, _SLOT, reason)])
+        lead, _, tail = event.partition(_ENCODED_SLOT)
+        return lead, tail
 
     def _event(self, at: int, text: bytes, reason: FinishReason | None) -> bytes:
         call, choice = self._call, self._choice
@@ -332,7 +268,7 @@ class ResponseFormat:
         self._serial = 0
         self.opening = b""
 
-    def events(self, choice: Choice) -> ChoiceEvents:  # noqa: ARG002 - there is one
+    def events(self, choice: Choice) -> ResponseFormat:  # noqa: ARG002 - there is one
         """Return what encodes the events: this."""
         begun = {"response": self._response("in_progress", [], None)}
         part = {"item_id": self._item_id, "output_index": 0, "content_index": 0, "part": _part("")}

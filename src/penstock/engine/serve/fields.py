@@ -14,11 +14,7 @@ _OBJECT_ERRORS = frozenset({"dict_type", "model_type"})
 
 
 class RequestError(PenstockError):
-    """A request that is refused.
-
-    Attributes:
-        kind: vLLM's error type, ``BadRequestError`` and so on.
-    """
+    """A request that is refused."""
 
     def __init__(
         self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
@@ -43,11 +39,7 @@ _Model = TypeVar("_Model", bound=Fields)
 
 
 def read_fields(model: type[_Model], given: Mapping[str, Any]) -> _Model:
-    """Return the fields of a request; null counts as missing.
-
-    Raises:
-        RequestError: the first field whose type or range is wrong.
-    """
+    """Return the fields of a request; null counts as missing."""
     try:
         return model.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as exc:
@@ -70,15 +62,7 @@ def too_small(name: str, value: float, lowest: float = 1) -> RequestError:
 
 
 def refuse(given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refuse fields that a simulated worker cannot follow, unless they ask for nothing.
-
-    Args:
-        given: The request.
-        reasons: What to do instead, by field.
-
-    Raises:
-        RequestError: one of them asks for something.
-    """
+    """Refuse fields that a simulated worker cannot follow, unless they ask for nothing."""
     for name in given.keys() & reasons.keys():
         value = given[name]
         if value is not None and value is not False and value not in ("", []):
@@ -217,11 +201,7 @@ class ChatFields(SamplingFields):
 
 
 def read_sampling(given: Mapping[str, Any], *, is_chat: bool) -> SamplingFields:
-    """Return what a request says.
-
-    Raises:
-        RequestError: a field of the wrong type, out of its range, or of no effect that can be simulated.
-    """
+    """Return what a request says."""
     refuse(given, REFUSED)
     fields: SamplingFields
     if is_chat:
@@ -243,11 +223,7 @@ def read_sampling(given: Mapping[str, Any], *, is_chat: bool) -> SamplingFields:
 
 
 def read_tools(given: Mapping[str, Any]) -> list[Any]:
-    """Return the tools of a chat; the answer is plain text all the same.
-
-    Raises:
-        RequestError: what is no tool, or a choice that asks for a call.
-    """
+    """Return the tools of a chat; the answer is plain text all the same."""
     tools = given.get("tools")
     if tools is None:
         tools = []

@@ -38,13 +38,6 @@ class KvReplay:
     """One worker's answers; its socket lives with the running event loop."""
 
     def __init__(self, zmq: Any, topic: bytes, batches: int) -> None:
-        """Hold nothing yet; nothing is bound before `start`.
-
-        Args:
-            zmq: The library.
-            topic: Sent with each batch.
-            batches: Held at most, >= 1.
-        """
         self._zmq = zmq
         self._topic = topic
         self._held: deque[tuple[bytes, bytes]] = deque(maxlen=batches)
@@ -126,11 +119,7 @@ class KvEventsConfig(BaseModel):
 
 
 def parse_events_config(text: str | None) -> KvEventsConfig:
-    """Read the flag's value.
-
-    Raises:
-        ConfigError: no JSON, or a value out of its bounds.
-    """
+    """Read the flag's value."""
     if text is None:
         return KvEventsConfig()
     config = read_json_flag(KvEventsConfig, text, _FLAG)
@@ -143,11 +132,6 @@ class KvPublisher:
     """One worker's publisher."""
 
     def __init__(self, config: KvEventsConfig, block_size: int) -> None:
-        """Prepare; nothing is bound before `start`.
-
-        Raises:
-            ConfigError: a library is not installed.
-        """
         try:
             import msgspec  # noqa: PLC0415 - an extra
             import zmq  # noqa: PLC0415 - only needed with events
@@ -178,12 +162,7 @@ class KvPublisher:
         return None if self._replay is None else self._replay.endpoint
 
     def start(self) -> None:
-        """Bind. vLLM connects to an endpoint without a wildcard; a simulated worker is always the one that binds.
-
-        Raises:
-            PortInUseError: the port is taken.
-            ConfigError: the address cannot be bound.
-        """
+        """Bind. vLLM connects to an endpoint without a wildcard; a simulated worker is always the one that binds."""
         config = self._config
         self._context = self._zmq.Context()
         self._socket = self._context.socket(self._zmq.PUB)

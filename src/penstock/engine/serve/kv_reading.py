@@ -30,15 +30,6 @@ class KvReading:
         on_lost: Callable[[Stream, str], None],
         on_confirmed: Callable[[Stream], None],
     ) -> None:
-        """Start with none.
-
-        Args:
-            group: Runs the messages.
-            settings: The worker's.
-            metrics: Counts messages.
-            on_lost: Is told of a request whose KV cannot be had or trusted, and why.
-            on_confirmed: Is told of a request whose KV was held while it was read.
-        """
         self._metrics = metrics
         self._ranks = settings.engine.ranks
         self._renews = settings.engine.role is EngineRole.DECODE

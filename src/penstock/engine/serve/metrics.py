@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from prometheus_client.utils import floatToGoString
 
@@ -22,6 +22,7 @@ from penstock.engine.core.counters import EngineCounters
 from penstock.engine.core.engine import Engine, StepOutcome
 from penstock.engine.core.lease import LeaseTerm
 from penstock.engine.core.preemption import PreemptionKind
+from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.core.requests import FinishReason, RequestState
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.core.transfer import Transfer
@@ -51,13 +52,6 @@ class Histogram(BucketCounts):
     """Counts per bucket under one metric name."""
 
     def __init__(self, name: str, bounds: Sequence[float], labels: str) -> None:
-        """Fix name, upper bounds and labels.
-
-        Args:
-            name: Metric name.
-            bounds: Strictly increasing, +Inf left out.
-            labels: Rendered labels without braces, ``engine="0",model_name="m"``.
-        """
         super().__init__(bounds)
         self.name = name
         edges = [_edge(edge) for edge in (*self.bounds, math.inf)]
@@ -88,20 +82,6 @@ class IgnoredNotification(StrEnum):
     UNKNOWN_REQUEST = "unknown_request"
 
 
-class RequestCounts(Protocol):
-    """The requests that a worker has taken, and those that it has not."""
-
-    rejected: int
-
-    @property
-    def running(self) -> int:
-        """Requests in the engine."""
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait for the engine."""
-
-
 class EngineMetrics:
     """Collects what the core reports and renders the page."""
 
@@ -110,7 +90,7 @@ class EngineMetrics:
         settings: ServeSettings,
         timeline: Timeline,
         lag: LagTracker,
-        slots: RequestCounts,
+        slots: RequestSlots[Any],
         *,
         now_s: Callable[[], float],
     ) -> None:

@@ -61,11 +61,7 @@ class _Message(BaseModel):
 
 
 def parse(body: bytes) -> Notification:
-    """Return the message in ``body``.
-
-    Raises:
-        ValueError: it is none; the text says what it lacks.
-    """
+    """Return the message in ``body``."""
     try:
         message = _Message.model_validate_json(body)
     except ValidationError as exc:
@@ -84,12 +80,7 @@ NOTIFY_TIMEOUTS = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=
 
 @dataclass(frozen=True, slots=True)
 class NotifyResult:
-    """What became of one message.
-
-    Attributes:
-        reads, heartbeats: The ids it carried.
-        unknown: Those of them that hold no lease any more.
-    """
+    """What became of one message."""
 
     reads: list[str]
     heartbeats: list[str]

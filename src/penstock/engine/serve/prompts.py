@@ -17,11 +17,7 @@ _NO_PROMPT: Final = "prompt must be a string, a list of token ids, or a list of 
 
 
 def completion_prompts(fields: Mapping[str, Any]) -> list[bytes]:
-    """Return the prompts of a completion request.
-
-    Raises:
-        RequestError: there is none, or what is none.
-    """
+    """Return the prompts of a completion request."""
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > MAX_PROMPTS:
@@ -44,16 +40,7 @@ def _prompt(prompt: Any) -> bytes:
 
 
 def chat_prompt(messages: Any, tools: list[Any], *, asks_for_answer: bool = True) -> bytes:
-    """Render messages in Llama 3's layout, so that equal beginnings stay equal bytes.
-
-    Args:
-        messages: As sent.
-        tools: As sent; they come first.
-        asks_for_answer: End with the head of the assistant's message.
-
-    Raises:
-        RequestError: no messages, or none that can be rendered.
-    """
+    """Render messages in Llama 3's layout, so that equal beginnings stay equal bytes."""
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list of at least one message.", param="messages")
     parts = [_block("system", _json("tools", tools))] if tools else []
@@ -100,11 +87,7 @@ def _text(content: Any) -> str:
 
 
 def input_messages(instructions: str | None, given: Any) -> list[dict[str, Any]]:
-    """Return the chat messages that a Responses request stands for: instructions, then the input.
-
-    Raises:
-        RequestError: no input, or an item that is neither a message nor a function's call or output.
-    """
+    """Return the chat messages that a Responses request stands for: instructions, then the input."""
     head = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(given, str) and given:
         return [*head, {"role": "user", "content": given}]
@@ -163,11 +146,7 @@ class ResponseFields(Fields):
 
 
 def read_response_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the chat that a Responses request stands for.
-
-    Raises:
-        RequestError: no input, or something that cannot be simulated.
-    """
+    """Return the fields of the chat that a Responses request stands for."""
     refuse(given, UNANSWERABLE)
     fields = read_fields(ResponseFields, given)
     chat = {name: given[name] for name in _SAME if name in given}

@@ -147,11 +147,7 @@ class EngineCall:
 
 
 def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
-    """Return the call in ``body``.
-
-    Raises:
-        RequestError: malformed, unsupported, too long, or for another model.
-    """
+    """Return the call in ``body``."""
     asked = _read_object(body)
     given = read_response_fields(asked) if api is Api.RESPONSES else asked
     fields = read_sampling(given, is_chat=api is not Api.COMPLETIONS)

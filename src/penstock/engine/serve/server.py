@@ -41,7 +41,6 @@ class RequestGate:
     """The way into one worker's engine."""
 
     def __init__(self, limit: int | None, queue: int) -> None:
-        """See `RequestSlots`."""
         self.slots: RequestSlots[Ticket] = RequestSlots(limit, queue)
 
     @property
@@ -51,14 +50,7 @@ class RequestGate:
 
     @asynccontextmanager
     async def enter(self, responder: Responder) -> AsyncIterator[bool]:
-        """Hold a slot for the block; yields whether the client is still there.
-
-        Args:
-            responder: Tells when the client goes away; it leaves the queue at once.
-
-        Raises:
-            AtCapacity: engine and queue are full.
-        """
+        """Hold a slot for the block; yields whether the client is still there."""
         ticket: Ticket = asyncio.get_running_loop().create_future()
         state = self.slots.enter(ticket)
         if state is SlotState.REJECTED:
@@ -137,12 +129,7 @@ class EngineServer:
         return f"http://{self.settings.flags.host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen, then become ready after the simulated start-up time.
-
-        Raises:
-            PortInUseError: the port is taken.
-            ConfigError: the address cannot be bound.
-        """
+        """Listen, then become ready after the simulated start-up time."""
         flags = self.settings.flags
         self.worker.start_publishing()
         await self._http.start(flags.host, flags.port)
@@ -259,12 +246,7 @@ def _refuse(responder: Responder, message: str, headers: Headers) -> None:
 
 
 async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:
-    """Run one worker until ``stop`` is set, then drain it.
-
-    Raises:
-        PortInUseError: the port is taken.
-        ConfigError: the address cannot be bound.
-    """
+    """Run one worker until ``stop`` is set, then drain it."""
     try:
         async with asyncio.TaskGroup() as group:
             await _serve_until(stop, EngineServer(settings, group))
