@@ -16,7 +16,7 @@ from penstock.api.manifests import load_graph
 from penstock.cli import fields
 from penstock.cli.demo_run import DemoOptions, run_demo
 from penstock.core.http.loop import run
-from penstock.report.build import require_plots
+from penstock.report.findings import require_plots
 from penstock.router.policy.registry import policy_names
 
 

@@ -30,8 +30,7 @@ from penstock.local.ports import ephemeral_port
 from penstock.local.render import render
 from penstock.local.status import LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
-from penstock.report.build import write_report
-from penstock.report.findings import analyse, with_graph
+from penstock.report.findings import analyse, with_graph, write_report
 from penstock.report.text import report_text
 from penstock.simulator.counterfactual import Effort
 from penstock.workload.results import read_run

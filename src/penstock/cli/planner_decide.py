@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import resources
 from pathlib import Path
 
 import click
@@ -15,7 +16,9 @@ from penstock.planner import decision_input
 from penstock.planner import explain as explaining
 from penstock.planner.decide.codec import to_plain
 from penstock.planner.decide.pipeline import decide as decide_once
-from penstock.planner.decision_examples import EXAMPLES
+
+EXAMPLES = ("load", "sla")
+"""Modes that have an example, a file below ``penstock/planner/examples``."""
 
 
 @click.command()
@@ -23,7 +26,7 @@ from penstock.planner.decision_examples import EXAMPLES
 @click.option("--example", is_flag=True, help="Print an example FILE and stop.")
 @click.option(
     "--mode",
-    type=click.Choice(list(EXAMPLES)),
+    type=click.Choice(EXAMPLES),
     help="Mode of the example.  [default: load]",
 )
 @click.option(
@@ -38,7 +41,10 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     A decision as `penstock planner explain --json` prints it is such a FILE too.
     """
     if example:
-        click.echo(EXAMPLES[mode or PlannerMode.LOAD.value], nl=False)
+        file_name = f"{mode or PlannerMode.LOAD.value}.yaml"
+        click.echo(
+            resources.files("penstock.planner").joinpath("examples", file_name).read_text("utf-8"), nl=False
+        )
         return
     if mode is not None:
         raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
@@ -50,8 +56,10 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
         raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
-    profiles = decision_input.Profiles(lambda named: planning_profile(None, named), profile)
-    decision, state = decide_once(*decision_input.parse(text, name=str(file), profiles=profiles))
+    inputs = decision_input.parse(
+        text, name=str(file), read=lambda named: planning_profile(None, named), profile=profile
+    )
+    decision, state = decide_once(*inputs)
     if as_json:
         answer = {"decision": to_plain(decision), "state": to_plain(state)}
         option.echo_json(answer)

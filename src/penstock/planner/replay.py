@@ -25,7 +25,7 @@ from penstock.planner.options import SETTINGS, PlannerOptions
 SETTABLE: Mapping[str, str] = {
     name.replace("_", "-"): setting.decides
     for name, setting in SETTINGS.items()
-    if setting.is_what_if and setting.decides
+    if setting.decides and name not in {"mode", "no_operation"}
 }
 """Options that a what-if may change, and their field in the decision's configuration."""
 

@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel
 
 from penstock.core.errors import ConfigError, PenstockError, unwritable
-from penstock.report.build import require_plots
+from penstock.report.findings import require_plots
 from penstock.report.html_parts import figure, page, pairs, table, text
 from penstock.simulator.observer import Recording
 from penstock.simulator.text import (

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from penstock.profiler.window import Stream, steady
+from penstock.profiler.measure import Stream, steady
 
 
 def stream(first_s, gaps_s):

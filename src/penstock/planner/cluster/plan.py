@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.api import Environment, GraphDeployment, Role
-from penstock.api.manifests.former_defaults import without_former_defaults
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.config import DecideConfig
@@ -40,8 +39,7 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
     Raises:
         InvalidSpecError: this version does not understand it.
     """
-    fields = {key: obj[key] for key in ("apiVersion", "kind", "metadata")}
-    fields["spec"] = without_former_defaults(obj["spec"])
+    fields = {key: obj[key] for key in ("apiVersion", "kind", "metadata", "spec")}
     try:
         return GraphDeployment.model_validate(fields)
     except ValidationError as exc:
