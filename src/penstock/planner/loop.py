@@ -118,16 +118,6 @@ class PlannerLoop:
         time: ModelTime,
         observers: Observers,
     ) -> None:
-        """Build it; nothing is read or written yet.
-
-        Args:
-            settings: Fixed.
-            target: Observed at every tick, and asked for replicas.
-            source: Of metrics.
-            ledger: Written before anything has an effect.
-            time: The clock.
-            observers: Shown every tick and decision.
-        """
         self._settings = settings
         self._target = target
         self._source = source

@@ -170,12 +170,7 @@ class PlannerOptions(BaseModel):
     def decide_config(
         self, graph: GraphDeployment | None = None, performance: PerformanceProfile | None = None
     ) -> DecideConfig:
-        """Return the rules' configuration; replica bounds come from the graph where there is one.
-
-        Args:
-            graph: Planned for.
-            performance: What mode sla plans by.
-        """
+        """Return the rules' configuration; replica bounds come from the graph where there is one."""
         is_sla = self.mode == PlannerMode.SLA
         bounds = _replica_bounds(graph)
         rules = graph.spec.planner if graph is not None else PlannerConfig()

@@ -113,10 +113,6 @@ def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[t
 
     Each is made from its recorded window and state, so this answers "what would it have decided then", not
     how the load would have gone on after a different decision.
-
-    Args:
-        ledger: As read.
-        changes: Fields of `DecideConfig`.
     """
     different: list[tuple[Record, Decision]] = []
     total = 0

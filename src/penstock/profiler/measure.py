@@ -79,13 +79,6 @@ class Measurer:
     """Measures one server; holds its connections until `close`."""
 
     def __init__(self, sending: SendSettings, *, speed: float, seed: int) -> None:
-        """Name the server.
-
-        Args:
-            sending: Where and how requests are sent.
-            speed: The server's time scale.
-            seed: Of the prompts.
-        """
         self._pool = ConnectionPool()
         self._clock = SimulatedClock(speed)
         self._sender = RequestSender(self._pool, self._clock, sending, on_first=lambda _: None)

@@ -241,14 +241,7 @@ class Deciding:
 
 
 def header_record(header: Header, *, wall_s: float, config: DecideConfig, about: Mapping[str, Any]) -> Record:
-    """Return the record of a header.
-
-    Args:
-        header: From the core.
-        wall_s: Real seconds since 1970.
-        config: That the planner decides by.
-        about: For people: namespace, environment, speed.
-    """
+    """Return the record of a header."""
     return {
         "type": "header",
         "schema": SCHEMA,
@@ -298,15 +291,7 @@ def actuation_record(change: Change, *, at_s: float, outcome: Outcome, error: st
 def converged_record(
     place: LedgerPosition, *, at_s: float, took_s: float, state: PlannerState, is_overdue: bool
 ) -> Record:
-    """Return the record of an adjustment's end.
-
-    Args:
-        place: Of the interval that follows.
-        at_s: Simulated seconds.
-        took_s: Simulated seconds since the adjustment began; 0 if none was under way.
-        state: After the last decision.
-        is_overdue: It has not ended; it is ignored from now on.
-    """
+    """Return the record of an adjustment's end."""
     return {
         "type": "settled",
         "at_s": at_s,

@@ -93,16 +93,6 @@ class KubernetesTarget:
         unschedulable_s: float = UNSCHEDULABLE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Build the target of one graph.
-
-        Args:
-            client: Writes.
-            graph: With its namespace.
-            view: Reads.
-            emit: Called when somebody else has set a number of replicas, and when a change failed.
-            unschedulable_s: Seconds after which an unschedulable pod is given up.
-            now_s: Monotonic seconds.
-        """
         self._client = client
         self._graph = graph.name
         self._namespace = graph.metadata.namespace
@@ -154,19 +144,9 @@ class KubernetesTarget:
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Write the desired number for ``replicas`` of ``role`` into its ScalingAdapter.
+        """Write the number, within the service's bounds, into its ScalingAdapter, as `Target.scale` describes it.
 
-        The number is kept within the service's bounds. A change of anything else in the adapter is no
-        conflict; a number of replicas other than the last one observed is.
-
-        Args:
-            role: A role that `observe` listed.
-            replicas: Wanted ready + starting replicas, >= 0.
-            decision_id: Written beside the number.
-
-        Raises:
-            ConflictError: somebody else has set the number since the last look.
-            ClusterError: no such pool, it has a fixed number, or the API server refused or failed.
+        A change of anything else in the adapter is no conflict; a number other than the last one observed is.
         """
         service = self._services.get(role)
         if service is None:
