@@ -35,13 +35,7 @@ _WITHIN = (
 
 
 def _is_default(path: str, value: Any, annotation: Any) -> str:
-    """Return CEL that holds while the key at ``path`` has its default.
-
-    Args:
-        path: From ``self``.
-        value: The default.
-        annotation: The field's type; tells a number's CEL type, which a whole default does not.
-    """
+    """Return CEL that holds while the key at ``path`` has its default."""
     if value is None:
         return f"!has({path})"
     if isinstance(value, SpecModel):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic.alias_generators import to_snake
 
 from penstock.api.base import DNS_LABEL_PATTERN
-from penstock.api.budget_rules import BUDGET_RULES, exists
+from penstock.api.budget_rules import BUDGET_RULES, ZERO_RULES, exists
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.frontend_rules import frontend_rules, policy_rule
 from penstock.api.graph import GraphDeployment, GraphSpec, ModelSpec
@@ -25,7 +25,6 @@ from penstock.api.runtimes import (
     is_known,
     known_runtimes,
 )
-from penstock.api.zero_rules import ZERO_RULES
 from penstock.core.simulated_tokens import SIMULATED
 
 MAX_CHILD_NAME = 52

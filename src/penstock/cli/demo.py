@@ -36,8 +36,7 @@ from penstock.local.ports import ephemeral_port
 from penstock.local.render import render
 from penstock.local.status import LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
-from penstock.report.build import require_plots, write_report
-from penstock.report.findings import analyse, with_graph
+from penstock.report.findings import analyse, require_plots, with_graph, write_report
 from penstock.report.text import report_text
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.counterfactual import Effort

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,14 @@ from penstock.planner import explain as explaining
 from penstock.planner import replay as replaying
 from penstock.planner.decide.codec import to_plain
 from penstock.planner.decide.pipeline import decide as decide_once
-from penstock.planner.decision_examples import EXAMPLES
 from penstock.planner.learnt import start_from
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import PlannerOptions, join, stated
 from penstock.planner.service import PlannerService, run_until_stopped
 from penstock.planner.sources.prometheus import require_client
+
+EXAMPLES = ("load", "sla")
+"""Modes that have an example, a file below ``penstock/planner/examples``."""
 
 _LOG_DIR: option.Option = click.option(
     "--log-dir",
@@ -80,7 +83,7 @@ def planner() -> None:
 @click.option("--example", is_flag=True, help="Print an example FILE and stop.")
 @click.option(
     "--mode",
-    type=click.Choice(list(EXAMPLES)),
+    type=click.Choice(EXAMPLES),
     help="Mode of the example.  [default: load]",
 )
 @click.option(
@@ -95,7 +98,10 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
     A decision as `penstock planner explain --json` prints it is such a FILE too.
     """
     if example:
-        click.echo(EXAMPLES[mode or PlannerMode.LOAD.value], nl=False)
+        file_name = f"{mode or PlannerMode.LOAD.value}.yaml"
+        click.echo(
+            resources.files("penstock.planner").joinpath("examples", file_name).read_text("utf-8"), nl=False
+        )
         return
     if mode is not None:
         raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
@@ -107,8 +113,10 @@ def decide(file: Path | None, example: bool, mode: str | None, profile: str | No
         raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
-    profiles = decision_input.Profiles(lambda named: planning_profile(None, named), profile)
-    decision, state = decide_once(*decision_input.parse(text, name=str(file), profiles=profiles))
+    inputs = decision_input.parse(
+        text, name=str(file), read=lambda named: planning_profile(None, named), profile=profile
+    )
+    decision, state = decide_once(*inputs)
     if as_json:
         answer = {"decision": to_plain(decision), "state": to_plain(state)}
         option.echo_json(answer)

@@ -24,11 +24,10 @@ from penstock.performance.quality import Severity, sweep_findings
 from penstock.performance.recommend import Recommendation, Targets, recommend
 from penstock.performance.sweep import Sweep
 from penstock.profiler import estimate, gpus, tables
-from penstock.profiler.graph_back import graph_back
 from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
 from penstock.profiler.reading import read_sweep
 from penstock.profiler.session import Measured, Step, run_profile
-from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
+from penstock.profiler.writing import GRAPH_FILE, graph_back, plain_result, write_result
 
 
 class ProfileProgress:

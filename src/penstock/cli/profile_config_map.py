@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from penstock.cli import interruptible
 from penstock.cli.cluster import Connection, require_packages
@@ -18,7 +18,7 @@ from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMAR
 from penstock.performance.profile import read_profile
 
 if TYPE_CHECKING:
-    from penstock.kube.kinds import Kind
+    from penstock.kube.client import KubeClient
 
 MAX_BYTES: Final = 1 << 20
 """Most bytes of a ConfigMap's data. Source: kubernetes.io/docs/concepts/configuration/configmap."""
@@ -67,18 +67,6 @@ class ConfigMapFlags:
             await write_result(client, name, self.namespace or client.namespace, data)
 
 
-class ConfigMapClient(Protocol):
-    """What keeping a result needs of a client."""
-
-    async def get(self, kind: Kind, name: str, *, namespace: str | None) -> dict[str, Any]:
-        """Return one object."""
-        ...
-
-    async def apply(self, obj: Mapping[str, Any], *, field_manager: str) -> dict[str, Any]:
-        """Make the fields so."""
-        ...
-
-
 def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]:
     """Return the data of a result's ConfigMap.
 
@@ -102,7 +90,7 @@ def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]
     return data
 
 
-async def write_result(client: ConfigMapClient, name: str, namespace: str, data: Mapping[str, str]) -> None:
+async def write_result(client: KubeClient, name: str, namespace: str, data: Mapping[str, str]) -> None:
     """Write a result's ConfigMap by server-side apply; keys of an earlier result that this one lacks go.
 
     Raises:

@@ -166,11 +166,6 @@ def figures(sweep: Sweep, targets: Targets) -> list[EngineFigures]:
 def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
     """Return the pools of the fewest GPUs that hold the targets.
 
-    Args:
-        sweep: Without errors by `quality.sweep_findings`.
-        targets: What requests look like and may take.
-        load: What arrives.
-
     Raises:
         ConfigError: the lengths lie beyond what was measured.
         UnreachableError: no number of replicas meets a target; the message names the nearest and what it takes.

@@ -7,15 +7,13 @@ says so and what it would take. The bounds for the planner's load mode are by th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
 from penstock.performance.sweep import EngineSweep, Sweep, by_context
-
-_T = TypeVar("_T")
 
 LEAST = 0.1
 """The document's floor of every bound."""
@@ -57,6 +55,11 @@ class PrefillChoice:
     tokens_per_s_per_gpu: float
     meets: bool
 
+    @property
+    def latency_s(self) -> float:
+        """What the target bounds."""
+        return self.ttft_s
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
@@ -74,6 +77,14 @@ class DecodeChoice:
     tokens_per_s_per_gpu: float
     kv_usage: float
     meets: bool
+
+    @property
+    def latency_s(self) -> float:
+        """What the target bounds."""
+        return self.itl_s
+
+
+_ChoiceT = TypeVar("_ChoiceT", PrefillChoice, DecodeChoice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +147,7 @@ def recommend(sweep: Sweep, targets: Targets) -> Recommendation:
     if sweep.is_aggregated:
         prefill, decode = _best_pair(prefills, decodes, targets)
     else:
-        prefill = _best(
-            prefills,
-            lambda each: each.meets,
-            lambda each: each.ttft_s,
-            lambda each: each.tokens_per_s_per_gpu,
-        )
-        decode = _best(
-            decodes, lambda each: each.meets, lambda each: each.itl_s, lambda each: each.tokens_per_s_per_gpu
-        )
+        prefill, decode = _best(prefills), _best(decodes)
     queue, kv = queue_bounds(targets.ttft_s, prefill.ttft_s), kv_bounds(decode.kv_usage)
     return Recommendation(
         targets, prefill, decode, queue, kv, _misses(sweep, targets, prefill, decode), _notes(queue, kv)
@@ -171,10 +174,7 @@ def best_batch(engine: EngineSweep, targets: Targets) -> DecodeChoice:
     Raises:
         ConfigError: the context lies beyond what was measured.
     """
-    choices = decode_choices(engine, targets)
-    return _best(
-        choices, lambda each: each.meets, lambda each: each.itl_s, lambda each: each.tokens_per_s_per_gpu
-    )
+    return _best(decode_choices(engine, targets))
 
 
 def decode_choices(engine: EngineSweep, targets: Targets) -> list[DecodeChoice]:
@@ -222,15 +222,12 @@ def _between(engine: EngineSweep, context: float) -> list[tuple[float, float, fl
     return [(count, itl_s := table.itl_of(count, context), count / itl_s) for count in counts]
 
 
-def _best(
-    choices: Sequence[_T],
-    meets: Callable[[_T], bool],
-    latency_s: Callable[[_T], float],
-    throughput: Callable[[_T], float],
-) -> _T:
+def _best(choices: Sequence[_ChoiceT]) -> _ChoiceT:
     """Return the one of highest throughput of those that meet a target, else that of the lowest latency."""
-    meeting = [each for each in choices if meets(each)]
-    return max(meeting, key=throughput) if meeting else min(choices, key=latency_s)
+    meeting = [each for each in choices if each.meets]
+    if meeting:
+        return max(meeting, key=lambda each: each.tokens_per_s_per_gpu)
+    return min(choices, key=lambda each: each.latency_s)
 
 
 def _best_pair(

@@ -46,11 +46,7 @@ class Forecast:
 
 
 def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Forecast | None:
-    """Return the forecast among a role's steps; None where the rule was not asked or knew nothing.
-
-    Args:
-        steps: Name and inputs of each.
-    """
+    """Return the forecast among a role's steps; None where the rule was not asked or knew nothing."""
     for name, inputs in steps:
         horizon_s, ahead = inputs.get("horizon_s"), inputs.get("tokens_per_s_ahead")
         workers, speed = inputs.get("workers"), inputs.get("worker_tokens_per_s")
@@ -79,11 +75,7 @@ class ProfileReading:
 
 
 def profile_reading(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ProfileReading | None:
-    """Return what a role's steps say of the profile; None where none was asked.
-
-    Args:
-        steps: Name and inputs of each.
-    """
+    """Return what a role's steps say of the profile; None where none was asked."""
     inputs = dict(steps)
     profile, needed = inputs.get(_PROFILE), inputs.get(_NEEDED, {})
     if profile is None:

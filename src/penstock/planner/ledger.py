@@ -110,12 +110,7 @@ def _anchor_before(records: Sequence[Record], decisions: int) -> int:
 
 
 def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]]:
-    """Return the records by their line, with the decisions that the ledger only counts made again in their places.
-
-    Args:
-        records: As the files have them.
-        first: Index of the anchor from which on they are made again.
-    """
+    """Return the records by their line, with the decisions that the ledger only counts made again in their places."""
     found: list[tuple[int, Record]] = []
     made: list[int] = []
     follower = LedgerFollower(DecideConfig())

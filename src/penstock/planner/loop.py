@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from penstock.api import Role
 from penstock.core.clock import LagTracker, SimulatedClock
@@ -57,26 +56,6 @@ TARGET_TIMEOUT_S = 30.0
 """Real seconds for one call of the backend. Chosen: beyond the local statefile's 5 s lock and a busy API server."""
 
 log = get_logger(__name__)
-
-
-class Time(Protocol):
-    """What the loop knows of time."""
-
-    def now_s(self) -> float:
-        """Return simulated seconds."""
-        ...
-
-    def wall_s(self) -> float:
-        """Return real seconds since 1970, for people and for what lies between two timelines."""
-        ...
-
-    def to_model_s(self, real_s: float) -> float:
-        """Return how many simulated seconds pass in ``real_s`` real ones."""
-        ...
-
-    async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
-        """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
-        ...
 
 
 class ModelTime:
@@ -135,19 +114,9 @@ class PlannerLoop:
         target: Target,
         source: ReadingSource,
         ledger: Ledger,
-        time: Time,
+        time: ModelTime,
         observers: Observers,
     ) -> None:
-        """Build it; nothing is read or written yet.
-
-        Args:
-            settings: Fixed.
-            target: Observed at every tick, and asked for replicas.
-            source: Of metrics.
-            ledger: Written before anything has an effect.
-            time: The clock.
-            observers: Shown every tick and decision.
-        """
         self._settings = settings
         self._target = target
         self._source = source

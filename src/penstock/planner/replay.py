@@ -32,7 +32,7 @@ from penstock.planner.options import SETTINGS, PlannerOptions
 SETTABLE: Mapping[str, str] = {
     name.replace("_", "-"): setting.decides
     for name, setting in SETTINGS.items()
-    if setting.is_what_if and setting.decides
+    if setting.decides and name not in {"mode", "no_operation"}
 }
 """Options that a what-if may change, and their field in the decision's configuration."""
 
@@ -120,10 +120,6 @@ def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[t
 
     Each is made from its recorded window and state, so this answers "what would it have decided then", not
     how the load would have gone on after a different decision.
-
-    Args:
-        ledger: As read.
-        changes: Fields of `DecideConfig`.
     """
     different: list[tuple[Record, Decision]] = []
     total = 0

@@ -29,12 +29,6 @@ class SnapshotWriter:
     """Replaces ``state.json`` at ticks and decisions."""
 
     def __init__(self, folder: Path, *, now_s: Callable[[], float]) -> None:
-        """Name the folder.
-
-        Args:
-            folder: Must exist by the first tick.
-            now_s: Function that returns real monotonic seconds.
-        """
         self._path = folder / FILE_NAME
         self._now_s = now_s
         self._written_s = float("-inf")

@@ -263,30 +263,31 @@ def _outcome(
 
 
 def _adjusting(records: Sequence[Record], zero_s: float) -> tuple[tuple[float, float], ...]:
-    spans = []
-    begin_s: float | None = None
-    for record in records:
-        if record["type"] == "actuation" and record["outcome"] == "applied" and begin_s is None:
-            begin_s = record["at_s"] - zero_s
-        elif record["type"] == "settled" and begin_s is not None:
-            spans.append((begin_s, record["at_s"] - zero_s))
-            begin_s = None
-    if begin_s is not None:
-        spans.append((begin_s, max(begin_s, records[-1]["at_s"] - zero_s)))
-    return tuple(spans)
+    marks = [
+        (record["at_s"] - zero_s, record["type"] == "actuation")
+        for record in records
+        if record["type"] == "settled" or (record["type"] == "actuation" and record["outcome"] == "applied")
+    ]
+    return _spans([*marks, (records[-1]["at_s"] - zero_s, False)])
 
 
 def _changing(samples: Sequence[LedgerSample]) -> tuple[tuple[float, float], ...]:
     """Return the spans in which replicas start or drain, of a planner that goes on meanwhile."""
+    marks = [
+        (sample.at_s, any(pool.starting or pool.draining for pool in sample.pools.values()))
+        for sample in samples
+    ]
+    return _spans([*marks, *((sample.at_s, False) for sample in samples[-1:])])
+
+
+def _spans(marks: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
+    """Return (begin, end) of what is on from a true mark to the next false one."""
     spans = []
     begin_s: float | None = None
-    for sample in samples:
-        is_changing = any(pool.starting or pool.draining for pool in sample.pools.values())
-        if is_changing and begin_s is None:
-            begin_s = sample.at_s
-        elif not is_changing and begin_s is not None:
-            spans.append((begin_s, sample.at_s))
+    for at_s, is_on in marks:
+        if is_on and begin_s is None:
+            begin_s = at_s
+        elif not is_on and begin_s is not None:
+            spans.append((begin_s, max(begin_s, at_s)))
             begin_s = None
-    if begin_s is not None:
-        spans.append((begin_s, samples[-1].at_s))
     return tuple(spans)

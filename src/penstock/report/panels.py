@@ -49,13 +49,7 @@ _COMPUTED = ROLE_COLOURS[Role.PREFILL]
 
 
 def draw_demand(run: PlannerRun, span_s: float, panels: Sequence[Axes]) -> None:
-    """Draw requests/s, prompt tokens/s with forecast and supply, and the oldest wait, one below the other.
-
-    Args:
-        run: The planner's; a pull knows the demand.
-        span_s: How long a time is shown, seconds.
-        panels: Three.
-    """
+    """Draw requests/s, prompt tokens/s with forecast and supply, and the oldest wait, one below the other."""
     rates, tokens, waits = panels
     width_s = np.ceil(window_for(span_s) / 2)
     found = demand_bins(run.samples, width_s)
@@ -114,14 +108,7 @@ def needing_roles(run: PlannerRun) -> list[Role]:
 def draw_targets(
     run: PlannerRun, results: Sequence[RequestResult], roles: Sequence[Role], panels: Sequence[Axes]
 ) -> None:
-    """Draw one below the other.
-
-    Args:
-        run: Of mode sla.
-        results: Of the load run.
-        roles: From `needing_roles`.
-        panels: Three, and one for each role.
-    """
+    """Draw one below the other."""
     _draw_prediction(run, panels[0])
     _draw_attainment(run, results, panels[1])
     _draw_factors(run, panels[2])

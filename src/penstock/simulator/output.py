@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.core.errors import ConfigError, PenstockError, unwritable
-from penstock.report.build import require_plots
+from penstock.report.findings import require_plots
 from penstock.report.html_parts import figure, page, pairs, table, text
 from penstock.report.text import percent, seconds
 from penstock.simulator.observer import Recording

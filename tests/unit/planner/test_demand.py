@@ -39,7 +39,11 @@ COUNTERS = (
 def _frontend(*, waiting=0, oldest=0.0, in_flight=None, pending=None, started=1.0, **counters):
     gauges = {"waiting": waiting, "waiting_tokens": waiting * 10, "oldest_wait_s": oldest}
     return RouterSample(
-        {**dict.fromkeys(COUNTERS, 0.0), **counters}, gauges, in_flight or {}, pending or {}, started
+        {**dict.fromkeys(COUNTERS, 0.0), **counters},
+        gauges,
+        in_flight or {},
+        pending or {},
+        started_s=started,
     )
 
 

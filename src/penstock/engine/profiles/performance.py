@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.api import GraphSpec, Role, ServiceSpec
-from penstock.api.profiles import PROFILE_SUFFIX
+from penstock.api.engine import PROFILE_SUFFIX
 from penstock.core.errors import ConfigError
 from penstock.engine.core.latency import LatencyModel
 from penstock.engine.profiles.schema import load, names

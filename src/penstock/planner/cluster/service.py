@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.api import MetricsSource
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ConfigError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.local_state import state_dir
 from penstock.core.logs import get_logger
@@ -40,14 +38,13 @@ from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observer, Observers
-from penstock.planner.options import PlannerOptions
 from penstock.planner.service import boot_id, made_folder
 from penstock.planner.snapshot import SnapshotWriter
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
-from penstock.planner.sources.frontend import frontend_source
+from penstock.planner.sources.frontend import FrontendMetrics, sources_of
 from penstock.planner.sources.pages import MetricsPages
-from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
+from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 
@@ -296,27 +293,9 @@ class LeaderSession:
         return [*found, dashboard] if dashboard is not None else found
 
     def _sources(self, job: PlannerJob, view: GraphWatch) -> list[ReadingSource]:
-        """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
-        options: PlannerOptions = job.plan.options
-        known: dict[MetricsSource, ReadingSource] = {
-            MetricsSource.ROUTER: frontend_source(
-                job.graph, self._pages, view.routers, workers=self._scrape, clock=self._clock
-            ),
-            MetricsSource.SCRAPE: self._scrape,
-        }
-        if options.prometheus_url is not None:
-            known[MetricsSource.PROMETHEUS] = PrometheusSource(
-                connect(options.prometheus_url),
-                GraphLabels(options.served_model_name, graph=job.key[1], namespace=job.key[0]),
-                clock=self._clock,
-                routers=view.routers,
-            )
-        if options.metrics_source not in known:
-            raise ConfigError(
-                "--prometheus-url: missing, yet the source is prometheus; give http://host:port"
-            )
-        first = known.pop(options.metrics_source)
-        return [first, *known.values()]
+        frontend = FrontendMetrics(self._pages, view.routers, self._scrape, self._clock)
+        labels = GraphLabels(job.plan.options.served_model_name, graph=job.key[1], namespace=job.key[0])
+        return sources_of(job.plan.options, job.graph, frontend, labels)
 
     async def _spread(self, key: Key, stop: asyncio.Event) -> None:
         offset_s = SPREAD_S * zlib.crc32("/".join(key).encode()) / 2**32

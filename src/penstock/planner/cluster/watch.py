@@ -139,7 +139,7 @@ class Watch:
 
 
 class GraphWatch:
-    """One graph's part of a `Watch`; implements `penstock.planner.targets.kubernetes.GraphView`."""
+    """One graph's part of a `Watch`; the newest state of the informers, shared and not to be changed."""
 
     def __init__(self, watch: Watch, key: Key) -> None:
         self._watch = watch
@@ -150,7 +150,11 @@ class GraphWatch:
         return self._watch.problem()
 
     def adapter(self, service: str) -> Object | None:
-        """Return a service's ScalingAdapter as `GraphView` describes it."""
+        """Return a service's ScalingAdapter.
+
+        Beside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
+        creates no further pod of the service; empty if it refuses none.
+        """
         return self._watch.adapter((self._key[0], child_name(self._key[1], service)))
 
     def pods(self) -> Mapping[str, PodFacts]:

@@ -34,13 +34,6 @@ class SourceChain:
     def __init__(
         self, sources: Sequence[ReadingSource], *, now_s: Callable[[], float], real_now_s: Callable[[], float]
     ) -> None:
-        """Build the chain.
-
-        Args:
-            sources: First the preferred one; at least one.
-            now_s: Simulated seconds, for the age of kept values.
-            real_now_s: Real seconds, for pauses.
-        """
         self._sources = tuple(sources)
         self._now_s = now_s
         self._real_now_s = real_now_s

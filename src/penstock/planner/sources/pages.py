@@ -21,12 +21,6 @@ class MetricsPages:
     """
 
     def __init__(self, pool: ConnectionPool, *, real_now_s: Callable[[], float]) -> None:
-        """Build it.
-
-        Args:
-            pool: Connections.
-            real_now_s: Function that returns real monotonic seconds, for pauses.
-        """
         self._pool = pool
         self._real_now_s = real_now_s
         self._hung: dict[str, PullBackoff] = {}
