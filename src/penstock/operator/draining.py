@@ -96,9 +96,8 @@ class Drains:
         for name, patch in patches.items():
             view: PodView = by_name[name]["view"]
             patch["metadata"]["uid"] = view.uid
-            pod = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": by_name[name]["metadata"]}
             try:
-                await self._applier.patch(pod, patch)
+                await self._applier.patch(POD.of(by_name[name]["metadata"]), patch)
             except NotFoundError:
                 continue  # it is gone already; the watch will say so
         return plan
@@ -264,9 +263,7 @@ class Deletion:
         """Delete a pod with the shortest grace; return False where that right is missing."""
         metadata = {**pod["metadata"], "uid": pod["view"].uid}
         with suppress(ForbiddenError):  # rights of an older chart: the pod ends a little later by itself
-            await self._applier.delete(
-                {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}, grace_s=IDLE_END_S
-            )
+            await self._applier.delete(POD.of(metadata), grace_s=IDLE_END_S)
             return True
         return False
 

@@ -125,8 +125,6 @@ class Gates:
 
     async def _ungate(self, pod: Object) -> bool:
         """Remove the gate from this very pod; return False if it is certain that nothing was ungated."""
-        metadata = pod["metadata"]
-        target = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}
         path = f"/spec/schedulingGates/{pod['view'].gates.index(BUDGET_GATE)}"
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": pod["view"].uid},
@@ -134,7 +132,7 @@ class Gates:
             {"op": "remove", "path": path},
         ]
         try:
-            await self._applier.patch(target, patch)
+            await self._applier.patch(POD.of(pod["metadata"]), patch)
         except NotFoundError:
             return False
         except InvalidObjectError:
