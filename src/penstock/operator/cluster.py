@@ -80,7 +80,7 @@ class GraphSnapshot:
     Attributes:
         graph: The GraphDeployment, trimmed; None if there is none.
         children: By kind's name and object's name, ScalingAdapters included.
-        pods: Its pods by name, as `trim_pod` leaves them.
+        pods: Its pods by name, as `trim_pod` leaves them; the plans read their `views`.
     """
 
     graph: Object | None = None
