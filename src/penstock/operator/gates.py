@@ -79,9 +79,6 @@ class Gates:
             priorities: By service.
             replicas: By service, the number that its workload is to have; more are not given back to it.
             now_s: Seconds since the epoch.
-
-        Raises:
-            ClusterError: the API server does not answer or refused.
         """
         by_uid = {each.uid: each for each in pods}
         pending = set(self._pending(key, pods))

@@ -103,6 +103,7 @@ class Operator:
         """
         from penstock.operator.handlers import Handled, KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
+        settings, port = self._settings, self._settings.kopf_liveness_port
         handled = Handled(
             graphs=self.cluster,
             requests=self.profiles,
@@ -116,7 +117,7 @@ class Operator:
             namespace=self._namespace,
             operator_class=self._settings.operator_class,
             resync_s=self._settings.resync_interval,
-            liveness_endpoint=_liveness_endpoint(self._settings),
+            liveness_endpoint=f"http://{settings.host}:{port}/healthz" if port else None,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -190,7 +191,8 @@ class OperatorService:
         """
         settings = self._settings
         log.info("operator options", **settings.model_dump(mode="json"))
-        client = await KubeClient.connect(kubeconfig=_path(settings.kubeconfig), context=settings.context)
+        kubeconfig = None if settings.kubeconfig is None else Path(settings.kubeconfig)
+        client = await KubeClient.connect(kubeconfig=kubeconfig, context=settings.context)
         self._metrics.watch(depth=self._depth, graphs=self._graphs)
         try:
             async with self._status_server():
@@ -279,14 +281,5 @@ def lease_of(settings: OperatorSettings, client: KubeClient) -> ObjectKey:
     return namespace or _own_namespace(client), name
 
 
-def _liveness_endpoint(settings: OperatorSettings) -> str | None:
-    port = settings.kopf_liveness_port
-    return f"http://{settings.host}:{port}/healthz" if port else None
-
-
 def _own_namespace(client: KubeClient) -> str:
     return os.environ.get("POD_NAMESPACE") or client.namespace
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
