@@ -266,9 +266,6 @@ class Transport:
 
         Too many requests and failures of the server are tried again with growing pauses, other errors are not.
         Urgent calls do not wait for others to end.
-
-        Raises:
-            ClusterError: or the subclass that fits.
         """
         until_s = time.monotonic() + BUDGET_S
 

@@ -94,7 +94,10 @@ class Applied:
 
 
 class Applier:
-    """Brings the cluster's objects to what is desired; remembers only what the server insists on."""
+    """Brings the cluster's objects to what is desired; remembers only what the server insists on.
+
+    Its methods raise ClusterError where the server refuses or fails.
+    """
 
     def __init__(
         self, client: KubeClient, metrics: OperatorMetrics, *, on_written: Callable[[Object], None]
@@ -144,20 +147,12 @@ class Applier:
         return found
 
     async def status(self, obj: Object) -> None:
-        """Apply the status of a graph or an adapter.
-
-        Raises:
-            ClusterError: the server refused or failed.
-        """
+        """Apply the status of a graph or an adapter."""
         call = self._client.apply(obj, field_manager=OPERATOR, subresource="status")
         await self._written("status", call, obj)
 
     async def create_once(self, obj: Object) -> None:
-        """Create an object that no watch shows; one that is there stays as it is.
-
-        Raises:
-            ClusterError: the server refused or failed.
-        """
+        """Create an object that no watch shows; one that is there stays as it is."""
         try:
             await self._client.create(obj, field_manager=OPERATOR)
         except ConflictError:
@@ -168,11 +163,7 @@ class Applier:
         self._metrics.wrote(obj["kind"], "create")
 
     async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
-        """Patch an object that has kind and metadata: JSON patch for a list, else merge patch.
-
-        Raises:
-            ClusterError: the server refused or failed.
-        """
+        """Patch an object that has kind and metadata: JSON patch for a list, else merge patch."""
         metadata = obj["metadata"]
         call = self._client.patch(
             kind_of(obj), metadata["name"], patch, namespace=metadata["namespace"], field_manager=OPERATOR
@@ -185,9 +176,6 @@ class Applier:
         Args:
             obj: With its kind and metadata.
             grace_s: Seconds that a pod is given; None leaves its own.
-
-        Raises:
-            ClusterError: the server refused or failed.
         """
         metadata = obj["metadata"]
         kind = kind_of(obj)
@@ -437,9 +425,6 @@ async def make_router_secret(
 
     Returns:
         Why it cannot be made, in the words of `Applied.refused`.
-
-    Raises:
-        ClusterError: the server failed; what follows needs the Secret.
     """
     routers = [each for each in desired if each["kind"] in WORKLOADS and _role(each) == Role.ROUTER]
     there = [live.get((each["kind"], each["metadata"]["name"])) for each in routers]

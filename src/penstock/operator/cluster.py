@@ -80,7 +80,7 @@ class GraphSnapshot:
     Attributes:
         graph: The GraphDeployment, trimmed; None if there is none.
         children: By kind's name and object's name, ScalingAdapters included.
-        pods: Its pods by name, as `trim_pod` leaves them.
+        pods: Its pods by name, as `trim_pod` leaves them; the plans read their `views`.
     """
 
     graph: Object | None = None
@@ -165,11 +165,7 @@ class Cluster:
         return self._snapshots.get(key, GraphSnapshot())
 
     async def has_leader_worker_sets(self) -> bool:
-        """Return whether the cluster knows LeaderWorkerSet, and watch them from then on.
-
-        Raises:
-            ClusterError: the API server refused or failed.
-        """
+        """Return whether the cluster knows LeaderWorkerSet, and watch them from then on."""
         async with self._lws_lock:
             if LEADER_WORKER_SET not in self._informers:
                 if not await self.knows(LEADER_WORKER_SET) or self._group is None:
@@ -193,9 +189,6 @@ class Cluster:
 
         Args:
             kind: The kind.
-
-        Raises:
-            ClusterError: the API server refused or failed.
         """
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")

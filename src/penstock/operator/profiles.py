@@ -117,11 +117,7 @@ class Profiles:
             del self._requests[key]
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one request; return seconds until it is to be looked at again, None if not.
-
-        Raises:
-            ClusterError: the API server does not answer or refused; looking again later loses nothing.
-        """
+        """Reconcile one request; return seconds until it is to be looked at again, None if not."""
         raw = self._requests.get(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None

@@ -22,7 +22,7 @@ from penstock.kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer
 from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
-from penstock.operator.draining import Deletion, DrainingPool, Drains, scale_message
+from penstock.operator.draining import Drains, scale_message
 from penstock.operator.gates import Gates
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
@@ -37,6 +37,8 @@ from penstock.operator.plan.conditions import (
     observed_services,
 )
 from penstock.operator.plan.diagnose import Category, refusal
+from penstock.operator.plan.drain import WorkerPool
+from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
@@ -126,9 +128,9 @@ class _Graph:
         return str(self.raw["metadata"]["uid"])
 
     @property
-    def workers(self) -> list[Object]:
+    def workers(self) -> list[PodView]:
         """Its worker pods."""
-        return [each for each in self.snapshot.pods.values() if each["view"].role != "router"]
+        return [each for each in self.snapshot.views() if each.role != "router"]
 
     @property
     def priorities(self) -> dict[str, int]:
@@ -143,7 +145,6 @@ class Reconciler:
     def __init__(self, parts: Dependencies, *, now_s: Callable[[], float] = time.time) -> None:
         self._parts = parts
         self._now_s = now_s
-        self._deletion = Deletion(parts.applier, parts.drains)
         self._models = Models()
         self._statuses = Statuses(parts.applier)
         self._settled: dict[Key, tuple[object, ...]] = {}
@@ -308,7 +309,6 @@ class Reconciler:
     async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
         messages = []
         pods = graph.workers
-        views = [each["view"] for each in pods]
         allowed = self._parts.gates.plan(
             graph.key,
             pods,
@@ -316,19 +316,18 @@ class Reconciler:
             priorities=graph.priorities,
             now_s=graph.now_s,
         )
-        seen.blocked = blocked(allowed, views)
+        seen.blocked = blocked(allowed, pods)
         # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
-        waiting = blocked_on_budget(allowed, views)
+        waiting = blocked_on_budget(allowed, pods)
         for name, service in graph.model.spec.workers.items():
             rollout = seen.rollouts.get(name)
             is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
-            pool = DrainingPool(
-                service=name,
+            pool = WorkerPool(
                 desired=seen.bounds[name].replicas,
                 spec_replicas=seen.desired[name],
                 grace_s=service.termination_grace_period_seconds,
                 rolling=is_rolling and name not in waiting,
-                pods=tuple(each for each in graph.snapshot.pods.values() if each["view"].service == name),
+                pods=[each for each in pods if each.service == name],
                 known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
             )
             plan = await self._parts.drains.step(pool, now_s=graph.now_s)
@@ -414,7 +413,7 @@ class Reconciler:
             names |= {key for key in graph.snapshot.children if key[0] == LEADER_WORKER_SET.kind}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
         for child in workloads:
-            await self._deletion.retire(child, graph.snapshot, now_s=graph.now_s)
+            await self._parts.drains.retire(child, graph.snapshot, now_s=graph.now_s)
         for child in rest:
             if not child["metadata"].get("deletionTimestamp"):
                 await self._parts.applier.delete(child)
@@ -466,7 +465,7 @@ class Reconciler:
         if drain_finalizer(self._parts.operator_class) not in finalizers:
             return ReconcileResult("unchanged")
         if "orphan" not in finalizers:  # the user wants to keep the children
-            step = await self._deletion.step(raw, snapshot, now_s=self._now_s())
+            step = await self._parts.drains.delete_graph(raw, snapshot, now_s=self._now_s())
             if not step.release:
                 facts = ConditionFacts(
                     generation=raw["metadata"].get("generation", 0),

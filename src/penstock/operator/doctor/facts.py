@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from penstock.operator.rbac import Right
+
 REJECTED_SHARE: Final = 0.05
 """Chosen: a share of rejected requests from which a router is overloaded; below it, it was for a moment."""
 
@@ -131,26 +133,6 @@ class LeaseFact:
     first: Object | Unreadable | None
     later: Object | Unreadable | None
     now_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Right:
-    """One thing that somebody must be allowed to do.
-
-    Attributes:
-        group: API group; empty for the core.
-        resource: Plural, with the subresource after a slash.
-        verb: Such as ``list``.
-    """
-
-    group: str
-    resource: str
-    verb: str
-
-    def __str__(self) -> str:
-        resource, _, sub = self.resource.partition("/")
-        full = f"{resource}.{self.group}" if self.group else resource
-        return f"{self.verb} {full}{'/' if sub else ''}{sub}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,40 +202,36 @@ def conditions(
 def _ready(facts: ConditionFacts) -> ConditionResult:
     """Ready: a request would be served now, or is what workers that went to zero come back for."""
     if facts.deleting:
-        return ConditionResult(READY, status=False, reason="Deleting", message="the graph is being deleted")
+        return ConditionResult(READY, False, "Deleting", "the graph is being deleted")
     if facts.failure is not None and not facts.services:  # nothing of it could even be read
-        return ConditionResult(
-            READY, status=False, reason=facts.failure.reason, message=facts.failure.message
-        )
+        return ConditionResult(READY, False, facts.failure.reason, facts.failure.message)
     serving = {role: _serving(facts, role) for role in _roles(facts)}
     asleep = [role for role in serving if facts.is_woken and _is_at_zero(facts, role)]
     absent = [role for role, count in serving.items() if not count and role not in asleep]
     if not serving:
-        return ConditionResult(READY, status=False, reason="NoReadyWorker", message="no service is known")
+        return ConditionResult(READY, False, "NoReadyWorker", "no service is known")
     if absent:
         worker = next((role for role in absent if role.is_worker), None)
         reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
-        return ConditionResult(
-            READY, status=False, reason=reason, message=f"no ready replica of {_listed(absent)}"
-        )
+        return ConditionResult(READY, False, reason, f"no ready replica of {_listed(absent)}")
     if asleep:
         told = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
-        return ConditionResult(READY, status=True, reason="ScaledToZero", message=told)
+        return ConditionResult(READY, True, "ScaledToZero", told)
     told = ", ".join(f"{role.value} {count}" for role, count in serving.items())
     if Role.ROUTER not in serving:
         told = f"{told}; the graph declares no router, so requests have to come through one of your own"
-    return ConditionResult(READY, status=True, reason="Serving", message=f"ready replicas: {told}")
+    return ConditionResult(READY, True, "Serving", f"ready replicas: {told}")
 
 
 def _progressing(facts: ConditionFacts) -> ConditionResult:
     steps = [f"{name}: {step}" for name, each in sorted(facts.services.items()) if (step := _step(each))]
     if facts.deleting:
-        return ConditionResult(PROGRESSING, status=True, reason="Deleting", message=facts.deleting)
+        return ConditionResult(PROGRESSING, True, "Deleting", facts.deleting)
     if facts.paused:
-        return ConditionResult(PROGRESSING, status=False, reason="Paused", message=facts.paused)
+        return ConditionResult(PROGRESSING, False, "Paused", facts.paused)
     if steps:
-        return ConditionResult(PROGRESSING, status=True, reason=_reason(facts), message="; ".join(steps))
-    return ConditionResult(PROGRESSING, status=False, reason="Stable", message="everything is as wanted")
+        return ConditionResult(PROGRESSING, True, _reason(facts), "; ".join(steps))
+    return ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted")
 
 
 def _step(service: ServiceFacts) -> str:
@@ -267,29 +263,23 @@ def _reason(facts: ConditionFacts) -> str:
 
 def _degraded(facts: ConditionFacts) -> ConditionResult:
     if facts.failure is not None:
-        return ConditionResult(
-            DEGRADED, status=True, reason=facts.failure.reason, message=facts.failure.message
-        )
+        return ConditionResult(DEGRADED, True, facts.failure.reason, facts.failure.message)
     faults = [each for each in facts.diagnoses if each.category.is_fault]
     first = worst(faults)
     if first is None:
-        return ConditionResult(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble")
+        return ConditionResult(DEGRADED, False, "Healthy", "no pod is in trouble")
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return ConditionResult(DEGRADED, status=True, reason=first.category.value, message=f"{first}{more}")
+    return ConditionResult(DEGRADED, True, first.category.value, f"{first}{more}")
 
 
 def _budget(facts: ConditionFacts) -> ConditionResult:
     used = f"{facts.gpus} GPUs are in use"
     if facts.budget is None:
-        return ConditionResult(
-            BUDGET_RESPECTED, status=True, reason="NoBudget", message=f"{used}; there is no ceiling"
-        )
+        return ConditionResult(BUDGET_RESPECTED, True, "NoBudget", f"{used}; there is no ceiling")
     if facts.gpus > facts.budget:
         message = f"{used}, the budget is {facts.budget}; no worker starts until enough have ended"
-        return ConditionResult(BUDGET_RESPECTED, status=False, reason="OverBudget", message=message)
-    return ConditionResult(
-        BUDGET_RESPECTED, status=True, reason="WithinBudget", message=f"{used} of {facts.budget}"
-    )
+        return ConditionResult(BUDGET_RESPECTED, False, "OverBudget", message)
+    return ConditionResult(BUDGET_RESPECTED, True, "WithinBudget", f"{used} of {facts.budget}")
 
 
 def _schedulable(facts: ConditionFacts) -> ConditionResult:
@@ -297,13 +287,11 @@ def _schedulable(facts: ConditionFacts) -> ConditionResult:
     first = worst(unplaced)
     if first is not None:
         more = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
-        return ConditionResult(
-            SCHEDULABLE, status=False, reason=first.category.value, message=f"{first}{more}"
-        )
+        return ConditionResult(SCHEDULABLE, False, first.category.value, f"{first}{more}")
     if facts.waiting:
         told = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
-        return ConditionResult(SCHEDULABLE, status=False, reason="WaitingForBudget", message="; ".join(told))
-    return ConditionResult(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node")
+        return ConditionResult(SCHEDULABLE, False, "WaitingForBudget", "; ".join(told))
+    return ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node")
 
 
 def _roles(facts: ConditionFacts) -> list[Role]:

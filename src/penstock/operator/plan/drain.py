@@ -102,89 +102,103 @@ class ScalePlan:
     held: str = ""
 
 
+SETTLE_S: Final = 3.0
+"""After its marking a pod may still get requests from routers that have not heard; real seconds, chosen."""
+
 IDLE_S: Final = 1.0
 """Two looks at least this far apart must find a pod idle. Chosen: a worker's gauges lag one engine step."""
 
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
 
 
-def plan_scale(
-    pods: Sequence[PodView],
-    *,
-    desired: int,
-    current_spec_replicas: int,
-    loads: Mapping[str, Load | None],
-    now_s: float,
-    grace_s: float,
-    settle_s: float,
-    status_replicas: int = 0,
-    rolling: bool = False,
-) -> ScalePlan:
-    """Return the next step towards ``desired`` replicas.
+@dataclass(frozen=True, slots=True)
+class WorkerPool:
+    """One worker service that is scaled.
+
+    Attributes:
+        pods: All its pods, terminating and finished ones included.
+        desired: Replicas wanted, already within bounds, at least 0.
+        spec_replicas: The workload's ``spec.replicas`` now; the desired number while there is no workload.
+        grace_s: Seconds after which a draining pod leaves even if it is busy.
+        rolling: Whether a rollout of the service makes progress; it replaces pods in an order of its own.
+        has_senders: Whether a router may still send its pods requests, so that a marked one has to wait until all
+            have heard of it.
+        known_replicas: The workload's ``status.replicas``: those that its controller knows. Where ``pods`` shows
+            fewer, it is behind, and the unseen ones are in service.
+    """
+
+    pods: Sequence[PodView]
+    desired: int
+    spec_replicas: int
+    grace_s: float
+    rolling: bool = False
+    has_senders: bool = True
+    known_replicas: int = 0
+
+
+def pods_to_ask(pool: WorkerPool) -> list[PodView]:
+    """Return the pods whose load the plan needs: none at rest; all while victims are to be chosen."""
+    surplus = sum(pod.alive for pod in pool.pods) - pool.desired
+    if surplus <= 0 or (pool.rolling and pool.desired < pool.spec_replicas):
+        return []
+    able = [pod for pod in pool.pods if pod.alive and pod.may_hold_requests]
+    marked = [pod for pod in able if pod.draining]
+    return marked if len(marked) >= surplus else able
+
+
+def plan_scale(pool: WorkerPool, *, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
+    """Return the next step towards the desired number of replicas.
 
     Args:
-        pods: All pods of the service, terminating and finished ones included.
-        desired: Replicas wanted, already within bounds, at least 0.
-        current_spec_replicas: The workload's ``spec.replicas`` now.
+        pool: The service.
         loads: Load by pod name; None or absent: unknown, which is not idle.
         now_s: Seconds since the epoch.
-        grace_s: Seconds after which a draining pod leaves even if it is busy.
-        settle_s: Seconds after its marking during which routers may still send it requests.
-        status_replicas: The workload's ``status.replicas``: replicas that its controller knows. Where
-            ``pods`` shows fewer, it is behind, and the unseen ones are in service.
-        rolling: Whether a rollout of the service makes progress; it replaces pods in an order of its own.
     """
-    clock = _Clock(now_s, grace_s, settle_s, loads)
-    alive = sorted((pod for pod in pods if pod.alive and pod.worker_index == 0), key=lambda pod: pod.name)
-    if rolling and desired < current_spec_replicas:
-        return _held(alive, current_spec_replicas)
+    alive = sorted(
+        (pod for pod in pool.pods if pod.alive and pod.worker_index == 0), key=lambda pod: pod.name
+    )
+    desired = pool.desired
+    if pool.rolling and desired < pool.spec_replicas:
+        return ScalePlan(
+            spec_replicas=pool.spec_replicas,
+            draining=tuple(pod.name for pod in alive if pod.draining),
+            held="a rollout is under way; replicas are reduced after it",
+        )
     in_groups = any(pod.group_index is not None for pod in alive)
     if in_groups:
         victims = [pod for pod in alive if (pod.group_index or 0) >= desired]
     else:
-        by_cost = sorted(alive, key=lambda pod: _victim_order(pod, clock.load(pod)))
-        if rolling:  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
+        by_cost = sorted(alive, key=lambda pod: _victim_order(pod, loads.get(pod.name)))
+        if (
+            pool.rolling
+        ):  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
             by_cost = [pod for pod in by_cost if pod.draining]
         victims = by_cost[: max(0, len(alive) - desired)]
-    obstacles = {pod.name: clock.obstacle(pod) for pod in victims}
+    obstacles = {pod.name: _obstacle(pod, pool, loads.get(pod.name), now_s) for pod in victims}
     if in_groups:
-        needed = _groups_needed(victims, obstacles, unseen=max(0, status_replicas - len(alive)))
+        needed = _groups_needed(victims, obstacles, unseen=max(0, pool.known_replicas - len(alive)))
     else:
         gone = _deleted_first(alive, {name for name, obstacle in obstacles.items() if obstacle is None})
-        needed = max(len(alive), status_replicas) - gone
+        needed = max(len(alive), pool.known_replicas) - gone
     return _plan(
         alive,
-        spec_replicas=max(desired, min(current_spec_replicas, needed)),
+        spec_replicas=max(desired, min(pool.spec_replicas, needed)),
         obstacles=obstacles,
         desired=desired,
         costs={} if in_groups else _costs(alive, obstacles),
     )
 
 
-class _Clock:
-    """Judges whether a marked pod may go."""
-
-    def __init__(
-        self, now_s: float, grace_s: float, settle_s: float, loads: Mapping[str, Load | None]
-    ) -> None:
-        self._now_s = now_s
-        self._grace_s = grace_s
-        self._settle_s = settle_s
-        self._loads = loads
-
-    def load(self, pod: PodView) -> Load | None:
-        return self._loads.get(pod.name)
-
-    def obstacle(self, pod: PodView) -> str | None:
-        """Return why ``pod`` cannot go yet; None if it may."""
-        if pod.serving != DRAINING or pod.drain_since_s is None:
-            return "is being taken out of service"
-        elapsed_s = self._now_s - pod.drain_since_s
-        if not pod.may_hold_requests or elapsed_s >= self._grace_s:
-            return None
-        if elapsed_s < self._settle_s:
-            return "routers are learning that it leaves"
-        return _busy_with(self.load(pod))
+def _obstacle(pod: PodView, pool: WorkerPool, load: Load | None, now_s: float) -> str | None:
+    """Return why a victim cannot go yet; None if it may."""
+    if pod.serving != DRAINING or pod.drain_since_s is None:
+        return "is being taken out of service"
+    elapsed_s = now_s - pod.drain_since_s
+    if not pod.may_hold_requests or elapsed_s >= pool.grace_s:
+        return None
+    if pool.has_senders and elapsed_s < SETTLE_S:
+        return "routers are learning that it leaves"
+    return _busy_with(load)
 
 
 def is_idle(load: Load | None) -> bool:
@@ -200,14 +214,6 @@ def _busy_with(load: Load | None) -> str | None:
     if not load.is_idle:
         return "holds KV blocks that another worker may read"
     return None if load.idle_s >= IDLE_S else "was idle once and is looked at again"
-
-
-def _held(alive: Sequence[PodView], spec_replicas: int) -> ScalePlan:
-    return ScalePlan(
-        spec_replicas=spec_replicas,
-        draining=tuple(pod.name for pod in alive if pod.draining),
-        held="a rollout is under way; replicas are reduced after it",
-    )
 
 
 def _plan(

@@ -112,6 +112,7 @@ class PodView:
         gates: Names of the scheduling gates that still hold it, in order.
         bound: Whether it is assigned to a node.
         node: Name of that node; empty if not bound.
+        ip: Its address; empty while it has none.
         phase: Pending, Running, Succeeded, Failed or Unknown.
         ready: Whether its Ready condition is True.
         terminating: Whether its deletion was asked for.
@@ -145,6 +146,7 @@ class PodView:
     gates: tuple[str, ...] = ()
     bound: bool = False
     node: str = ""
+    ip: str = ""
     phase: str = "Pending"
     ready: bool = False
     terminating: bool = False
@@ -227,6 +229,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         gates=tuple(_text(each, "name") for each in _maps(spec, "schedulingGates")),
         bound=bool(spec.get("nodeName")),
         node=_text(spec, "nodeName"),
+        ip=_text(status, "podIP"),
         phase=phase,
         ready=any(each.type == "Ready" and each.status == "True" for each in conditions),
         terminating=bool(metadata.get("deletionTimestamp")),

@@ -11,20 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, Final
 
-from penstock.api import API_VERSION, GraphDeployment, Role
+from penstock.api import API_VERSION, GraphDeployment, ProfileRequest
+from penstock.kube.kinds import Kind
 from penstock.kube.objects.names import (
     GRAPH_LABEL,
     MANAGED_BY,
     MANAGED_BY_LABEL,
     ROLE_LABEL,
     SERVICE_LABEL,
-    SERVING,
-    SERVING_LABEL,
     child_name,
 )
-from penstock.runtimes import runtime_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,12 @@ class BuildContext:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
+
+ROUTER_SUFFIX: Final = "router"
+"""Of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""
+
+WORKER_SUFFIX: Final = "worker"
+"""Of the ServiceAccount and NetworkPolicy that all workers of a graph share."""
 
 _RECOMMENDED: Final = "app.kubernetes.io"
 _APPLICATION: Final = "penstock-graph"
@@ -101,29 +106,10 @@ def _is_others(key: str) -> bool:
     return bool(slash) and any(fnmatchcase(domain, each) for each in _OTHERS)
 
 
-def graph_labels(graph: GraphDeployment) -> dict[str, str]:
-    """Return the labels of a child that belongs to the whole graph."""
-    return {GRAPH_LABEL: graph.name, MANAGED_BY_LABEL: MANAGED_BY}
-
-
 def service_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return the labels of a child that belongs to one service."""
+    """Return the labels that Penstock reads of a child or a pod of one service."""
     role = graph.spec.services[service].role.value
-    return {**graph_labels(graph), SERVICE_LABEL: service, ROLE_LABEL: role}
-
-
-def pod_labels(graph: GraphDeployment, service: str, *, is_addressable: bool = True) -> dict[str, str]:
-    """Return the labels of a service's pods.
-
-    Args:
-        graph: The graph.
-        service: Service's name.
-        is_addressable: Whether the pod answers requests; a follower of a multi-node replica does not.
-    """
-    labels = service_labels(graph, service)
-    if graph.spec.services[service].role.is_worker and is_addressable:
-        labels[SERVING_LABEL] = SERVING
-    return labels
+    return {**_graph_labels(graph), SERVICE_LABEL: service, ROLE_LABEL: role}
 
 
 def selector(graph: GraphDeployment, service: str) -> dict[str, str]:
@@ -131,46 +117,52 @@ def selector(graph: GraphDeployment, service: str) -> dict[str, str]:
     return {GRAPH_LABEL: graph.name, SERVICE_LABEL: service}
 
 
-def endpoint_selector(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return what selects the pods that may get requests; a draining worker is none of them."""
-    if graph.spec.services[service].role is Role.ROUTER:
-        return selector(graph, service)
-    return {**selector(graph, service), SERVING_LABEL: SERVING}
-
-
-def slice_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return the labels of a Service, which Kubernetes copies to its EndpointSlices."""
-    return {**service_labels(graph, service), **runtime_of(graph.spec.runtime).cluster.service_labels}
-
-
-ROUTER_SUFFIX = "router"
-"""Of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""
-
-WORKER_SUFFIX = "worker"
-"""Of the ServiceAccount and NetworkPolicy that all workers of a graph share."""
-
-
-def metadata(
-    graph: GraphDeployment, context: BuildContext, suffix: str, labels: Mapping[str, str]
+def graph_child(
+    kind: Kind, graph: GraphDeployment, context: BuildContext, suffix: str, **fields: Any
 ) -> dict[str, Any]:
-    """Return the metadata of the child ``GRAPH-SUFFIX``; ``labels`` are those that Penstock reads."""
-    described = {**recommended_labels(graph.name, labels.get(ROLE_LABEL, suffix)), **release_label()}
-    found: dict[str, Any] = {
+    """Return the child ``GRAPH-SUFFIX``, which belongs to the whole graph."""
+    return kind.of(_metadata(graph, context, suffix, _graph_labels(graph), component=suffix), **fields)
+
+
+def service_child(
+    kind: Kind,
+    graph: GraphDeployment,
+    service: str,
+    context: BuildContext,
+    *,
+    more_labels: Mapping[str, str] = MappingProxyType({}),
+    **fields: Any,
+) -> dict[str, Any]:
+    """Return the child ``GRAPH-SERVICE``, which belongs to one service."""
+    labels = {**service_labels(graph, service), **more_labels}
+    return kind.of(_metadata(graph, context, service, labels, component=labels[ROLE_LABEL]), **fields)
+
+
+def owned_by(owner: GraphDeployment | ProfileRequest, context: BuildContext) -> dict[str, Any]:
+    """Return the part of a child's metadata by which it goes with its owner; empty in a build for reading only."""
+    reference = {
+        "apiVersion": API_VERSION,
+        "kind": owner.kind,
+        "name": owner.name,
+        "uid": context.owner_uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {"ownerReferences": [reference]} if context.owner_uid else {}
+
+
+def _graph_labels(graph: GraphDeployment) -> dict[str, str]:
+    return {GRAPH_LABEL: graph.name, MANAGED_BY_LABEL: MANAGED_BY}
+
+
+def _metadata(
+    graph: GraphDeployment, context: BuildContext, suffix: str, labels: Mapping[str, str], *, component: str
+) -> dict[str, Any]:
+    described = {**recommended_labels(graph.name, component), **release_label()}
+    return {
         "name": child_name(graph.name, suffix),
         "namespace": context.namespace,
         "labels": {**context.labels, **described, **labels},
+        **({"annotations": dict(context.annotations)} if context.annotations else {}),
+        **owned_by(graph, context),
     }
-    if context.annotations:
-        found["annotations"] = dict(context.annotations)
-    if context.owner_uid:
-        found["ownerReferences"] = [
-            {
-                "apiVersion": API_VERSION,
-                "kind": graph.kind,
-                "name": graph.name,
-                "uid": context.owner_uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ]
-    return found

@@ -15,6 +15,8 @@ from penstock.kube.objects.names import (
     GRAPH_FILE,
     GRAPH_SECRET_VARIABLE,
     HTTP_PORT,
+    SERVING,
+    SERVING_LABEL,
     SIDE_CHANNEL_PORT,
     TIER_KEYS_FOLDER,
     WORKER_PORT,
@@ -24,8 +26,8 @@ from penstock.operator.resources.metadata import (
     ROUTER_SUFFIX,
     WORKER_SUFFIX,
     BuildContext,
-    pod_labels,
     recommended_labels,
+    service_labels,
 )
 from penstock.operator.resources.node_pool import (
     cache_of,
@@ -252,7 +254,9 @@ def pod_template(
     """
     service = graph.spec.services[spec.service]
     path = f"spec.services.{spec.service}.podTemplate"
-    own_labels = pod_labels(graph, spec.service, is_addressable=not follows)
+    own_labels = service_labels(graph, spec.service)
+    if service.role.is_worker and not follows:
+        own_labels[SERVING_LABEL] = SERVING
     built = {
         "metadata": {
             "labels": {**recommended_labels(graph.name, service.role.value), **own_labels},

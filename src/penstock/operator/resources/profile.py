@@ -14,8 +14,17 @@ from typing import Any, Final
 
 import yaml
 
-from penstock.api import API_VERSION, GraphDeployment, NodePool, ProfileRequest, Role
+from penstock.api import GraphDeployment, NodePool, ProfileRequest, Role
 from penstock.core.errors import InvalidSpecError, Problem
+from penstock.kube.kinds import (
+    CONFIG_MAP,
+    GRAPH_DEPLOYMENT,
+    JOB,
+    NETWORK_POLICY,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE_ACCOUNT,
+)
 from penstock.kube.objects.names import (
     GPUS_ANNOTATION,
     MANAGED_BY_LABEL,
@@ -24,7 +33,7 @@ from penstock.kube.objects.names import (
     PROFILE_LABEL,
     profile_name,
 )
-from penstock.operator.resources.metadata import BuildContext, recommended_labels, release_label
+from penstock.operator.resources.metadata import BuildContext, owned_by, recommended_labels, release_label
 from penstock.operator.resources.node_pool import (
     HOME,
     SHARED_MEMORY,
@@ -35,124 +44,6 @@ from penstock.operator.resources.node_pool import (
 )
 from penstock.operator.resources.overlay import MAIN, overlay, refuse_broken
 from penstock.operator.resources.privileges import confined, container_security, pod_security
-
-_RBAC: Final = "rbac.authorization.k8s.io"
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileObjects:
-    """What a request becomes.
-
-    Attributes:
-        before: All that the Job needs to be there, in the order in which it is applied.
-        job: The Job.
-    """
-
-    before: tuple[dict[str, Any], ...]
-    job: dict[str, Any]
-
-
-def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: BuildContext) -> ProfileObjects:
-    """Return the objects of a request; the same arguments give the same objects.
-
-    Args:
-        request: A valid request.
-        graph: The valid graph that it measures.
-        context: Of the build; the owner is the request.
-
-    Raises:
-        InvalidSpecError: the request does not fit the graph: a pool that it does not have, no image for its
-            runtime, or a podTemplate that cannot be laid over the pod's.
-    """
-    name = profile_name(request.name)
-    metadata = _metadata(request, context, name)
-    before = (
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": metadata,
-            "automountServiceAccountToken": False,
-        },
-        _role(request, metadata),
-        _role_binding(metadata),
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": _graph_file(graph)},
-        # Made empty, so that the Job may patch this one object and can take no other's name.
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": _metadata(request, context, request.config_map),
-        },
-        _network_policy(request, metadata),
-    )
-    work = ProfileWork(request, graph, context, labels=_labels(request))
-    return ProfileObjects(before, job(work, metadata))
-
-
-def _labels(request: ProfileRequest) -> dict[str, str]:
-    # Managed by the operator, yet not by the name that its watches of graphs' children select.
-    names = {PROFILE_LABEL: request.name, MANAGED_BY_LABEL: OPERATOR}
-    return {**recommended_labels(request.name, "profile"), **names}
-
-
-def _metadata(request: ProfileRequest, context: BuildContext, name: str) -> dict[str, Any]:
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": request.kind,
-        "name": request.name,
-        "uid": context.owner_uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    labels = {**_labels(request), **release_label()}
-    found: dict[str, Any] = {"name": name, "namespace": context.namespace, "labels": labels}
-    return {**found, "ownerReferences": [owner]} if context.owner_uid else found
-
-
-def _graph_file(graph: GraphDeployment) -> dict[str, str]:
-    manifest = {
-        "apiVersion": graph.api_version,
-        "kind": graph.kind,
-        "metadata": {"name": graph.name},
-        "spec": graph.spec.to_manifest(),
-    }
-    return {PurePosixPath(PROFILE_GRAPH_FILE).name: yaml.safe_dump(manifest, sort_keys=False, width=110)}
-
-
-def _role(request: ProfileRequest, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rights to fill the result's ConfigMap, and nothing else."""
-    rule = {
-        "apiGroups": [""],
-        "resources": ["configmaps"],
-        "resourceNames": [request.config_map],
-        "verbs": ["get", "patch"],
-    }
-    return {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": metadata, "rules": [rule]}
-
-
-def _role_binding(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    name = metadata["name"]
-    return {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": "RoleBinding",
-        "metadata": metadata,
-        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": metadata["namespace"]}],
-    }
-
-
-def _network_policy(request: ProfileRequest, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the policy by which nobody reaches the workers under test, which ask for no key."""
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata,
-        "spec": {
-            "podSelector": {"matchLabels": {PROFILE_LABEL: request.name}},
-            "policyTypes": ["Ingress"],
-            "ingress": [],
-        },
-    }
-
 
 OUTPUT_FOLDER: Final = f"{TEMPORARY}/profile"
 """Where the Job keeps what it measures; a try that fails takes it along."""
@@ -171,15 +62,61 @@ _Env = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileWork:
-    """What a Job is made of.
+class ProfileObjects:
+    """What a request becomes: all that the Job needs to be there, in the order in which it is applied, and the Job."""
 
-    Attributes:
+    before: tuple[dict[str, Any], ...]
+    job: dict[str, Any]
+
+
+def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: BuildContext) -> ProfileObjects:
+    """Return the objects of a request; the same arguments give the same objects.
+
+    Args:
         request: A valid request.
         graph: The valid graph that it measures.
-        context: Of the build.
-        labels: Of its pods.
+        context: Of the build; the owner is the request.
+
+    Raises:
+        InvalidSpecError: the request does not fit the graph: a pool that it does not have, no image for its
+            runtime, or a podTemplate that cannot be laid over the pod's.
     """
+    # Managed by the operator, yet not by the name that its watches of graphs' children select.
+    names = {PROFILE_LABEL: request.name, MANAGED_BY_LABEL: OPERATOR}
+    labels = {**recommended_labels(request.name, "profile"), **names}
+    own = {"namespace": context.namespace, "labels": labels | release_label(), **owned_by(request, context)}
+    name = profile_name(request.name)
+    metadata = {"name": name, **own}
+    rights = {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": [request.config_map],
+        "verbs": ["get", "patch"],
+    }
+    account = {"kind": SERVICE_ACCOUNT.kind, "name": name, "namespace": context.namespace}
+    # Nobody reaches the workers under test, which ask for no key.
+    closed = {
+        "podSelector": {"matchLabels": {PROFILE_LABEL: request.name}},
+        "policyTypes": ["Ingress"],
+        "ingress": [],
+    }
+    before = (
+        SERVICE_ACCOUNT.of(metadata, automountServiceAccountToken=False),
+        ROLE.of(metadata, rules=[rights]),
+        ROLE_BINDING.of(
+            metadata, roleRef={"apiGroup": ROLE.group, "kind": ROLE.kind, "name": name}, subjects=[account]
+        ),
+        CONFIG_MAP.of(metadata, data=_graph_file(graph)),
+        # Made empty, so that the Job may patch this one object and can take no other's name.
+        CONFIG_MAP.of({"name": request.config_map, **own}),
+        NETWORK_POLICY.of(metadata, spec=closed),
+    )
+    return ProfileObjects(before, _job(_Work(request, graph, context, labels), metadata))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a Job is made of; labels are its pods'."""
 
     request: ProfileRequest
     graph: GraphDeployment
@@ -218,38 +155,32 @@ class ProfileWork:
         return (self.pool or NodePool()).gpu_resource_name
 
 
-def job(work: ProfileWork, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Job.
+def _graph_file(graph: GraphDeployment) -> dict[str, str]:
+    manifest = GRAPH_DEPLOYMENT.of({"name": graph.name}, spec=graph.spec.to_manifest())
+    return {PurePosixPath(PROFILE_GRAPH_FILE).name: yaml.safe_dump(manifest, sort_keys=False, width=110)}
 
-    Raises:
-        InvalidSpecError: see `penstock.operator.resources.profile.profile_objects`.
-    """
+
+def _job(work: _Work, metadata: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_own_frontend(work)
-    spec = work.request.spec
     never_right = {"containerName": MAIN, "operator": "In", "values": [USAGE_EXIT]}
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata,
-        "spec": {
-            "parallelism": 1,
-            "completions": 1,
-            "backoffLimit": spec.retries,
-            "activeDeadlineSeconds": spec.timeout_seconds,
-            # Two pods at once would hold twice the GPUs.
-            "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {
-                "rules": [
-                    {"action": "FailJob", "onExitCodes": never_right},
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                ]
-            },
-            "template": _pod_template(work),
-        },
+    rules: list[dict[str, Any]] = [
+        {"action": "FailJob", "onExitCodes": never_right},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    spec = {
+        "parallelism": 1,
+        "completions": 1,
+        "backoffLimit": work.request.spec.retries,
+        "activeDeadlineSeconds": work.request.spec.timeout_seconds,
+        # Two pods at once would hold twice the GPUs.
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": rules},
+        "template": _pod_template(work),
     }
+    return JOB.of(metadata, spec=spec)
 
 
-def _refuse_own_frontend(work: ProfileWork) -> None:
+def _refuse_own_frontend(work: _Work) -> None:
     if work.graph.spec.traits.frontend is not None:
         message = (
             f"workers of runtime {work.graph.spec.runtime} answer through a frontend alone; serve the graph, and run `penstock profile "
@@ -258,7 +189,7 @@ def _refuse_own_frontend(work: ProfileWork) -> None:
         raise InvalidSpecError([Problem(path="spec.graph", message=message)])
 
 
-def _pod_template(work: ProfileWork) -> dict[str, Any]:
+def _pod_template(work: _Work) -> dict[str, Any]:
     mounted = _volumes(work)
     pool = work.pool or NodePool()
     spec: dict[str, Any] = {
@@ -293,7 +224,7 @@ def _with_own_marks(template: dict[str, Any], built: Mapping[str, Any]) -> dict[
     return {**template, "metadata": {**metadata, **marks}, "spec": spec}
 
 
-def _container(work: ProfileWork, mounted: list[Mounted]) -> dict[str, Any]:
+def _container(work: _Work, mounted: list[Mounted]) -> dict[str, Any]:
     container = {
         "name": MAIN,
         "image": _image(work),
@@ -311,7 +242,7 @@ def _container(work: ProfileWork, mounted: list[Mounted]) -> dict[str, Any]:
     return {key: value for key, value in container.items() if value}
 
 
-def _arguments(work: ProfileWork) -> list[str]:
+def _arguments(work: _Work) -> list[str]:
     spec, sla = work.request.spec, work.graph.spec.planner.sla
     ttft_s = sla.ttft_seconds if spec.ttft_seconds is None else spec.ttft_seconds
     itl_s = sla.itl_seconds if spec.itl_seconds is None else spec.itl_seconds
@@ -324,7 +255,7 @@ def _arguments(work: ProfileWork) -> list[str]:
     return [*arguments, "--config-map", work.request.config_map]
 
 
-def _image(work: ProfileWork) -> str:
+def _image(work: _Work) -> str:
     own = work.request.spec.image
     if own is not None:
         return own
@@ -339,7 +270,7 @@ def _image(work: ProfileWork) -> str:
     return graph.spec.image or work.context.penstock_image or graph.spec.planner_image
 
 
-def _environment(work: ProfileWork) -> _Env:
+def _environment(work: _Work) -> _Env:
     """Return the pod's own variables, and those of the workers that only Kubernetes can supply.
 
     Literal values are in the graph, from which the workers under test get them.
@@ -360,13 +291,13 @@ def _environment(work: ProfileWork) -> _Env:
     return [{"name": name, **value} for name, value in found.items()]
 
 
-def _environment_from(work: ProfileWork) -> _Env:
+def _environment_from(work: _Work) -> _Env:
     spec = work.graph.spec
     sources = (*spec.env_from, *(each for service in spec.workers.values() for each in service.env_from))
     return [each.to_manifest() for each in dict.fromkeys(sources)]
 
 
-def _resources(work: ProfileWork) -> dict[str, Any]:
+def _resources(work: _Work) -> dict[str, Any]:
     requests = dict(_REQUESTS) if work.is_simulated else {}
     if not work.gpu_resource:
         return {"requests": requests} if requests else {}
@@ -374,7 +305,7 @@ def _resources(work: ProfileWork) -> dict[str, Any]:
     return {"requests": {**requests, **gpus}, "limits": gpus}
 
 
-def _volumes(work: ProfileWork) -> list[Mounted]:
+def _volumes(work: _Work) -> list[Mounted]:
     config = {"name": "graph", "configMap": {"name": profile_name(work.request.name)}}
     folder = str(PurePosixPath(PROFILE_GRAPH_FILE).parent)
     found: list[Mounted] = [

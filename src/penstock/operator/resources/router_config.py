@@ -11,8 +11,9 @@ import yaml
 
 from penstock.api import GraphDeployment, LeaseConfig
 from penstock.api.lease_rules import SHORTEST_SAFE_LEASE_S
+from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT, SECRET
 from penstock.kube.objects.names import GRAPH_FILE, GRAPH_SECRET_VARIABLE, child_name
-from penstock.operator.resources.metadata import ROUTER_SUFFIX, BuildContext, graph_labels, metadata
+from penstock.operator.resources.metadata import ROUTER_SUFFIX, BuildContext, graph_child
 
 _DIGEST_CHARS = 16
 """64 bits; two configurations of one graph never meet by chance."""
@@ -23,12 +24,8 @@ _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
     """Return the routers' ConfigMap."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(graph, context, ROUTER_SUFFIX, graph_labels(graph)),
-        "data": {PurePosixPath(GRAPH_FILE).name: router_manifest(graph)},
-    }
+    data = {PurePosixPath(GRAPH_FILE).name: router_manifest(graph)}
+    return graph_child(CONFIG_MAP, graph, context, ROUTER_SUFFIX, data=data)
 
 
 def config_digest(graph: GraphDeployment) -> str:
@@ -42,9 +39,8 @@ def config_digest(graph: GraphDeployment) -> str:
     router = {key: value for key, value in spec["router"].items() if key not in {"admission", "tiers"}}
     tiers = graph.spec.router.tiers
     spec["router"] = {**router, "tiers": [tiers.enabled, tiers.keys_secret, tiers.keys_file]}
-    text = json.dumps(
-        {**kept, "spec": spec}, sort_keys=True
-    )  # YAML would take most of a build's time once more
+    # YAML would take most of a build's time once more.
+    text = json.dumps({**kept, "spec": spec}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
@@ -73,12 +69,7 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
     }
     if any(bound is not None for bound in bounds.values()):
         kept["engine"] = {key: bound for key, bound in bounds.items() if bound is not None}
-    return {
-        "apiVersion": graph.api_version,
-        "kind": graph.kind,
-        "metadata": {"name": graph.name},
-        "spec": kept,
-    }
+    return GRAPH_DEPLOYMENT.of({"name": graph.name}, spec=kept)
 
 
 def _lease(duration_seconds: int) -> dict[str, Any]:
@@ -96,22 +87,12 @@ _UID_DIGITS: Final = 8
 
 
 def graph_secret(graph: GraphDeployment, context: BuildContext, value: str) -> dict[str, Any]:
-    """Return the Secret ``GRAPH-router-UID``, with the first digits of the graph's UID.
+    """Return the Secret ``GRAPH-router-UID``, which the operator makes once and reads never.
 
-    A graph of the same name that comes after a deleted one so has another, which the garbage collector leaves alone.
-
-    Args:
-        graph: A valid graph.
-        context: Of the build.
-        value: Random text that nobody else knows.
+    With the first digits of the graph's UID: a graph of the same name that comes after a deleted one so has another,
+    which the garbage collector leaves alone.
     """
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": metadata(graph, context, _suffix(context), graph_labels(graph)),
-        "immutable": True,
-        "stringData": {_KEY: value},
-    }
+    return graph_child(SECRET, graph, context, _suffix(context), immutable=True, stringData={_KEY: value})
 
 
 def graph_secret_variable(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.core.logs import get_logger
-from penstock.kube.events import EventMessage, EventRecorder, EventReporter, EventWriter
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage, EventRecorder, EventReporter
 from penstock.kube.objects.names import PLANNER
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock.planner.observers import View
@@ -32,7 +33,7 @@ class DecisionEventWriter:
         dropped: Events that could not be written.
     """
 
-    def __init__(self, client: EventWriter, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, client: KubeClient, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
         """Build it.
 
         Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -18,9 +18,9 @@ from penstock.api.manifests.former_defaults import without_former_defaults
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
 from penstock.core.logs import bind_task, get_logger
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.cluster.profiles import POLL_S, ProfileError
+from penstock.planner.cluster.profiles import POLL_S, ConfigMapProfiles, ProfileError
 from penstock.planner.cluster.status import PlannerReason, Report
-from penstock.planner.cluster.watch import Key, Object
+from penstock.planner.cluster.watch import Key, Object, Watch
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.options import PlannerOptions, join
 from penstock.planner.targets.kubernetes import ScaledService, services_of
@@ -102,30 +102,6 @@ STEADY_S: Final = 120.0
 log = get_logger(__name__)
 
 
-class Graphs(Protocol):
-    """Where the fleet looks graphs up."""
-
-    def graph(self, key: Key) -> Object | None:
-        """Return a graph; None if there is none or it is being deleted."""
-        ...
-
-
-class ProfileReader(Protocol):
-    """What graphs of mode sla are planned by."""
-
-    def is_read_again(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph's profile may change though the graph does not."""
-        ...
-
-    def forget(self, key: Key) -> None:
-        """Drop what was read for a graph that is gone."""
-        ...
-
-    async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
-        """Return the profile, None in a mode that needs none; raise ProfileError where there is none to be had."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PlannerJob:
     """One run of one graph's planner.
@@ -152,10 +128,10 @@ class Fleet:
 
     def __init__(
         self,
-        graphs: Graphs,
+        graphs: Watch,
         *,
         overrides: dict[str, Any],
-        profiles: ProfileReader,
+        profiles: ConfigMapProfiles,
         work: Work,
         say: Callable[[Key, Report], None],
         forget: Callable[[Key], None],

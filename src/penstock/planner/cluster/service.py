@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
-import uuid
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,10 +16,8 @@ from penstock.core.local_state import state_dir
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
-from penstock.kube.lease import Election, own_pod
+from penstock.kube.lease import Election, election_of, run_until
 from penstock.kube.objects.names import (
-    CLASS_LABEL,
-    COMPONENT_LABEL,
     DECISION_ANNOTATION,
     OPERATOR_CLASS,
     PLANNER,
@@ -57,10 +52,6 @@ LEDGER_BYTES: Final = 8 << 20
 
 CLOSE_GRACE_S: Final = 1.0
 """Real seconds for the last scrape of the planner's own metrics."""
-
-STOP_S: Final = 20.0
-"""Longest wait for the work's end at SIGTERM; real seconds, chosen: more than a term of the Lease, behind which
-another planner works anyway."""
 
 SPEED: Final = 1.0
 """Simulated seconds per real second; pods live in real time."""
@@ -116,20 +107,14 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         graph=service.graph,
         operator_class=service.operator_class,
     )
-    identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    election = Election(
-        client,
-        name=lease,
-        namespace=namespace,
-        identity=identity,
-        labels={COMPONENT_LABEL: "planner", CLASS_LABEL: service.operator_class},
-        owner=own_pod(os.environ, namespace),
+    election = election_of(
+        client, "planner", namespace=namespace, name=lease, operator_class=service.operator_class
     )
     metrics = PlannerMetrics()
     server = None
     log.info(
         "planner for Kubernetes",
-        identity=identity,
+        identity=election.identity,
         namespace="all" if service.all_namespaces else namespace,
         graph_name=service.graph,
         overrides=dict(service.overrides),
@@ -137,19 +122,9 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
     try:
         if service.metrics_port:
             server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
-        planning = asyncio.create_task(
-            election.lead(lambda: LeaderSession(service, client, election, metrics=metrics).run())
-        )
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({planning, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if planning.done():
-                planning.result()
-        finally:
-            stopping.cancel()
-            planning.cancel()
-            _, late = await asyncio.wait({planning, stopping}, timeout=STOP_S)
-        log.info("planner stopped", is_complete=not late)
+        session = election.lead(lambda: LeaderSession(service, client, election, metrics=metrics).run())
+        is_complete = await run_until(stop, session)
+        log.info("planner stopped", is_complete=is_complete)
     finally:
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)

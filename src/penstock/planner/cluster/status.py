@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from penstock.api import MetricsSource, Role
 from penstock.core.errors import NotFoundError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
+from penstock.kube.client import KubeClient
 from penstock.kube.objects.names import PLANNER
 from penstock.planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock.planner.core.state import PlannerPhase
@@ -276,16 +277,6 @@ def _asked(view: View) -> str:
     return f" to {', '.join(found)}" if found else ""
 
 
-class StatusApplier(Protocol):
-    """What the writer needs of a client."""
-
-    async def apply(
-        self, obj: Mapping[str, Any], *, field_manager: str, subresource: str | None
-    ) -> dict[str, Any]:
-        """Make the fields so."""
-        ...
-
-
 class StatusWriter:
     """Writes the newest report of each graph that differs from what is there.
 
@@ -295,7 +286,7 @@ class StatusWriter:
 
     def __init__(
         self,
-        client: StatusApplier,
+        client: KubeClient,
         live: Callable[[Key], Mapping[str, Any] | None],
         *,
         now_s: Callable[[], float] = time.time,
