@@ -178,9 +178,7 @@ async def _graph(
     try:
         yield started
     finally:
-        stopped = await asyncio.to_thread(
-            down, arbiter.namespace, timeout_s=None, now=False, progress=lambda _state: None
-        )
+        stopped = await asyncio.to_thread(down, arbiter.namespace, timeout_s=None, now=False)
         for note in stopped.notes:
             console.print(f"note: {note}")
         console.print(f"drained and stopped in {stopped.took_s:.1f} s; nothing is left running")

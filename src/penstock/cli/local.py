@@ -235,15 +235,8 @@ async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> 
 def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: bool) -> None:
     """Drain and stop a graph started by `up`, and check that nothing is left."""
     chosen = choose_namespace(namespace)
-    console = Console(stderr=True)
-    began_s = time.monotonic()
-    with console.status("draining") as spinner:
-        stopped = stop_graph(
-            chosen,
-            timeout_s=timeout_s,
-            now=now,
-            progress=lambda _state: spinner.update(f"draining, {time.monotonic() - began_s:.0f} s"),
-        )
+    with Console(stderr=True).status("draining"):
+        stopped = stop_graph(chosen, timeout_s=timeout_s, now=now)
     _print_stopped(stopped, as_json=as_json)
 
 

@@ -130,14 +130,14 @@ def claim(store: StateStore, state: StateFile) -> StateFile:
 
 
 def resume(store: StateStore) -> StateFile:
-    """Take over the statefile of an arbiter that was killed.
+    """Take over the statefile of an arbiter that was killed; try for ten minutes where a full disk or a held lock forbids it.
 
     Returns:
         What was written.
 
     Raises:
-        ConfigError: its arbiter runs, or the file cannot be read.
         NotFoundError: there is no file, so the graph was stopped.
+        PenstockError: its arbiter runs, or the file could not be read or written in time.
     """
     made: list[str] = []
 
@@ -150,27 +150,15 @@ def resume(store: StateStore) -> StateFile:
         owned = replace(owned, arbiter=replace(owned.arbiter, restarts=state.arbiter.restarts + 1))
         return owned, owned
 
-    try:
-        return store.update(take)
-    except PenstockError:
-        for endpoint in made:
-            private.remove_endpoints(endpoint)
-        raise
-
-
-def resume_in_time(store: StateStore) -> StateFile:
-    """Take over as `resume` does, and try again for ten minutes where a full disk or a held lock forbids it.
-
-    Raises:
-        PenstockError: as `resume`; at once where there is no graph or another arbiter runs.
-    """
     deadline_s = time.monotonic() + RESUME_S
     while True:
         try:
-            return resume(store)
+            return store.update(take)
         except NotFoundError:
             raise
         except PenstockError as exc:
+            while made:
+                private.remove_endpoints(made.pop())
             if time.monotonic() > deadline_s or store.running() is not None:
                 raise
             _log.warning("cannot take over yet", why=str(exc))
@@ -230,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure(options.log_level)
     store = StateStore(options.statefile)
     try:
-        state = resume_in_time(store) if options.resume else claim(store, _initial_state())
+        state = resume(store) if options.resume else claim(store, _initial_state())
         if state.arbiter.discovery_folder is not None:
             private.make_folder(Path(state.arbiter.discovery_folder))
     except PenstockError as exc:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
@@ -88,10 +87,6 @@ class Stopped:
     notes: tuple[str, ...]
 
 
-Progress = Callable[[StateFile], None]
-"""Called with the statefile while waiting."""
-
-
 def choose_namespace(given: str | None) -> str:
     """Return the namespace meant: the given one, or the only one there is.
 
@@ -120,14 +115,13 @@ def default_timeout_s(state: StateFile) -> float:
     return max(front, default=0.0) + max(back, default=0.0) + _MARGIN_S
 
 
-def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progress) -> Stopped:
+def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
     """Drain and stop a graph: planner, then router, then workers; returns when nothing is left.
 
     Args:
         namespace: Which graph.
         timeout_s: Real seconds until a drain is cut short; None: the processes' own grace periods.
         now: Do not drain.
-        progress: Told every tenth of a second.
 
     Raises:
         NotFoundError: nothing of this namespace is running or left over.
@@ -146,22 +140,23 @@ def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progre
     arbiter = liveness.ProcessId(state.arbiter.pid, state.arbiter.started)
     patience_s = default_timeout_s(state) if timeout_s is None else timeout_s
     forced = now
-    ended = not now and _stop(store, arbiter, signal.SIGTERM, patience_s, progress)
+    ended = not now and _stop(arbiter, signal.SIGTERM, patience_s)
     if not ended:
         forced = True
-        ended = _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, progress)
-    notes = () if ended else _force(store, state)
+        ended = _stop(arbiter, signal.SIGQUIT, _FORCE_S)
+    notes: tuple[str, ...] = ()
+    if not ended:
+        kill(store, store.read_quietly() or state)
+        notes = (f"killed arbiter {state.arbiter.pid}, which did not end",)
     notes = (*notes, *recover(store))
     _verify(store, state)
     return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
 
 
 def _stop(
-    store: StateStore,
     arbiter: liveness.ProcessId,
     sent: signal.Signals,
     patience_s: float,
-    progress: Progress,
 ) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(arbiter.pid, sent)
@@ -169,9 +164,6 @@ def _stop(
     while liveness.is_alive(arbiter):
         if time.monotonic() > deadline:
             return False
-        state = store.read_quietly()
-        if state is not None:
-            progress(state)
         time.sleep(_POLL_S)
     return True
 
@@ -180,22 +172,11 @@ def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
     """Stop the arbiters that run for a file which cannot be read; nobody can say how long their processes may drain."""
     arbiters = store.unrecorded_arbiters()
     for arbiter in arbiters:
-        if not now and _stop(store, arbiter, signal.SIGTERM, _UNRECORDED_S, _ignore):
+        if not now and _stop(arbiter, signal.SIGTERM, _UNRECORDED_S):
             continue
-        if not _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, _ignore) and liveness.end(
-            [arbiter], grace_s=0.0
-        ):
+        if not _stop(arbiter, signal.SIGQUIT, _FORCE_S) and liveness.end([arbiter], grace_s=0.0):
             raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
     return tuple(f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" for arbiter in arbiters)
-
-
-def _ignore(_state: StateFile) -> None:
-    pass
-
-
-def _force(store: StateStore, state: StateFile) -> tuple[str, ...]:
-    kill(store, store.read_quietly() or state)
-    return (f"killed arbiter {state.arbiter.pid}, which did not end",)
 
 
 def _verify(store: StateStore, state: StateFile) -> None:

@@ -130,21 +130,19 @@ def recorded(state: StateFile | None) -> list[ProcessId]:
 
 def marked(statefile: str) -> list[ProcessId]:
     """Return the running processes, but for this one, that carry the path of a statefile in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(MARK_VARIABLE) == statefile:
-                found.append(identify(process.pid))
-    return [one for one in found if one is not None]
+    return _running(lambda process: process.environ().get(MARK_VARIABLE) == statefile)
 
 
 def arbiters_of(statefile: str) -> list[ProcessId]:
     """Return the running arbiters, but for this process, that were started for a statefile, whatever it says now."""
+    return _running(lambda process: process.cmdline()[1:4] == ["-m", ARBITER_MODULE, statefile])
+
+
+def _running(is_meant: Callable[[psutil.Process], bool]) -> list[ProcessId]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            _, *arguments = process.cmdline() or [""]
-            if process.pid != os.getpid() and arguments[:3] == ["-m", ARBITER_MODULE, statefile]:
+            if process.pid != os.getpid() and is_meant(process):
                 found.append(identify(process.pid))
     return [one for one in found if one is not None]
 

@@ -11,20 +11,13 @@ from penstock.local.statefile import ProcessEntry, StateFile, base_name, free_na
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Ids that now belong to one replica, ascending; empty for a replica that needs none."""
-
-    gpus: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GpuRefusal:
     """No ids could be given; ``reason`` says how many are in use, the bound and the remedy."""
 
     reason: str
 
 
-def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> Grant | GpuRefusal:
+def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> tuple[int, ...] | GpuRefusal:
     """Choose ``needed`` free ids, neighbours if there are such, else the lowest.
 
     Neighbours come first because GPUs with adjacent ids usually share the fastest link.
@@ -37,10 +30,10 @@ def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) ->
         budget: Most ids in use at once, >= 0.
 
     Returns:
-        A grant of exactly ``needed`` ids, or the refusal with its reason.
+        Exactly ``needed`` ids, ascending, or the refusal with its reason.
     """
     if needed <= 0:
-        return Grant(())
+        return ()
     ceiling = min(budget, gpus)
     used = len(set(in_use))
     if used + needed > ceiling:
@@ -54,7 +47,7 @@ def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) ->
         return GpuRefusal(f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)")
     fitting = [run for run in _runs(free) if len(run) >= needed]
     chosen = min(fitting, key=lambda run: (len(run), run[0])) if fitting else free
-    return Grant(tuple(chosen[:needed]))
+    return tuple(chosen[:needed])
 
 
 def _runs(ids: list[int]) -> list[list[int]]:
@@ -106,15 +99,15 @@ def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, st
         The new file and the entry's name, or the allocator's refusal.
     """
     name = free_name(state, base.service)
-    grant = allocate(
+    gpus = allocate(
         base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
     )
-    if isinstance(grant, GpuRefusal):
-        return grant
+    if isinstance(gpus, GpuRefusal):
+        return gpus
     entry = replace(
         base,
         state=EntryState.REQUESTED,
-        gpus=grant.gpus,
+        gpus=gpus,
         url=None,
         ports={},
         pid=None,

@@ -78,8 +78,10 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     namespace = options.namespace or graph.name
     store = StateStore.of(namespace)
     store.refuse_running()
-    _check_extras(graph, with_planner=options.with_planner)
-    if options.with_planner:
+    needs = [need for need in needed_extras(graph) if options.with_planner or need.process != PLANNER_ROLE]
+    if problems := [need.problem() for need in needs if need.missing]:
+        raise InvalidSpecError(problems)
+    if options.with_planner and graph.spec.planner.enabled:
         _check_profile(graph, options.planner)
     check_bounds(options)
     SimulatedClock(options.speed)  # refuses a speed that is none
@@ -91,19 +93,9 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 
 
-def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
-    """Refuse a graph whose planner or router would end at its start for want of an optional package."""
-    needs = [need for need in needed_extras(graph) if with_planner or need.process != PLANNER_ROLE]
-    problems = [need.problem() for need in needs if need.missing]
-    if problems:
-        raise InvalidSpecError(problems)
-
-
 def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
     """Refuse a graph whose planner would end at its start for want of a profile or of a fitting memory."""
     options = join(given=dict(overrides), graph=graph)
-    if not graph.spec.planner.enabled:
-        return
     if options.mode == PlannerMode.SLA:
         planning_profile(graph.spec, options.profile)
     start_from(options, graph)
@@ -132,13 +124,6 @@ _APPLIED = frozenset({"log-dir", "environment"})
 """Options that `up` passes to the planner in its own way."""
 
 
-def _check_port(port: int) -> None:
-    if not is_free(port):
-        raise PortInUseError(
-            f"--port: 127.0.0.1:{port} is in use by another process; stop it or choose another --port"
-        )
-
-
 def _context(
     graph: GraphDeployment, file: Path, store: StateStore, options: UpOptions, log_dir: Path
 ) -> RuntimeContext:
@@ -151,16 +136,12 @@ def _context(
         speed=options.speed,
         log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
         planner_args=tuple(
-            f"--{name}={_of_any_folder(name, value)}"
+            # A planner that restarts elsewhere understands an absolute path, too.
+            f"--{name}={Path(value).expanduser().absolute() if name == 'memory' else value}"
             for name, value in options.planner.items()
             if name not in _APPLIED
         ),
     )
-
-
-def _of_any_folder(name: str, value: str) -> str:
-    """Return an option's value as a planner that restarts elsewhere understands it, too."""
-    return str(Path(value).expanduser().absolute()) if name == "memory" else value
 
 
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
@@ -178,7 +159,10 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph
     """
     store, state = prepare(file, options)
     recovered = recover(store)
-    _check_port(options.port)
+    if not is_free(options.port):
+        raise PortInUseError(
+            f"--port: 127.0.0.1:{options.port} is in use by another process; stop it or choose another --port"
+        )
     began_s = time.monotonic()
     arbiter = _spawn_arbiter(store, state)
     try:

@@ -155,7 +155,7 @@ def test_an_arbiter_whose_file_cannot_be_read_is_neither_run_over_nor_left_behin
     with subprocess.Popen(command, stdin=subprocess.PIPE) as arbiter:  # waits for its first state
         with pytest.raises(ConfigError, match=f"arbiter \\(pid {arbiter.pid}\\) runs.*penstock down"):
             recover(store)
-        stopped = down("tiny", timeout_s=None, now=False, progress=ignore)
+        stopped = down("tiny", timeout_s=None, now=False)
         assert arbiter.wait(5) is not None
     assert f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" in stopped.notes
     assert not store.path.exists()
@@ -164,9 +164,9 @@ def test_an_arbiter_whose_file_cannot_be_read_is_neither_run_over_nor_left_behin
 def test_down_of_a_killed_arbiter_clears_up_and_of_nothing_says_so(state_of):
     """The second time there is nothing."""
     StateStore.of("tiny").write(state_of("tiny", pid=999_999_999))
-    assert down("tiny", timeout_s=None, now=False, progress=ignore).notes
+    assert down("tiny", timeout_s=None, now=False).notes
     with pytest.raises(NotFoundError, match="nothing is running"):
-        down("tiny", timeout_s=None, now=False, progress=ignore)
+        down("tiny", timeout_s=None, now=False)
 
 
 def test_down_ends_the_children_of_a_real_engine_whose_arbiter_and_leader_were_killed(
@@ -179,7 +179,7 @@ def test_down_ends_the_children_of_a_real_engine_whose_arbiter_and_leader_were_k
     leader.kill()
     leader.wait()
     StateStore.of("tiny").write(state_of("tiny", pid=999_999_999).with_entry("tiny_worker", entry))
-    stopped = down("tiny", timeout_s=None, now=False, progress=ignore)
+    stopped = down("tiny", timeout_s=None, now=False)
     assert f"ended process {child} of an earlier run" in stopped.notes
     assert identify(child) is None
 

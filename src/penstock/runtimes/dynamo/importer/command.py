@@ -1,7 +1,7 @@
 """A container's command line becomes a program and its flags.
 
 Understands ``command`` and ``args`` as Dynamo's examples write them: ``python3 -m dynamo.vllm`` split in
-any way over both, and the same within the script of a ``sh -c`` (`penstock.runtimes.dynamo.importer.command`).
+any way over both, and the same within the script of a ``sh -c``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _CONTINUED = re.compile(r"\\\n\s*")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
@@ -48,22 +48,62 @@ NO_CONNECTOR = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShellCommand:
-    """The command of a script.
+SHELLS = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
+_TAKES_SCRIPT = re.compile(r"-[a-z]*c")
+
+
+@dataclass(slots=True)
+class Command:
+    """What a container runs.
 
     Attributes:
-        words: Program and arguments.
-        env: Variables that the script sets for it.
-        left_out: Parts of the script that are not carried, each with the reason.
+        module: Python module, for example ``dynamo.vllm``; None for the image's own entry point.
+        words: The arguments after it, as they stand.
+        env: Variables that a shell sets for it.
+        left_out: Parts of a shell's script that are not carried, each with the reason.
     """
 
-    words: list[str]
+    module: str | None
+    words: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
 
+    def pop_flag(self, *names: str) -> bool:
+        """Remove a flag without a value; return whether it was there."""
+        found = any(name in self.words for name in names)
+        self.words = [word for word in self.words if word not in names]
+        return found
 
-def read_script(script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> ShellCommand | None:
+    def pop_value(self, *names: str) -> str | None:
+        """Remove ``--name value`` and ``--name=value``; return the last value, or None."""
+        value = None
+        kept: list[str] = []
+        words = iter(self.words)
+        for word in words:
+            name, separator, inline = word.partition("=")
+            if name not in names:
+                kept.append(word)
+            elif separator:
+                value = inline
+            else:
+                value = next(words, None)
+        self.words = kept
+        return value
+
+    def pop_values(self, name: str) -> list[str]:
+        """Remove ``--name value value …``, up to the next flag; return the values."""
+        if name not in self.words:
+            return []
+        start = self.words.index(name)
+        end = start + 1
+        while end < len(self.words) and not self.words[end].startswith("-"):
+            end += 1
+        values = self.words[start + 1 : end]
+        del self.words[start:end]
+        return values
+
+
+def read_script(script: str, arguments: Sequence[str], variables: Mapping[str, str]) -> Command | None:
     """Return the command that starts Dynamo, or the only one; None if there is no such command, or several.
 
     Args:
@@ -153,17 +193,17 @@ def _split(text: str) -> list[str] | None:
         return None
 
 
-def _assigned(words: list[str]) -> ShellCommand:
+def _assigned(words: list[str]) -> Command:
     """Take the variables off that stand before a command."""
     env: dict[str, str] = {}
     at = 0
     while at < len(words) and (match := _ASSIGNMENT.fullmatch(words[at])):
         env[match[1]] = match[2]
         at += 1
-    return ShellCommand(words[at:], env)
+    return Command(None, words[at:], env)
 
 
-def _without_computed(command: ShellCommand) -> ShellCommand:
+def _without_computed(command: Command) -> Command:
     """Drop flags, and variables, whose values only a shell can compute."""
     kept: list[str] = []
     left_out = list(command.left_out)
@@ -181,62 +221,7 @@ def _without_computed(command: ShellCommand) -> ShellCommand:
         for key, value in command.env.items()
         if _MARK in value
     ]
-    return ShellCommand(kept, env, left_out)
-
-
-SHELLS = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
-_TAKES_SCRIPT = re.compile(r"-[a-z]*c")
-
-
-@dataclass(slots=True)
-class Command:
-    """What a container runs.
-
-    Attributes:
-        module: Python module, for example ``dynamo.vllm``; None for the image's own entry point.
-        words: The arguments after it, as they stand.
-        env: Variables that a shell sets for it.
-        left_out: Parts of a shell's script that are not carried, each with the reason.
-    """
-
-    module: str | None
-    words: list[str] = field(default_factory=list)
-    env: dict[str, str] = field(default_factory=dict)
-    left_out: list[tuple[str, str]] = field(default_factory=list)
-
-    def pop_flag(self, *names: str) -> bool:
-        """Remove a flag without a value; return whether it was there."""
-        found = any(name in self.words for name in names)
-        self.words = [word for word in self.words if word not in names]
-        return found
-
-    def pop_value(self, *names: str) -> str | None:
-        """Remove ``--name value`` and ``--name=value``; return the last value, or None."""
-        value = None
-        kept: list[str] = []
-        words = iter(self.words)
-        for word in words:
-            name, separator, inline = word.partition("=")
-            if name not in names:
-                kept.append(word)
-            elif separator:
-                value = inline
-            else:
-                value = next(words, None)
-        self.words = kept
-        return value
-
-    def pop_values(self, name: str) -> list[str]:
-        """Remove ``--name value value …``, up to the next flag; return the values."""
-        if name not in self.words:
-            return []
-        start = self.words.index(name)
-        end = start + 1
-        while end < len(self.words) and not self.words[end].startswith("-"):
-            end += 1
-        values = self.words[start + 1 : end]
-        del self.words[start:end]
-        return values
+    return Command(None, kept, env, left_out)
 
 
 SCRIPT_AT = 2
@@ -252,20 +237,14 @@ def parse_command(words: list[str], variables: Mapping[str, str] | None = None) 
         words: The container's command and arguments.
         variables: The container's variables with literal values, which its shell fills in.
     """
-    is_script = bool(words) and words[0] in SHELLS
-    found = _from_shell(words, variables or {}) if is_script else ShellCommand(words)
+    found: Command | None = Command(None, words)
+    if words and words[0] in SHELLS:
+        if len(words) <= SCRIPT_AT or not _TAKES_SCRIPT.fullmatch(words[1]):
+            return None
+        found = read_script(words[SCRIPT_AT], words[SCRIPT_AT + 2 :], variables or {})
     if found is None:
         return None
     words = found.words
     if len(words) >= 3 and words[0].rpartition("/")[2].startswith("python") and words[1] == "-m":
-        return Command(words[2], words[3:], found.env, found.left_out)
-    if words and not words[0].startswith("-"):
-        return None
-    return Command(None, words, found.env, found.left_out)
-
-
-def _from_shell(words: list[str], variables: Mapping[str, str]) -> ShellCommand | None:
-    """Read ``sh -c SCRIPT [NAME ARGUMENT …]``."""
-    if len(words) <= SCRIPT_AT or not _TAKES_SCRIPT.fullmatch(words[1]):
-        return None
-    return read_script(words[SCRIPT_AT], words[SCRIPT_AT + 2 :], variables)
+        return replace(found, module=words[2], words=words[3:])
+    return None if words and not words[0].startswith("-") else found

@@ -6,6 +6,7 @@ What the runtime and the operator set themselves is among it: a foreign value wo
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.api.manifests.messages import shown
@@ -101,26 +102,25 @@ def is_owned_variable(name: object) -> bool:
     return isinstance(name, str) and name in _VARIABLES
 
 
-def drop_owned_flags(source: ManifestSource, args_path: KeyPath, command: Command) -> None:
+def drop_owned_flags(component: Component, command: Command) -> None:
     """Remove the flags that the runtime gives itself."""
     for flag in _FLAGS:
         value = command.pop_value(flag)
         if value is not None:
-            source.note(args_path, f"{flag} is chosen by the runtime", value)
+            component.args.note(f"{flag} is chosen by the runtime", value)
 
 
-def read_startup_seconds(source: ManifestSource, container: KeyPath) -> int | None:
+def read_startup_seconds(container: ManifestSource) -> int | None:
     """Leave out a container's probes and ports; return how long its start may take, where its probe states that."""
-    probe: Any = source.peek((*container, "startupProbe"))
+    probe: Any = container.peek("startupProbe")
     for key, why in _CONTAINER.items():
-        if source.peek((*container, key)) is not None:
-            source.note((*container, key), why)
+        if container.peek(key) is not None:
+            container.at(key).note(why)
     if not isinstance(probe, dict) or "failureThreshold" not in probe:
         return None
     period, failures = probe.get("periodSeconds", _PROBE_PERIOD_S), probe["failureThreshold"]
     delay = probe.get("initialDelaySeconds", 0)
-    numbers = [each for each in (delay, period, failures) if isinstance(each, int)]
-    are_counts = len(numbers) == len((delay, period, failures)) and min(numbers) >= 0
+    are_counts = all(isinstance(each, int) and each >= 0 for each in (delay, period, failures))
     return delay + period * failures if are_counts else None
 
 
@@ -135,26 +135,20 @@ def selects_by_foreign_labels(value: object) -> bool:
     return isinstance(value, str) and _FOREIGN_LABEL.search(value) is not None
 
 
-def drop_foreign_marks(source: ManifestSource, metadata: dict[str, Any], path: KeyPath) -> dict[str, Any]:
-    """Return labels or annotations without those that only Dynamo's operator reads.
-
-    Args:
-        source: Where they are reported.
-        metadata: Labels, or annotations.
-        path: Theirs.
-    """
+def drop_foreign_marks(source: ManifestSource, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return labels or annotations, which stand at ``source``, without those that only Dynamo's operator reads."""
     foreign = {key for key in metadata if _FOREIGN_LABEL.match(str(key))}
     for key in sorted(foreign):
-        source.note((*path, key), "is read by Dynamo's operator alone")
+        source.at(key).note("is read by Dynamo's operator alone")
     return {key: value for key, value in metadata.items() if key not in foreign}
 
 
-def note_unused_keys(source: ManifestSource, path: KeyPath) -> None:
+def note_unused_keys(component: ManifestSource) -> None:
     """Report the keys of a component that are left out on purpose."""
     for key, why in _UNUSED.items():
-        found = (*path, *key.split("."))
-        if source.peek(found) is not None:
-            source.note(found, why)
+        found = component.at(*key.split("."))
+        if found.peek() is not None:
+            found.note(why)
 
 
 def other_object(document: Document) -> Unconverted:
@@ -189,53 +183,51 @@ _OWN_WORKERS = "graphs run python3 -m dynamo.vllm and python3 -m dynamo.mocker"
 
 def refuse_what_no_graph_runs(source: ManifestSource) -> None:
     """Refuse workers of other engines and programs: their image would be started with vLLM's command."""
-    if source.peek(("spec", "backendFramework")) not in (None, "vllm"):
-        framework = shown(source.peek(("spec", "backendFramework")))
-        source.refuse(("spec", "backendFramework"), f"names another engine than vLLM, {framework}; {_REMEDY}")
-    for key in source.keys(SERVICES):
-        path = (*SERVICES, key)
-        if component_kind(source, path) == "worker":
-            _refuse_worker(source, path)
+    framework = source.at("spec", "backendFramework")
+    if framework.peek() not in (None, "vllm"):
+        framework.refuse(f"names another engine than vLLM, {shown(framework.peek())}; {_REMEDY}")
+    for key in source.names(*SERVICES):
+        component = source.at(*SERVICES, key)
+        if component_kind(component) == "worker":
+            _refuse_worker(component)
 
 
-def _refuse_worker(source: ManifestSource, path: KeyPath) -> None:
-    container = (*path, "extraPodSpec", "mainContainer")
-    named = [(*container, part) for part in ("image", "command", "args")]
-    others = [(each, found) for each in named if (found := _OTHER_ENGINES.search(str(source.peek(each))))]
+def _refuse_worker(component: ManifestSource) -> None:
+    container = component.at("extraPodSpec", "mainContainer")
+    named = [container.at(part) for part in ("image", "command", "args")]
+    others = [(each, found) for each in named if (found := _OTHER_ENGINES.search(str(each.peek())))]
     for each, found in others:
-        source.refuse(each, f"names another engine than vLLM, {found[0]}; {_REMEDY}")
+        each.refuse(f"names another engine than vLLM, {found[0]}; {_REMEDY}")
     if others:
         return
-    command = read_command(source, path)
-    place = (*container, "command" if source.peek((*container, "command")) is not None else "args")
+    command = read_command(component)
+    place = container.at("command" if container.peek("command") is not None else "args")
     if command is None:
-        source.refuse(place, f"{_program(source, container)}; {_OWN_WORKERS}: start one of them")
-    elif command.module is not None and command.module not in WORKER_MODULES:
-        source.refuse(place, f"starts {command.module}; {_OWN_WORKERS}: start one of them")
-
-
-def _program(source: ManifestSource, container: KeyPath) -> str:
-    """Name what a container runs, where that is no command of Dynamo's."""
-    words = container_words(source, container)
-    if words[0] in SHELLS:
-        return "is a script that starts Dynamo by no command, or by several"
-    return f"runs {words[0]}"
-
-
-def why_left_out(source: ManifestSource, path: KeyPath) -> str | None:
-    """Return why a component becomes no service, or None if it becomes one."""
-    kind = component_kind(source, path)
-    named = source.peek((*path, "componentType"))
-    if kind is None:
-        return (
-            "picks workers for a gateway; add a service with role router in its place"
-            if named == "epp"
-            else f"componentType {named!r} has no role in a graph"
+        words = container_words(container)
+        is_script = words[0] in SHELLS
+        program = (
+            "is a script that starts Dynamo by no command, or by several" if is_script else f"runs {words[0]}"
         )
-    command = read_command(source, path)
-    if kind == "router" and not _is_frontend(command) and _has_other_frontend(source, path):
+        place.refuse(f"{program}; {_OWN_WORKERS}: start one of them")
+    elif command.module is not None and command.module not in WORKER_MODULES:
+        place.refuse(f"starts {command.module}; {_OWN_WORKERS}: start one of them")
+
+
+def why_left_out(component: ManifestSource, others: Sequence[ManifestSource]) -> str | None:
+    """Return why a component becomes no service, or None if it becomes one.
+
+    Args:
+        component: Frontend, worker, planner or another kind.
+        others: The deployment's other components.
+    """
+    kind, named = component_kind(component), component.peek("componentType")
+    if kind is None and named == "epp":
+        return "picks workers for a gateway; add a service with role router in its place"
+    if kind is None:
+        return f"componentType {named!r} has no role in a graph"
+    if kind == "router" and not _is_frontend(component) and any(map(_is_frontend, others)):
         return "is a frontend by its type but runs something else; deploy it by itself"
-    stage = stage_of(command) if kind == "worker" else None
+    stage = stage_of(read_command(component)) if kind == "worker" else None
     if stage is not None:
         return (
             f"is the {stage} stage of multimodal serving; a worker with --enable-multimodal does without it"
@@ -243,15 +235,12 @@ def why_left_out(source: ManifestSource, path: KeyPath) -> str | None:
     return None
 
 
-def _is_frontend(command: Command | None) -> bool:
-    return command is not None and command.module in {None, FRONTEND_MODULE}
-
-
-def _has_other_frontend(source: ManifestSource, path: KeyPath) -> bool:
-    others = [(*SERVICES, key) for key in source.keys(SERVICES) if (*SERVICES, key) != path]
-    return any(
-        component_kind(source, each) == "router" and _is_frontend(read_command(source, each))
-        for each in others
+def _is_frontend(component: ManifestSource) -> bool:
+    command = read_command(component)
+    return (
+        component_kind(component) == "router"
+        and command is not None
+        and command.module in {None, FRONTEND_MODULE}
     )
 
 
@@ -260,7 +249,8 @@ def refuse_missing_model(source: ManifestSource, spec: dict[str, Any], workers: 
     if source.problems or "name" in spec["model"]:
         return
     if workers:
-        place = (*workers[0].path, "extraPodSpec", "mainContainer", "args")
-        source.refuse(place, "names no model, nor does another worker; add --model to its arguments")
+        workers[0].args.refuse("names no model, nor does another worker; add --model to its arguments")
     else:
-        source.refuse(SERVICES, "hold no worker, so there is no model to serve; import the file that has one")
+        source.at(*SERVICES).refuse(
+            "hold no worker, so there is no model to serve; import the file that has one"
+        )
