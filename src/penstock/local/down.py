@@ -144,7 +144,7 @@ def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
     if not ended:
         forced = True
         ended = _stop(arbiter, signal.SIGQUIT, _FORCE_S)
-    notes: tuple[str, ...] = ()
+    notes = ()
     if not ended:
         kill(store, store.read_quietly() or state)
         notes = (f"killed arbiter {state.arbiter.pid}, which did not end",)
