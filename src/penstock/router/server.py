@@ -72,7 +72,7 @@ class RouterServer:
         self._probe_pool = ConnectionPool()
         self._discovery = _make_discovery(settings)
         self.core = self._make_core()
-        self.admission = Admission(self.core, self._clock.now_s)
+        self.admission = self._make_admission()
         self._watch = WorkerWatch(
             self.admission, self._probe_pool, settings.config.health, self._clock, requests=self._pool
         )
@@ -107,9 +107,12 @@ class RouterServer:
             else None
         )
         self._periodic = list(self._make_periodic())
-        app = self._make_app()
+        self.app = self._make_app()
         self._http = HttpServer(
-            app.handle, limits=settings.server_limits(), is_vital=_is_vital, wants_body=app.wants_body
+            self.app.handle,
+            limits=settings.server_limits(),
+            is_vital=_is_vital,
+            wants_body=self.app.wants_body,
         )
         self._ticker: asyncio.Task[None] | None = None
 
@@ -235,6 +238,12 @@ class RouterServer:
         core.speed = settings.speed
         return core
 
+    def _make_admission(self) -> Admission:
+        return Admission(self.core, self._clock.now_s)
+
+    def _make_upstream(self) -> UpstreamClient:
+        return UpstreamClient(self._pool, self._settings, self._clock)
+
     def _make_tiers(self) -> LiveTiers | None:
         settings, control = self._settings, self.core.tiers
         if control is None:
@@ -302,7 +311,7 @@ class RouterServer:
             timeout_real_s=config.health.timeout_real_seconds,
         )
         return CompletionHandler(
-            upstream=UpstreamClient(self._pool, settings, clock),
+            upstream=self._make_upstream(),
             admission=self.admission,
             leases=leases,
             releases=self._releases,

@@ -1,0 +1,134 @@
+"""The endpoint picker as a server: a router whose completions Envoy relays, and gRPC for Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from envoy.service.ext_proc.v3.external_processor_pb2_grpc import (
+    ExternalProcessorServicer,
+    add_ExternalProcessorServicer_to_server,
+)
+
+from penstock.api import Role
+from penstock.core.errors import PortInUseError
+from penstock.core.http.streaming import StreamingResponse
+from penstock.core.logs import get_logger
+from penstock.router.admission import Admission, LiveAssignment, NoWorker
+from penstock.router.gateway import messages
+from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
+from penstock.router.policy.arrival import Arrival
+from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.upstream import UpstreamClient
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
+
+log = get_logger(__name__)
+
+
+class GatewayAdmission(Admission):
+    """Gives a request no worker outside the subset that its gateway names."""
+
+    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
+        """Wait for a worker; see `Admission.wait`.
+
+        Raises:
+            NoWorker: none of the subset takes it.
+        """
+        subset = SUBSET.get()
+        if subset is None or role is Role.PREFILL:  # gateways know only the workers that answer
+            return await super().wait(role, arrival, again=again)
+        workers = [each for each in self.core.pool if each.spec.role is role]
+        outside = frozenset(
+            each.name for each in workers if messages.endpoint_of(each.spec.url) not in subset
+        )
+        if len(outside) < len(workers):
+            assignment = await super().wait(role, arrival.avoiding(outside), again=again)
+            if assignment.worker.name not in outside:
+                return assignment
+            self.release(assignment)
+        raise NoWorker(
+            f"{messages.SUBSET}: none of its {len(subset)} endpoints is a ready worker; name those of GET /workers",
+            None,
+        )
+
+
+class GatewayUpstream(UpstreamClient):
+    """Has Envoy send a request to the worker that answers it; prefill workers are called from here."""
+
+    def left_s(self, call: CompletionCall) -> float:
+        """Return what is left of a request's time: nothing once Envoy has it, which cannot send it anywhere else."""
+        responder = call.responder
+        is_gone = isinstance(responder, GatewayResponder) and responder.exchange.is_forwarded
+        return 0.0 if is_gone else super().left_s(call)
+
+    async def send(self, call: CompletionCall, assignment: LiveAssignment, body: bytes) -> StreamingResponse:
+        """Return a worker's response, whatever its status; see `UpstreamClient.send`."""
+        responder = call.responder
+        if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
+            return await super().send(call, assignment, body)
+        # A worker without room then ends in 503 with Retry-After, and in no second try.
+        call.tries.avoid |= {assignment.worker.name}
+        endpoint = messages.endpoint_of(assignment.worker.spec.url)
+        return await responder.exchange.forward(endpoint, call.upstream_headers, body)
+
+
+class GatewayPicker(RouterServer, ExternalProcessorServicer):
+    """One endpoint picker: the router's HTTP surface, and ext_proc."""
+
+    def __init__(self, settings: RouterSettings, *, ext_proc_port: int) -> None:
+        """Build all parts; nothing runs yet."""
+        super().__init__(settings)
+        self._ext_proc_port = ext_proc_port
+        self._max_body_bytes = settings.config.limits.max_body_bytes
+        self._grpc: grpc.aio.Server | None = None
+
+    @property
+    def ext_proc_port(self) -> int:
+        """The port that speaks ext_proc."""
+        return self._ext_proc_port
+
+    async def start(self) -> None:
+        """Start the router, then listen for Envoy."""
+        await super().start()
+        # Without the option two pickers share a port, and each gets half of the requests.
+        server = self._grpc = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_ExternalProcessorServicer_to_server(self, server)
+        address = f"{self._settings.host}:{self._ext_proc_port}"
+        try:
+            self._ext_proc_port = server.add_insecure_port(address)
+        except RuntimeError as exc:
+            await super().close()
+            raise PortInUseError(f"--ext-proc {address}: cannot be listened on; choose another port") from exc
+        await server.start()
+        log.info("endpoint picker listening", host=self._settings.host, port=self._ext_proc_port)
+
+    async def close(self) -> None:
+        """Let requests under way finish within the grace time."""
+        if self._grpc is not None:
+            await self._grpc.stop(self._clock.to_real_s(self._settings.shutdown_grace_s))
+        await super().close()
+
+    async def Process(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[ProcessingRequest], context: object
+    ) -> AsyncIterator[ProcessingResponse]:
+        """Serve one request of a gateway."""
+        del context
+        exchange = Exchange(max_body_bytes=self._max_body_bytes)
+        task = asyncio.create_task(
+            exchange.run(request_iterator, self.app.handle, self.app.wants_body), name="gateway stream"
+        )
+        try:
+            async for answer in exchange.answers():
+                yield answer
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _make_admission(self) -> Admission:
+        return GatewayAdmission(self.core, self._clock.now_s)
+
+    def _make_upstream(self) -> UpstreamClient:
+        return GatewayUpstream(self._pool, self._settings, self._clock)
