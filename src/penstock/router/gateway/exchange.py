@@ -36,11 +36,13 @@ class Exchange:
 
     Attributes:
         is_forwarded: The request has gone to a worker; no other can be tried.
+        is_broken: What was answered is not complete.
         served: The endpoint that answered, as the gateway says; None: it does not.
     """
 
     def __init__(self, *, max_body_bytes: int) -> None:
         self.is_forwarded = False
+        self.is_broken = False
         self.served: str | None = None
         self._max_body_bytes = max_body_bytes
         self._answers: asyncio.Queue[ProcessingResponse | None] = asyncio.Queue()
@@ -231,13 +233,12 @@ class GatewayResponder(Responder):
         has_trailers: The worker's response ended by trailers.
     """
 
-    __slots__ = ("_is_started", "exchange", "has_trailers")
+    __slots__ = ("exchange", "has_trailers")
 
     def __init__(self, exchange: Exchange, request: Request) -> None:
         super().__init__(exchange, asyncio.Transport(), request)
         self.exchange = exchange
         self.has_trailers = False
-        self._is_started = False
 
     def send(self, status: int, body: bytes, *, content_type: str = JSON, headers: Headers = ()) -> None:
         """Send a complete response: the worker's own, or one in its place."""
@@ -245,7 +246,7 @@ class GatewayResponder(Responder):
             return
         self.status = status
         if status == 200 and self.exchange.is_forwarded:
-            self.exchange.put(messages.head(headers, length=len(body)))
+            self.exchange.put(messages.head(headers))
             self._end(body)
         else:
             self.exchange.answer(status, body, content_type, headers)
@@ -256,7 +257,7 @@ class GatewayResponder(Responder):
         del content_type
         if not self.disconnected:
             self.status = status
-            self.exchange.put(messages.head(headers, length=None))
+            self.exchange.put(messages.head(headers))
 
     def write(self, data: bytes) -> None:
         """Send body bytes."""
@@ -273,6 +274,11 @@ class GatewayResponder(Responder):
         if not self.closed:
             self._end(b"")
             self._finish()
+
+    def break_off(self) -> None:
+        """End behind what was written, so that the client sees that it is incomplete."""
+        self.exchange.is_broken |= not self.closed
+        super().break_off()
 
     def abort(self) -> None:
         """Cut the client off."""

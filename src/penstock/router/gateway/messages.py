@@ -97,7 +97,7 @@ def picked(endpoint: str, headers: Mapping[bytes, bytes], body: bytes) -> Iterat
         body: What the worker gets.
     """
     changed = {**headers, DESTINATION.encode(): endpoint.encode(), b"content-length": b"%d" % len(body)}
-    common = CommonResponse(header_mutation=_mutation(changed.items()), clear_route_cache=True)
+    common = CommonResponse(header_mutation=_mutation(tuple(changed.items())), clear_route_cache=True)
     metadata = Struct()
     metadata[_LB] = {DESTINATION: endpoint}
     yield ProcessingResponse(
@@ -109,18 +109,10 @@ def picked(endpoint: str, headers: Mapping[bytes, bytes], body: bytes) -> Iterat
         yield ProcessingResponse(request_body=_streamed(body[start:end], is_last=end >= len(body)))
 
 
-def head(headers: Headers, *, length: int | None) -> ProcessingResponse:
-    """Return what lets a response's head pass, with further headers.
-
-    Args:
-        headers: Further headers; content-length is not among them.
-        length: Bytes of the body; None: it is sent in chunks.
-    """
+def head(headers: Headers) -> ProcessingResponse:
+    """Return what lets a response's head pass, with further headers; its body may have another length."""
     mutation = _mutation(headers)
-    if length is None:
-        mutation.remove_headers.append("content-length")
-    else:
-        mutation.set_headers.append(_header(b"content-length", b"%d" % length))
+    mutation.remove_headers.append("content-length")
     return ProcessingResponse(
         response_headers=HeadersResponse(response=CommonResponse(header_mutation=mutation))
     )
@@ -145,7 +137,7 @@ def immediate(status: int, body: bytes, content_type: str, headers: Headers) -> 
         kept.append((b"content-type", content_type.encode("latin-1")))
     return ProcessingResponse(
         immediate_response=ImmediateResponse(
-            status=HttpStatus(code=status),  # type: ignore[arg-type]  # the enum lists fewer codes than HTTP has
+            status=HttpStatus(code=status),
             headers=_mutation(kept),
             body=body,
             details="penstock",

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import grpc
 import grpc.aio
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
-from envoy.service.ext_proc.v3.external_processor_pb2_grpc import (
-    ExternalProcessorServicer,
-    add_ExternalProcessorServicer_to_server,
-)
+from envoy.service.ext_proc.v3.external_processor_pb2_grpc import add_ExternalProcessorServicer_to_server
 
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
@@ -72,10 +70,15 @@ class GatewayUpstream(UpstreamClient):
         # A worker without room then ends in 503 with Retry-After, and in no second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
-        return await responder.exchange.forward(endpoint, call.upstream_headers, body)
+        response = await responder.exchange.forward(endpoint, call.upstream_headers, body)
+        served = responder.exchange.served
+        if served not in {None, endpoint}:
+            log.warning("gateway chose another worker", picked=endpoint, served=served)
+            call.worker = served
+        return response
 
 
-class GatewayPicker(RouterServer, ExternalProcessorServicer):
+class GatewayPicker(RouterServer):
     """One endpoint picker: the router's HTTP surface, and ext_proc."""
 
     def __init__(self, settings: RouterSettings, *, ext_proc_port: int) -> None:
@@ -96,6 +99,10 @@ class GatewayPicker(RouterServer, ExternalProcessorServicer):
         # Without the option two pickers share a port, and each gets half of the requests.
         server = self._grpc = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_ExternalProcessorServicer_to_server(self, server)
+        check = grpc.unary_unary_rpc_method_handler(self._check)
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})]
+        )
         address = f"{self._settings.host}:{self._ext_proc_port}"
         try:
             self._ext_proc_port = server.add_insecure_port(address)
@@ -112,10 +119,9 @@ class GatewayPicker(RouterServer, ExternalProcessorServicer):
         await super().close()
 
     async def Process(  # noqa: N802 - gRPC's name
-        self, request_iterator: AsyncIterator[ProcessingRequest], context: object
+        self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
         """Serve one request of a gateway."""
-        del context
         exchange = Exchange(max_body_bytes=self._max_body_bytes)
         task = asyncio.create_task(
             exchange.run(request_iterator, self.app.handle, self.app.wants_body), name="gateway stream"
@@ -123,9 +129,18 @@ class GatewayPicker(RouterServer, ExternalProcessorServicer):
         try:
             async for answer in exchange.answers():
                 yield answer
+            if exchange.is_broken:
+                # A clean end would let Envoy pass the rest of the answer on as if it were complete.
+                await context.abort(grpc.StatusCode.ABORTED, "the answer is incomplete")
         finally:
             task.cancel()
             await asyncio.wait([task])
+
+    async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Answer gRPC's health check; only ``liveness`` does not ask whether a request would be served."""
+        del context
+        is_serving = request.endswith(b"liveness") or not self.admission.problems()
+        return b"\x08\x01" if is_serving else b"\x08\x02"  # field 1, status: SERVING or NOT_SERVING
 
     def _make_admission(self) -> Admission:
         return GatewayAdmission(self.core, self._clock.now_s)
