@@ -115,7 +115,7 @@ image: ## Build the container image; CONTAINER_TOOL, IMAGE and IMAGE_BUILD_FLAGS
 
 # The version is only what the chart is rendered for; nothing in it depends on a newer one.
 RENDER = $(HELM) template penstock charts/penstock --namespace penstock-system --kube-version 1.34.0 \
-	--skip-tests --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.dynamo=true
+	--skip-tests --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.inferencePools=true --set rbac.dynamo=true
 
 manifests: ## Render manifests/install.yaml from the chart
 	$(RENDER) > manifests/install.yaml

@@ -55,6 +55,7 @@ DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
 REPLICA_SET: Final = Kind("apps/v1", "ReplicaSet", "replicasets")
 STATEFUL_SET: Final = Kind("apps/v1", "StatefulSet", "statefulsets")
 LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+INFERENCE_POOL: Final = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 DYNAMO_WORKER_METADATA: Final = Kind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
 JOB: Final = Kind("batch/v1", "Job", "jobs")
 POD: Final = Kind("v1", "Pod", "pods")
@@ -97,6 +98,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             REPLICA_SET,
             STATEFUL_SET,
             LEADER_WORKER_SET,
+            INFERENCE_POOL,
             DYNAMO_WORKER_METADATA,
             JOB,
             POD,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.api import GraphDeployment, Role
+from penstock.api import GatewayFailureMode, GraphDeployment, Role
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
 from penstock.core.local_state import STATE_DIR_VARIABLE, EntryState
@@ -87,6 +87,11 @@ def initial_state(
         raise ConfigError(
             f"{graph.name}: spec.services: no service with role: router, which `penstock up` needs; "
             "add `frontend: {role: router}`"
+        )
+    if graph.spec.router.gateway.failure_mode is GatewayFailureMode.OPEN:
+        raise ConfigError(
+            f"{graph.name}: spec.router.gateway.failureMode: FailOpen, but on one machine there is no InferencePool that "
+            "says so to a Gateway; remove it, and set failure_mode_allow in Envoy's own configuration"
         )
     state = StateFile(_arbiter(graph, specs, options, context, str(log_dir)), {})
     has_router = False

@@ -27,13 +27,14 @@ def kind_of_runtime(spec: GraphSpec) -> Kind | None:
 
 
 def missing_definition(
-    spec: GraphSpec, *, has_leader_worker_set: bool, has_kind_of_runtime: bool
+    spec: GraphSpec, *, has_leader_worker_set: bool, has_inference_pool: bool, has_kind_of_runtime: bool
 ) -> Failure | None:
     """Return which kind is missing and where it comes from; None if the cluster knows all that the graph needs.
 
     Args:
         spec: Of the graph.
         has_leader_worker_set: Whether the cluster knows LeaderWorkerSet.
+        has_inference_pool: Whether it knows InferencePool.
         has_kind_of_runtime: Whether the cluster knows `kind_of_runtime`.
     """
     kind = kind_of_runtime(spec)
@@ -45,6 +46,12 @@ def missing_definition(
         message = (
             f"{', '.join(_over_nodes(spec))}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
             "cluster does not know; install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
+        )
+        return Failure(REASON, message)
+    if spec.router.gateway.enabled and not has_inference_pool:
+        message = (
+            "spec.router.gateway.enabled needs the kind InferencePool of inference.networking.k8s.io, which this cluster "
+            "does not know; install https://gateway-api-inference-extension.sigs.k8s.io, or set it to false"
         )
         return Failure(REASON, message)
     return None

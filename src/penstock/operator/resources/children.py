@@ -9,6 +9,7 @@ from penstock.api import GraphDeployment
 from penstock.operator.resources.config_map import config_map
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.deployment import deployment
+from penstock.operator.resources.inference_pool import inference_pool
 from penstock.operator.resources.leader_worker_set import leader_worker_set
 from penstock.operator.resources.metadata import ROUTER_SUFFIX, WORKER_SUFFIX
 from penstock.operator.resources.network_policy import router_policy, worker_policy
@@ -54,6 +55,8 @@ def children(
     if graph.spec.traits.frontend is None:  # a runtime's own is configured by flags
         found.append(config_map(graph, context))
     found += [worker_policy(graph, context), router_policy(graph, context)]
+    if graph.spec.router.gateway.enabled and context.has_inference_pool:
+        found.append(inference_pool(graph, context))
     specs = processes(graph, context)
     workers_first = sorted(specs, key=lambda name: (not graph.spec.services[name].role.is_worker, name))
     for name in workers_first:

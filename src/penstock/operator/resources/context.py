@@ -18,6 +18,7 @@ class BuildContext:
         image_pull_policy: Always, IfNotPresent or Never.
         allows_privileges: Whether a podTemplate may add privileges, see `build.privileges`.
         has_leader_worker_set: Whether the cluster knows the kind LeaderWorkerSet.
+        has_inference_pool: Whether it knows the kind InferencePool.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
         annotations: Annotations of the graph, likewise.
     """
@@ -29,5 +30,6 @@ class BuildContext:
     image_pull_policy: str = "IfNotPresent"
     allows_privileges: bool = False
     has_leader_worker_set: bool = False
+    has_inference_pool: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)

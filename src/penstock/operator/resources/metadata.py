@@ -13,6 +13,9 @@ from penstock.operator.resources.labels import recommended_labels, release_label
 ROUTER_SUFFIX = "router"
 """Of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""
 
+POOL_SUFFIX = "pool"
+"""Of the InferencePool."""
+
 WORKER_SUFFIX = "worker"
 """Of the ServiceAccount and NetworkPolicy that all workers of a graph share."""
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from penstock.api import WORKER_ROLES, GraphDeployment, Role
 from penstock.kube.objects.names import (
+    EXT_PROC_PORT,
+    GATEWAY_ACCESS,
+    GATEWAY_ACCESS_LABEL,
     GRAPH_LABEL,
     HTTP_PORT,
     METRICS_ACCESS,
@@ -26,8 +29,10 @@ _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 
 def router_policy(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the routers' policy: anybody may reach their HTTP port."""
+    """Return the routers' policy: anybody may reach their HTTP port, and a Gateway theirs for it."""
     ingress: list[dict[str, Any]] = [{"ports": _http()}]
+    if graph.spec.router.gateway.enabled:
+        ingress[0]["ports"].append({"port": EXT_PROC_PORT, "protocol": "TCP"})
     if graph.spec.traits.frontend is not None:
         # Dynamo's workers stream their answers back on ports that its frontend chooses.
         ingress.append({"from": [{"podSelector": _roles(graph, WORKER_ROLES)}]})
@@ -35,7 +40,7 @@ def router_policy(graph: GraphDeployment, context: BuildContext) -> dict[str, An
 
 
 def worker_policy(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the workers' policy: routers, each other, and those who read metrics.
+    """Return the workers' policy: routers, each other, a Gateway, and those who read metrics.
 
     Workers reach each other on every port, because KV transfers and collectives choose theirs at run time.
     """
@@ -49,6 +54,8 @@ def worker_policy(graph: GraphDeployment, context: BuildContext) -> dict[str, An
         },
         {"namespaceSelector": {"matchLabels": {METRICS_ACCESS_LABEL: METRICS_ACCESS}}},
     ]
+    if graph.spec.router.gateway.enabled:
+        readers.append({"namespaceSelector": {"matchLabels": {GATEWAY_ACCESS_LABEL: GATEWAY_ACCESS}}})
     ingress = [
         routers,
         {"from": [{"podSelector": _roles(graph, WORKER_ROLES)}]},

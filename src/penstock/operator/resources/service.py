@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.api import GraphDeployment
-from penstock.kube.objects.names import HTTP_PORT, WORKER_PORT
+from penstock.kube.objects.names import EXT_PROC_PORT, HTTP_PORT, WORKER_PORT
 from penstock.operator.resources.context import BuildContext
 from penstock.operator.resources.labels import endpoint_selector, slice_labels
 from penstock.operator.resources.metadata import metadata
@@ -23,6 +23,13 @@ def service(graph: GraphDeployment, name: str, context: BuildContext) -> dict[st
     }
     if graph.spec.services[name].role.is_worker:
         spec["clusterIP"] = "None"
+    elif graph.spec.router.gateway.enabled:
+        ext_proc = {
+            "name": EXT_PROC_PORT,
+            "port": graph.spec.router.gateway.port,
+            "targetPort": EXT_PROC_PORT,
+        }
+        spec["ports"].append({**ext_proc, "protocol": "TCP", "appProtocol": "kubernetes.io/h2c"})
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -103,7 +103,8 @@ class GatewayPicker(RouterServer):
         server.add_generic_rpc_handlers(
             [grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})]
         )
-        address = f"{self._settings.host}:{self._ext_proc_port}"
+        host = self._settings.host
+        address = f"{f'[{host}]' if ':' in host else host}:{self._ext_proc_port}"
         try:
             self._ext_proc_port = server.add_insecure_port(address)
         except RuntimeError as exc:
