@@ -107,15 +107,16 @@ async def gateway(harness, tmp_path):
     """Start pickers and gateways."""
     started = []
 
-    async def start(*workers, config=None, **envoy):
-        settings = RouterSettings(
+    async def start(*workers, config=None, settings=None, **envoy):
+        chosen = RouterSettings(
             model="llama",
             disaggregated=any(each.role == "prefill" for each in workers),
             config=RouterConfig.model_validate(config or {}),
             workers=tuple(WorkerSpec(each.name, Role(each.role), each.url) for each in workers),
             shutdown_grace_s=0.1,
+            **(settings or {}),
         )
-        picker = GatewayPicker(settings, ext_proc_port=0)
+        picker = GatewayPicker(chosen, ext_proc_port=0)
         await picker.start()
         port = free_port()
         answering = [each for each in workers if each.role != "prefill"]
@@ -169,11 +170,14 @@ def test_endpoints_are_written_as_the_protocol_does():
 
 def test_a_long_body_goes_in_parts():
     """Each within the window of a stream; the last one ends it."""
-    head, *parts = messages.picked("h:1", {b"a": b"b"}, b"x" * 130_000)
+    head, *parts = messages.picked("h:1", ((b"a", b"b"),), b"x" * 130_000)
     found = [each.request_body.response.body_mutation.streamed_response for each in parts]
     assert [len(each.body) for each in found] == [62_000, 62_000, 6_000]
     assert [each.end_of_stream for each in found] == [False, False, True]
     assert head.dynamic_metadata["envoy.lb"][messages.DESTINATION] == "h:1"
+    *_, last, end = messages.picked("h:1", (), b"x", has_trailers=True)
+    assert not last.request_body.response.body_mutation.streamed_response.end_of_stream
+    assert end.WhichOneof("response") == "request_trailers"
 
 
 @needs_envoy
@@ -199,17 +203,20 @@ async def test_a_chat_is_streamed_through_envoy(harness, gateway):
 async def test_complete_answers_and_those_of_the_picker_alone(harness, gateway):
     """A complete answer is the worker's; models are listed and refusals made without any worker."""
     worker = await harness.worker("aggregated")
-    found = await gateway(worker)
+    found = await gateway(worker, config={"limits": {"maxBodyBytes": 400_000}})
     answer = await found.post(max_tokens=2)
     assert (answer.status, orjson.loads(answer.body)["choices"][0]["text"]) == (200, "xx")
     assert answer.headers[b"x-request-id"]
     models = await harness.client.request("GET", found.url + "/v1/models")
     assert [each["id"] for each in orjson.loads(models.body)["data"]] == ["llama"]
     assert (await found.post(model="other")).status == 404
-    assert (await found.post("/sleep")).status == 404
+    for path in ("/sleep", "/metrics", f"/workers/{worker.name}/drain"):
+        assert (await found.post(path)).status == 404
     assert (await harness.client.request("GET", found.url + "/v1/completions")).status == 405
     long = await found.post(messages=[{"role": "user", "content": "x" * 300_000}])
     assert (long.status, len(worker.seen)) == (200, 2)
+    too_long = await found.post(messages=[{"role": "user", "content": "x" * 500_000}])
+    assert (too_long.status, len(worker.seen)) == (413, 2)
     await found.idle()
 
 
@@ -287,6 +294,36 @@ async def test_workers_that_refuse_or_are_gone(harness, gateway):
     gone = await without.post()
     assert (gone.status, b"retry-after" in gone.headers) == (503, True)
     assert orjson.loads(gone.body)["error"]["message"]
+
+
+@needs_envoy
+async def test_a_silent_worker_is_given_up(harness, gateway):
+    """Before its head the client gets 504; in the midst of a stream it is cut off."""
+    worker = await harness.worker("aggregated")
+    worker.script = [
+        harness.answers.hang(),
+        harness.answers.events_then(harness.token_event(0), event=asyncio.Event()),
+    ]
+    limits = {"firstByteTimeoutSeconds": 0.2, "requestTimeoutSeconds": 0.5}
+    found = await gateway(worker, config={"limits": limits})
+    assert (await found.post()).status == 504
+    stream = await found.stream()
+    with pytest.raises(StreamBroken):
+        await stream.read(limit_bytes=10_000)
+    await found.idle()
+
+
+@needs_envoy
+async def test_keys_are_the_routers_own(harness, gateway):
+    """A request without one is refused; a worker gets none, and no offer to compress."""
+    worker = await harness.worker("aggregated")
+    found = await gateway(worker, settings={"api_keys": frozenset({b"key"})})
+    assert (await found.post()).status == 401
+    headers = (*JSON, (b"authorization", b"Bearer key"), (b"accept-encoding", b"gzip"))
+    url = found.url + "/v1/chat/completions"
+    answer = await harness.client.request("POST", url, body=orjson.dumps(CHAT), headers=headers)
+    assert answer.status == 200
+    assert worker.seen[0].headers.keys().isdisjoint({b"authorization", b"accept-encoding"})
 
 
 @needs_envoy

@@ -18,7 +18,8 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     ProcessingResponse,
 )
 
-from penstock.core.errors import StreamBroken
+from penstock.core.errors import StreamBroken, UpstreamTimeout
+from penstock.core.http.limits import Timeouts
 from penstock.core.http.messages import Headers, Request, Responder
 from penstock.core.http.problem import EVENT_STREAM, JSON, error_body
 from penstock.core.http.streaming import StreamingResponse
@@ -50,6 +51,7 @@ class Exchange:
         self._response: StreamingResponse | None = None
         self._responder: GatewayResponder | None = None
         self._has_request_trailers = False
+        self._deadline: asyncio.TimerHandle | None = None
         self._reads = asyncio.Event()
         self._reads.set()
 
@@ -85,6 +87,8 @@ class Exchange:
                     self._take_response(message)
         finally:
             self._left()
+            if self._deadline is not None:
+                self._deadline.cancel()
             if task is not None:
                 await asyncio.wait([task])
             self._answers.put_nowait(None)
@@ -118,26 +122,37 @@ class Exchange:
             log.error("gateway misconfigured", problem=problem)
             self.answer(500, error_body(problem, kind="server_error", code="gateway_misconfigured"), JSON, ())
             return None
-        if first.request_headers.end_of_stream or not wants_body(request):
-            return request
+        if not first.request_headers.end_of_stream and wants_body(request):
+            body = await self._read_body(stream)
+            if body is None:
+                return None
+            request.body = body
+        return request
+
+    async def _read_body(self, stream: AsyncIterator[ProcessingRequest]) -> bytes | None:
+        """Return the request's body; None: it was refused, or never came complete."""
         body = bytearray()
         async for message in stream:
-            part = message.request_body
-            self._has_request_trailers = message.WhichOneof("request") == "request_trailers"
+            kind, part = message.WhichOneof("request"), message.request_body
+            if kind not in {"request_body", "request_trailers"}:
+                break  # an answer of Envoy's own, as to a client that is too slow
+            self._has_request_trailers = kind == "request_trailers"
             body += part.body
             if len(body) > self._max_body_bytes:
                 text = f"body: over {self._max_body_bytes} bytes (router.limits.maxBodyBytes); send a shorter one"
-                body_413 = error_body(text, kind="invalid_request_error", code="body_too_large")
-                self.answer(413, body_413, JSON, ())
-                return None
+                refusal = error_body(text, kind="invalid_request_error", code="body_too_large")
+                self.answer(413, refusal, JSON, ())
+                break
             if part.end_of_stream or self._has_request_trailers:
-                request.body = bytes(body)
-                return request
+                return bytes(body)
         return None
 
     def _take_response(self, message: ProcessingRequest) -> None:
         kind, response = message.WhichOneof("request"), self._response
-        if kind == "response_headers":
+        if kind == "response_headers" and not self.is_forwarded:
+            self._left()  # Envoy has answered by itself
+            self.abort()
+        elif kind == "response_headers":
             self.served = messages.read_served(message.metadata_context)
             self._begin(message.response_headers)
         elif response is None or response.ended:
@@ -175,19 +190,41 @@ class Exchange:
 
     # ------------------------------------------------------------------ the application's side
 
-    async def forward(self, endpoint: str, headers: Headers, body: bytes) -> StreamingResponse:
+    async def forward(
+        self, endpoint: str, headers: Headers, body: bytes, timeouts: Timeouts
+    ) -> StreamingResponse:
         """Send the request on to a worker and return its response, whatever its status.
+
+        Args:
+            endpoint: The worker's ``host:port``.
+            headers: What the worker gets of those that name its client.
+            body: What the worker gets.
+            timeouts: Of the first byte, and of all.
 
         Raises:
             StreamBroken: Envoy closed the stream.
+            UpstreamTimeout: no response came in time.
         """
+        loop = asyncio.get_running_loop()
         self.is_forwarded = True
-        self._answered = asyncio.get_running_loop().create_future()
-        for each in messages.picked(endpoint, dict(headers), body):
+        self._answered = loop.create_future()
+        if timeouts.total_s is not None:
+            self._deadline = loop.call_later(timeouts.total_s, self._time_out, endpoint, timeouts.total_s)
+        for each in messages.picked(endpoint, headers, body, has_trailers=self._has_request_trailers):
             self._answers.put_nowait(each)
-        if self._has_request_trailers:
-            self._answers.put_nowait(messages.trailers(of_response=False))
-        return await self._answered
+        try:
+            async with asyncio.timeout(timeouts.first_byte_s):
+                return await self._answered
+        except TimeoutError as exc:
+            text = f"{endpoint} sent no response (first_byte limit {timeouts.first_byte_s} s)"
+            raise UpstreamTimeout(text, phase="first_byte") from exc
+
+    def _time_out(self, endpoint: str, limit_s: float) -> None:
+        error = UpstreamTimeout(f"{endpoint} did not finish (total limit {limit_s} s)", phase="total")
+        if self._response is not None and not self._response.ended:
+            self._response.fail(error)
+        elif self._answered is not None and not self._answered.done():
+            self._answered.set_exception(error)
 
     def put(self, answer: ProcessingResponse) -> None:
         """Tell Envoy."""
@@ -297,4 +334,5 @@ def _request(head: HttpHeaders) -> Request:
     headers = messages.read_headers(head.headers)
     pseudo = {name: headers.pop(name) for name in tuple(headers) if name.startswith(b":")}
     target = pseudo.get(b":path", b"/")
+    headers[b"host"] = pseudo.get(b":authority", b"")
     return Request(pseudo.get(b":method", b"GET").decode("latin-1"), target, headers, peer="gateway")

@@ -6,7 +6,7 @@ https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/doc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -88,16 +88,23 @@ def unsupported_mode(request: ProcessingRequest) -> str | None:
     return None
 
 
-def picked(endpoint: str, headers: Mapping[bytes, bytes], body: bytes) -> Iterator[ProcessingResponse]:
+def picked(
+    endpoint: str, headers: Headers, body: bytes, *, has_trailers: bool = False
+) -> Iterator[ProcessingResponse]:
     """Yield what sends a request on to an endpoint.
 
     Args:
         endpoint: ``host:port``.
-        headers: To set besides the endpoint's.
+        headers: To set besides the endpoint's; credentials that are not among them are for the router alone.
         body: What the worker gets.
+        has_trailers: Trailers end the request, not its body.
     """
-    changed = {**headers, DESTINATION.encode(): endpoint.encode(), b"content-length": b"%d" % len(body)}
-    common = CommonResponse(header_mutation=_mutation(tuple(changed.items())), clear_route_cache=True)
+    length = (b"content-length", b"%d" % len(body))
+    mutation = _mutation((*headers, (DESTINATION.encode(), endpoint.encode()), length))
+    mutation.remove_headers.append("accept-encoding")  # the answer is read here
+    if all(name != b"authorization" for name, _ in headers):
+        mutation.remove_headers.append("authorization")
+    common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
     metadata = Struct()
     metadata[_LB] = {DESTINATION: endpoint}
     yield ProcessingResponse(
@@ -106,7 +113,11 @@ def picked(endpoint: str, headers: Mapping[bytes, bytes], body: bytes) -> Iterat
     )
     for start in range(0, len(body), _CHUNK_BYTES):
         end = start + _CHUNK_BYTES
-        yield ProcessingResponse(request_body=_streamed(body[start:end], is_last=end >= len(body)))
+        yield ProcessingResponse(
+            request_body=_streamed(body[start:end], is_last=end >= len(body) and not has_trailers)
+        )
+    if has_trailers:
+        yield trailers(of_response=False)
 
 
 def head(headers: Headers) -> ProcessingResponse:

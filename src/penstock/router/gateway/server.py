@@ -12,6 +12,8 @@ from envoy.service.ext_proc.v3.external_processor_pb2_grpc import add_ExternalPr
 
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
+from penstock.core.http.messages import Request, Responder
+from penstock.core.http.problem import error_body
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission, LiveAssignment, NoWorker
@@ -70,7 +72,8 @@ class GatewayUpstream(UpstreamClient):
         # A worker without room then ends in 503 with Retry-After, and in no second try.
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
-        response = await responder.exchange.forward(endpoint, call.upstream_headers, body)
+        timeouts = self._settings.upstream_timeouts(self._clock, left_s=super().left_s(call))
+        response = await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
         served = responder.exchange.served
         if served not in {None, endpoint}:
             log.warning("gateway chose another worker", picked=endpoint, served=served)
@@ -96,8 +99,11 @@ class GatewayPicker(RouterServer):
     async def start(self) -> None:
         """Start the router, then listen for Envoy."""
         await super().start()
-        # Without the option two pickers share a port, and each gets half of the requests.
-        server = self._grpc = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server = self._grpc = grpc.aio.server(
+            # Without the option two pickers share a port, and each gets half of the requests.
+            options=[("grpc.so_reuseport", 0)],
+            maximum_concurrent_rpcs=self._settings.config.limits.max_connections,
+        )
         add_ExternalProcessorServicer_to_server(self, server)
         check = grpc.unary_unary_rpc_method_handler(self._check)
         server.add_generic_rpc_handlers(
@@ -115,6 +121,7 @@ class GatewayPicker(RouterServer):
 
     async def close(self) -> None:
         """Let requests under way finish within the grace time."""
+        self._admin.stopping = True
         if self._grpc is not None:
             await self._grpc.stop(self._clock.to_real_s(self._settings.shutdown_grace_s))
         await super().close()
@@ -125,7 +132,7 @@ class GatewayPicker(RouterServer):
         """Serve one request of a gateway."""
         exchange = Exchange(max_body_bytes=self._max_body_bytes)
         task = asyncio.create_task(
-            exchange.run(request_iterator, self.app.handle, self.app.wants_body), name="gateway stream"
+            exchange.run(request_iterator, self._handle, self.app.wants_body), name="gateway stream"
         )
         try:
             async for answer in exchange.answers():
@@ -136,6 +143,14 @@ class GatewayPicker(RouterServer):
         finally:
             task.cancel()
             await asyncio.wait([task])
+
+    async def _handle(self, request: Request, responder: Responder) -> None:
+        """Serve the OpenAI API alone: what lies beside it is for those who reach the router's own port."""
+        if request.path.startswith("/v1/"):
+            await self.app.handle(request, responder)
+            return
+        text = f"path: {request.path[:200]} is not served here"
+        responder.send(404, error_body(text, kind="invalid_request_error", code="not_found"))
 
     async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Answer gRPC's health check; only ``liveness`` does not ask whether a request would be served."""
