@@ -297,6 +297,16 @@ async def test_workers_that_refuse_or_are_gone(harness, gateway):
 
 
 @needs_envoy
+async def test_a_worker_that_fails_again_and_again_is_ejected(harness, gateway):
+    """Though no second try proves its fault."""
+    bad, good = [await harness.worker("aggregated") for _ in range(2)]
+    bad.otherwise = harness.answers.status(500)
+    found = await gateway(bad, good, config={"policy": "round-robin", "breaker": {"consecutiveFailures": 2}})
+    statuses = [(await found.post()).status for _ in range(8)]
+    assert (statuses.count(500), len(bad.seen), statuses[-4:]) == (2, 2, [200] * 4)
+
+
+@needs_envoy
 async def test_a_silent_worker_is_given_up(harness, gateway):
     """Before its head the client gets 504; in the midst of a stream it is cut off."""
     worker = await harness.worker("aggregated")

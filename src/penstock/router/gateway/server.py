@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -17,11 +18,14 @@ from penstock.core.http.problem import error_body
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission, LiveAssignment, NoWorker
+from penstock.router.core.transfers import KvLease
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.failures import StageFailed
 from penstock.router.proxy.upstream import UpstreamClient
+from penstock.router.proxy.worker_answer import ErrorReply
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 
@@ -60,9 +64,7 @@ class GatewayUpstream(UpstreamClient):
 
     def left_s(self, call: CompletionCall) -> float:
         """Return what is left of a request's time: nothing once Envoy has it, which cannot send it anywhere else."""
-        responder = call.responder
-        is_gone = isinstance(responder, GatewayResponder) and responder.exchange.is_forwarded
-        return 0.0 if is_gone else super().left_s(call)
+        return 0.0 if _is_forwarded(call) else super().left_s(call)
 
     async def send(self, call: CompletionCall, assignment: LiveAssignment, body: bytes) -> StreamingResponse:
         """Return a worker's response, whatever its status; see `UpstreamClient.send`."""
@@ -79,6 +81,26 @@ class GatewayUpstream(UpstreamClient):
             log.warning("gateway chose another worker", picked=endpoint, served=served)
             call.worker = served
         return response
+
+    def error(
+        self, call: CompletionCall, assignment: LiveAssignment, lease: KvLease | None, reply: ErrorReply
+    ) -> StageFailed:
+        """Return the failure for an error answer; see `UpstreamClient.error`.
+
+        No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
+        """
+        is_kv_lost = lease is not None and reply.is_kv_lost
+        if not _is_forwarded(call) or reply.status < 500 or reply.is_at_capacity or is_kv_lost:
+            return super().error(call, assignment, lease, reply)
+        assignment.failed(self._clock.now_s(), f"answered {reply.status} to a gateway")
+        stage = super().error(call, assignment, lease, reply)
+        stage.failure = replace(stage.failure, unproven=None)
+        return stage
+
+
+def _is_forwarded(call: CompletionCall) -> bool:
+    responder = call.responder
+    return isinstance(responder, GatewayResponder) and responder.exchange.is_forwarded
 
 
 class GatewayPicker(RouterServer):
