@@ -27,6 +27,7 @@ from penstock.planner.core.state import PlannerPhase
 from penstock.runtimes import PLANNER_ROLE
 
 EXTRAS: Final = {
+    "grpcio": "gateway: penstock router pick",
     "kopf": "kubernetes: the operator",
     "kubernetes": "kubernetes: cluster, planner and doctor",
     "matplotlib": "plots: penstock report",

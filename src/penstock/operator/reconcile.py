@@ -494,9 +494,4 @@ def _failure(applied: Applied, graph: _Graph) -> Failure | None:
         return Failure("NameConflict", "; ".join(sorted(applied.conflicts)))
     if applied.refused:
         return Failure("ApplyFailed", "; ".join(sorted(applied.refused)))
-    return missing_definition(
-        graph.model.spec,
-        has_leader_worker_set=graph.context.has_leader_worker_set,
-        has_inference_pool=graph.context.has_inference_pool,
-        has_kind_of_runtime=graph.has_kind_of_runtime,
-    )
+    return missing_definition(graph.model.spec, graph.context, has_kind_of_runtime=graph.has_kind_of_runtime)

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.api import GraphSpec
 from penstock.operator.plan.definitions import missing_definition
+from penstock.operator.resources import BuildContext
 
 
 def spec(runtime, nodes=1, **router):
@@ -30,9 +31,8 @@ def spec(runtime, nodes=1, **router):
 )
 def test_only_what_a_graph_needs_is_missed(spec, sets, discovery, named):
     """One replica over several nodes, and runtime dynamo."""
-    failure = missing_definition(
-        spec, has_leader_worker_set=sets, has_inference_pool=False, has_kind_of_runtime=discovery
-    )
+    context = BuildContext("", "", has_leader_worker_set=sets)
+    failure = missing_definition(spec, context, has_kind_of_runtime=discovery)
     assert (
         (failure is None) if named is None else (failure.reason == "MissingCRD" and named in failure.message)
     )
@@ -42,7 +42,6 @@ def test_only_what_a_graph_needs_is_missed(spec, sets, discovery, named):
 def test_a_graph_behind_a_gateway_needs_the_kind_of_its_pool(known):
     """Its condition names the kind and where it comes from."""
     graph = spec("vllm", gateway={"enabled": True})
-    failure = missing_definition(
-        graph, has_leader_worker_set=False, has_inference_pool=known, has_kind_of_runtime=False
-    )
+    context = BuildContext("", "", has_inference_pool=known)
+    failure = missing_definition(graph, context, has_kind_of_runtime=False)
     assert (failure is None) if known else "InferencePool of inference.networking.k8s.io" in failure.message
