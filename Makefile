@@ -107,7 +107,7 @@ dist: $(VENV)/.dev ## Build what a release publishes into dist/, a dry run of it
 	rm -rf dist && mkdir -p dist/python
 	$(BIN)/uv build --quiet --out-dir dist/python
 	$(HELM) package charts/penstock --destination dist > /dev/null
-	$(BIN)/uv pip compile --quiet --generate-hashes --extra kubernetes --extra kv-events --extra prometheus pyproject.toml --output-file dist/requirements.txt
+	$(BIN)/uv pip compile --quiet --generate-hashes --extra gateway --extra kubernetes --extra kv-events --extra prometheus pyproject.toml --output-file dist/requirements.txt
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.cdx.json dist/requirements.txt
 	awk '/^## /{on=($$2=="$(VERSION)"); next} on' CHANGELOG.md > dist/NOTES.md
 	cd dist && sha256sum *.tgz *.txt *.json python/* > SHA256SUMS
@@ -126,7 +126,7 @@ lock: $(VENV)/.dev ## Pin the image's dependencies with their hashes into requir
 
 # The version is only what the chart is rendered for; nothing in it depends on a newer one.
 RENDER = $(HELM) template penstock charts/penstock --namespace penstock-system --kube-version 1.34.0 \
-	--skip-tests --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.dynamo=true
+	--skip-tests --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.inferencePools=true --set rbac.dynamo=true
 
 manifests: ## Render manifests/install.yaml from the chart
 	$(RENDER) > manifests/install.yaml

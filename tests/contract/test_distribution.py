@@ -32,7 +32,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_every_sample(wheel):
     """A user without a clone has what README starts with."""
-    samples = {path.name for path in (_ROOT / "manifests" / "samples").glob("*.yaml")}
+    samples = {path.name for path in (_ROOT / "manifests" / "samples").rglob("*.yaml")}
     held = {Path(name).name for name in wheel.namelist() if name.startswith("penstock/cli/data/samples/")}
     assert samples == held
 

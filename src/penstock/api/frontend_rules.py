@@ -23,6 +23,7 @@ _WITHOUT_EFFECT = (
     "limits",
     "breaker",
     "health",
+    "gateway",
 )
 """Keys of ``spec.router`` that configure Penstock's router alone; ``kvEventsPort`` needs ``tokenizer``."""
 

@@ -280,6 +280,19 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
     *(policy_rule(name, traits.frontend) for name, traits in SHIPPED.items() if traits.frontend),
     Rule(
+        path="router.gateway.enabled",
+        must="router.gateway.enabled needs a router service",
+        cel="!self.router.gateway.enabled || self.services.exists(k, self.services[k].role == 'router')",
+        find=unless(
+            lambda spec: (
+                not spec.router.gateway.enabled
+                or any(each.role is Role.ROUTER for each in spec.services.values())
+            )
+        ),
+        text="true, but no service of role router answers a Gateway",
+        remedy="declare a router, or remove it",
+    ),
+    Rule(
         path="router.tokenizer",
         must=f"router.tokenizer {SIMULATED} needs runtime simulated",
         cel=f"!has(self.router.tokenizer) || self.router.tokenizer != '{SIMULATED}' || {SIMULATED_ENGINE.cel}",

@@ -273,6 +273,15 @@ ROUTER_RULES: tuple[Rule[RouterConfig], ...] = (
         values=("self",),
         remedy="choose another, such as 5557",
     ),
+    Rule(
+        path="gateway.port",
+        must=f"gateway.port is not {WORKER_PORT}",
+        cel=f"self.gateway.port != {WORKER_PORT}",
+        find=unless(lambda router: router.gateway.port != WORKER_PORT),
+        text="%d is the router's HTTP port in its pods",
+        values=("self.gateway.port",),
+        remedy="choose another, such as 9002",
+    ),
 )
 
 

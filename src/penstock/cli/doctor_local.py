@@ -120,6 +120,7 @@ async def hung(state: StateFile) -> list[Finding]:
 
 
 EXTRAS: Final = {
+    "grpcio": "gateway: penstock router pick",
     "kopf": "kubernetes: the operator",
     "kubernetes": "kubernetes: cluster, planner and doctor",
     "matplotlib": "plots: penstock report",

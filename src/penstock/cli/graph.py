@@ -249,7 +249,9 @@ def objects_of(graph: GraphDeployment, *, namespace: str, service: str | None) -
     Raises:
         InvalidSpecError: a podTemplate cannot be laid over its pod template.
     """
-    context = BuildContext(owner_uid="", namespace=namespace, has_leader_worker_set=True)
+    context = BuildContext(
+        owner_uid="", namespace=namespace, has_leader_worker_set=True, has_inference_pool=True
+    )
     found = children(graph, context, replicas={}, unavailable={})
     for name, spec in graph.spec.services.items():
         if spec.scaling is not None and spec.role.is_worker:

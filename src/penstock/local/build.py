@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.api import GraphDeployment, GraphSpec, Role
+from penstock.api import GatewayFailureMode, GraphDeployment, GraphSpec, Role
 from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
 from penstock.core.local_state import STATE_DIR_VARIABLE, EntryState
@@ -162,6 +162,11 @@ def initial_state(
         raise ConfigError(
             f"{graph.name}: spec.services: no service with role: router, which `penstock up` needs; "
             "add `frontend: {role: router}`"
+        )
+    if graph.spec.router.gateway.failure_mode is GatewayFailureMode.OPEN:
+        raise ConfigError(
+            f"{graph.name}: spec.router.gateway.failureMode: FailOpen, but on one machine there is no InferencePool that "
+            "says so to a Gateway; remove it, and set failure_mode_allow in Envoy's own configuration"
         )
     state = StateFile(_arbiter(graph, specs, options, context, str(log_dir)), {})
     has_router = False

@@ -23,6 +23,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
     # Held only because nobody may grant (to routers) what they do not hold.
     ("discovery.k8s.io", "endpointslices"): frozenset({"get", "list", "watch"}),
+    ("inference.networking.k8s.io", "inferencepools"): _CHILD,
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     # So too: Dynamo's workers register themselves there.

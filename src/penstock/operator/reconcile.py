@@ -18,7 +18,7 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.events import EventMessage, EventRecorder
-from penstock.kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
+from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer
 from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
@@ -208,7 +208,8 @@ class Reconciler:
             inherit(self._parts.context, raw["metadata"], spec.inherited_annotations),
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
-            has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
+            has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.watches(LEADER_WORKER_SET),
+            has_inference_pool=spec.router.gateway.enabled and await cluster.watches(INFERENCE_POOL),
         )
         kind = kind_of_runtime(spec)
         has_kind = kind is not None and await cluster.knows(kind)
@@ -488,8 +489,4 @@ def _failure(applied: Applied, graph: _Graph) -> Failure | None:
         return Failure("NameConflict", "; ".join(sorted(applied.conflicts)))
     if applied.refused:
         return Failure("ApplyFailed", "; ".join(sorted(applied.refused)))
-    return missing_definition(
-        graph.model.spec,
-        has_leader_worker_set=graph.context.has_leader_worker_set,
-        has_kind_of_runtime=graph.has_kind_of_runtime,
-    )
+    return missing_definition(graph.model.spec, graph.context, has_kind_of_runtime=graph.has_kind_of_runtime)

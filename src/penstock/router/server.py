@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from typing import ClassVar
 
 from penstock.api import AdmissionConfig, TiersConfig
 from penstock.core.clock import SimulatedClock
@@ -50,6 +51,8 @@ milliseconds, and the pod's grace period must not pass in it."""
 class RouterServer:
     """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
 
+    handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
+
     def __init__(self, settings: RouterSettings) -> None:
         """Build all parts; nothing runs and nothing listens yet.
 
@@ -64,7 +67,7 @@ class RouterServer:
         self._probe_pool = ConnectionPool()
         self._discovery = _make_discovery(settings)
         self.core = self._make_core()
-        self.admission = Admission(self.core, self._clock.now_s)
+        self.admission = self._make_admission()
         self._watch = WorkerWatch(
             self.admission, self._probe_pool, settings.config.health, self._clock, requests=self._pool
         )
@@ -88,7 +91,7 @@ class RouterServer:
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._estimator = TokenEstimator()
         self._transfers = self._make_transfers()
-        self._handler = CompletionHandler(
+        self._handler = self.handler_type(
             settings,
             self._pool,
             self.admission,
@@ -98,9 +101,12 @@ class RouterServer:
             clock=self._clock,
         )
         self._config_watch = self._make_config_watch()
-        app = self._make_app()
+        self.app = self._make_app()
         self._http = HttpServer(
-            app.handle, limits=settings.server_limits(), is_vital=_is_vital, wants_body=app.wants_body
+            self.app.handle,
+            limits=settings.server_limits(),
+            is_vital=_is_vital,
+            wants_body=self.app.wants_body,
         )
         self._ticker: asyncio.Task[None] | None = None
         self._is_warned = False
@@ -236,6 +242,9 @@ class RouterServer:
         )
         core.speed = settings.speed
         return core
+
+    def _make_admission(self) -> Admission:
+        return Admission(self.core, self._clock.now_s)
 
     def _make_tiers(self) -> LiveTiers | None:
         settings, control = self._settings, self.core.tiers

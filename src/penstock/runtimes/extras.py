@@ -56,4 +56,6 @@ def needed_extras(graph: GraphDeployment) -> tuple[ExtraNeed, ...]:
         found.append(ExtraNeed("spec.router.tokenizer", "router", "tokenizer", ("jinja2", "tokenizers")))
     if spec.router.kv_events_port is not None:
         found.append(ExtraNeed("spec.router.kvEventsPort", "router", "kv-events", ("zmq",)))
+    if spec.router.gateway.enabled:
+        found.append(ExtraNeed("spec.router.gateway.enabled", "router", "gateway", ("grpc", "envoy")))
     return tuple(found)

@@ -40,6 +40,7 @@ def needs(more):
             "router: {tokenizer: simulated, kvEventsPort: 5557}",
             {"spec.router.kvEventsPort": "kv-events"},
         ),
+        ("router: {gateway: {enabled: true}}", {"spec.router.gateway.enabled": "gateway"}),
     ],
 )
 def test_settings_that_import_an_extra_are_known(more, expected):

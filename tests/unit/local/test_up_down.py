@@ -102,6 +102,18 @@ def test_a_state_folder_too_deep_for_sockets_of_kv_events_is_refused(tmp_path, s
         prepare(path, UpOptions())
 
 
+def test_a_gateway_asks_the_local_router(tmp_path, state_folder):
+    """By its port; what an InferencePool alone could say is refused with the reason."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text(GRAPH + "  router: {gateway: {enabled: true, port: 9100}}\n")
+    _, state = prepare(path, UpOptions())
+    (router,) = (each for each in state.entries.values() if each.role == "router")
+    assert router.cmd[4:7] == ("pick", "--ext-proc", "9100")
+    path.write_text(GRAPH + "  router: {gateway: {enabled: true, failureMode: FailOpen}}\n")
+    with pytest.raises(ConfigError, match=r"failureMode: FailOpen, .* set failure_mode_allow"):
+        prepare(path, UpOptions())
+
+
 async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_with_a_notice(
     tmp_path, state_folder, monkeypatch
 ):

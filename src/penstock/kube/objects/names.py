@@ -69,6 +69,11 @@ METRICS_ACCESS_LABEL: Final = f"{DOMAIN}/metrics-access"
 
 METRICS_ACCESS: Final = "true"
 
+GATEWAY_ACCESS_LABEL: Final = f"{DOMAIN}/gateway-access"
+"""On a namespace, with value `GATEWAY_ACCESS`: its pods (a Gateway's Envoy) may reach the workers' port."""
+
+GATEWAY_ACCESS: Final = "true"
+
 BUDGET_GATE: Final = f"{DOMAIN}/gpu-budget"
 """Scheduling gate of every worker pod of a graph with a GPU ceiling; the operator lifts it within the budget."""
 
@@ -92,6 +97,9 @@ PROFILER: Final = "penstock-profiler"
 
 HTTP_PORT: Final = "http"
 """Name of the port that serves requests, on pods and Services."""
+
+EXT_PROC_PORT: Final = "ext-proc"
+"""Name of the port on which routers answer a Gateway's Envoy."""
 
 WORKER_PORT: Final = 8000
 """Port of router and workers in their pods."""

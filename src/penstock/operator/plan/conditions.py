@@ -16,6 +16,7 @@ from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL
 from penstock.operator.plan.budget import Waiting
 from penstock.operator.plan.diagnose import Diagnosis, worst
 from penstock.operator.plan.pods import PodView
+from penstock.operator.resources.metadata import BuildContext
 from penstock.runtimes import runtime_of
 
 
@@ -354,13 +355,13 @@ def kind_of_runtime(spec: GraphSpec) -> Kind | None:
 
 
 def missing_definition(
-    spec: GraphSpec, *, has_leader_worker_set: bool, has_kind_of_runtime: bool
+    spec: GraphSpec, context: BuildContext, *, has_kind_of_runtime: bool
 ) -> Failure | None:
     """Return which kind is missing and where it comes from; None if the cluster knows all that the graph needs.
 
     Args:
         spec: Of the graph.
-        has_leader_worker_set: Whether the cluster knows LeaderWorkerSet.
+        context: What kinds the cluster knows.
         has_kind_of_runtime: Whether the cluster knows `kind_of_runtime`.
     """
     kind = kind_of_runtime(spec)
@@ -368,10 +369,16 @@ def missing_definition(
         group = kind.api_version.partition("/")[0]
         source = runtime_of(spec.runtime).cluster.kind_source
         return Failure(REASON, f"runtime {spec.runtime} needs the kind {kind.kind} of {group}, {source}")
-    if needs_leader_worker_set(spec) and not has_leader_worker_set:
+    if needs_leader_worker_set(spec) and not context.has_leader_worker_set:
         message = (
             f"{', '.join(_over_nodes(spec))}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
             "cluster does not know; install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
+        )
+        return Failure(REASON, message)
+    if spec.router.gateway.enabled and not context.has_inference_pool:
+        message = (
+            "spec.router.gateway.enabled needs the kind InferencePool of inference.networking.k8s.io, which this cluster "
+            "does not know; install https://gateway-api-inference-extension.sigs.k8s.io, or set it to false"
         )
         return Failure(REASON, message)
     return None

@@ -9,6 +9,7 @@ from typing import Any, Final
 from penstock.api import WORKER_ROLES, GraphDeployment, Role
 from penstock.kube.kinds import (
     DEPLOYMENT,
+    INFERENCE_POOL,
     LEADER_WORKER_SET,
     NETWORK_POLICY,
     POD_DISRUPTION_BUDGET,
@@ -19,6 +20,9 @@ from penstock.kube.kinds import (
     SERVICE_ACCOUNT,
 )
 from penstock.kube.objects.names import (
+    EXT_PROC_PORT,
+    GATEWAY_ACCESS,
+    GATEWAY_ACCESS_LABEL,
     GRAPH_LABEL,
     HTTP_PORT,
     METRICS_ACCESS,
@@ -31,6 +35,7 @@ from penstock.kube.objects.names import (
     child_name,
 )
 from penstock.operator.resources.metadata import (
+    POOL_SUFFIX,
     ROUTER_SUFFIX,
     WORKER_SUFFIX,
     BuildContext,
@@ -80,6 +85,8 @@ def children(
     if graph.spec.traits.frontend is None:  # a runtime's own is configured by flags
         found.append(config_map(graph, context))
     found += _network_policies(graph, context)
+    if graph.spec.router.gateway.enabled and context.has_inference_pool:
+        found.append(_inference_pool(graph, context))
     specs = processes(graph, context)
     workers_first = sorted(specs, key=lambda name: (not graph.spec.services[name].role.is_worker, name))
     for name in workers_first:
@@ -126,7 +133,7 @@ def _rights(graph: GraphDeployment, context: BuildContext) -> list[dict[str, Any
 
 
 def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dict[str, Any]]:
-    """Return the policies: clients reach routers, and workers only routers, each other, and those who read metrics.
+    """Return the policies: clients reach routers, and workers only routers, a Gateway, each other, and those who read metrics.
 
     A worker asks for no key, so that going round the router would go round keys, tiers and limits. Workers reach each
     other on every port, because KV transfers and collectives choose theirs at run time.
@@ -141,6 +148,8 @@ def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dic
         from_routers["ports"] = [*http, *({"port": each, "protocol": "TCP"} for each in events)]
     else:  # Dynamo's workers stream their answers back on ports that its frontend chooses
         to_routers.append(workers)
+    if graph.spec.router.gateway.enabled:
+        to_routers[0] = {"ports": [*http, {"port": EXT_PROC_PORT, "protocol": "TCP"}]}
     operators = {"kubernetes.io/metadata.name": context.operator_namespace or context.namespace}
     readers = [
         {
@@ -149,6 +158,8 @@ def _network_policies(graph: GraphDeployment, context: BuildContext) -> list[dic
         },
         {"namespaceSelector": {"matchLabels": {METRICS_ACCESS_LABEL: METRICS_ACCESS}}},
     ]
+    if graph.spec.router.gateway.enabled:
+        readers.append({"namespaceSelector": {"matchLabels": {GATEWAY_ACCESS_LABEL: GATEWAY_ACCESS}}})
     to_workers = [from_routers, workers, {"from": readers, "ports": http}]
     return [
         _network_policy(graph, context, WORKER_SUFFIX, WORKER_ROLES, to_workers),
@@ -188,8 +199,35 @@ def _service(graph: GraphDeployment, name: str, context: BuildContext) -> dict[s
     }
     if is_worker:
         spec["clusterIP"] = "None"
+    elif graph.spec.router.gateway.enabled:
+        port = {"name": EXT_PROC_PORT, "port": graph.spec.router.gateway.port, "targetPort": EXT_PROC_PORT}
+        spec["ports"].append({**port, "protocol": "TCP", "appProtocol": "kubernetes.io/h2c"})
     labels = runtime_of(graph.spec.runtime).cluster.service_labels
     return service_child(SERVICE, graph, name, context, more_labels=labels, spec=spec)
+
+
+def _inference_pool(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
+    """Return the pool by which a Gateway knows a graph's workers and asks its router which of them to choose.
+
+    Its members are the workers that answer: the router calls prefill workers itself.
+    """
+    gateway, services = graph.spec.router.gateway, graph.spec.services
+    role = Role.DECODE if graph.spec.is_disaggregated else Role.AGGREGATED
+    router = min(name for name, each in services.items() if each.role is Role.ROUTER)
+    spec = {
+        "selector": {
+            "matchLabels": {GRAPH_LABEL: graph.name, ROLE_LABEL: role.value, SERVING_LABEL: SERVING}
+        },
+        "targetPorts": [{"number": WORKER_PORT}],
+        "endpointPickerRef": {
+            "group": "",
+            "kind": SERVICE.kind,
+            "name": child_name(graph.name, router),
+            "port": {"number": gateway.port},
+            "failureMode": gateway.failure_mode.value,
+        },
+    }
+    return graph_child(INFERENCE_POOL, graph, context, POOL_SUFFIX, spec=spec)
 
 
 def _disruption_budget(graph: GraphDeployment, name: str, context: BuildContext) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class BuildContext:
         image_pull_policy: Always, IfNotPresent or Never.
         allows_privileges: Whether a podTemplate may add privileges, see `build.privileges`.
         has_leader_worker_set: Whether the cluster knows the kind LeaderWorkerSet.
+        has_inference_pool: Whether it knows the kind InferencePool.
         labels: Labels of the graph that its children carry too; pods do not, which a changed one would roll.
         annotations: Annotations of the graph, likewise.
     """
@@ -49,12 +50,16 @@ class BuildContext:
     image_pull_policy: str = "IfNotPresent"
     allows_privileges: bool = False
     has_leader_worker_set: bool = False
+    has_inference_pool: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 ROUTER_SUFFIX: Final = "router"
 """Of the ConfigMap, ServiceAccount, Role, RoleBinding and NetworkPolicy that all routers of a graph share."""
+
+POOL_SUFFIX: Final = "pool"
+"""Of the InferencePool."""
 
 WORKER_SUFFIX: Final = "worker"
 """Of the ServiceAccount and NetworkPolicy that all workers of a graph share."""

@@ -11,6 +11,7 @@ from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
     CONFIG_ANNOTATION,
+    EXT_PROC_PORT,
     GPUS_ANNOTATION,
     GRAPH_FILE,
     GRAPH_SECRET_VARIABLE,
@@ -306,7 +307,7 @@ def _container(
         "args": [*argv[1:split], *_key_args(graph, service.role), *more_args, *argv[split:]],
         "env": environment(graph, spec, context),
         "envFrom": environment_from(spec),
-        "ports": [{"name": HTTP_PORT, "containerPort": WORKER_PORT, "protocol": "TCP"}],
+        "ports": _ports(graph, service.role),
         "resources": _resources(graph, spec.service),
         "securityContext": container_security(is_root_read_only=is_own),
         "volumeMounts": [mount for _, mount in volumes(graph, spec.service)],
@@ -320,6 +321,13 @@ def _container(
             keeps_leases=service.role is Role.PREFILL,
         )
     return {key: value for key, value in container.items() if value}
+
+
+def _ports(graph: GraphDeployment, role: Role) -> list[dict[str, Any]]:
+    ports = {HTTP_PORT: WORKER_PORT}
+    if role is Role.ROUTER and graph.spec.router.gateway.enabled:
+        ports[EXT_PROC_PORT] = graph.spec.router.gateway.port
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def _image(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> str:

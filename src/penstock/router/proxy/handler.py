@@ -157,7 +157,7 @@ class CompletionHandler:
         """Return how many pauses to wait before the request is tried again; 0 where another worker can take it."""
         pauses = None
         if not call.responder.started:
-            left_s = self._clock.to_model_s(self._left_real_s(call))
+            left_s = self._clock.to_model_s(self._retry_real_s(call))
             pauses = self._retries.retry(call.tries, stage.failure, self._clock.now_s(), left_s=left_s)
         if pauses is None:
             raise stage
@@ -167,6 +167,10 @@ class CompletionHandler:
     def _left_real_s(self, call: CompletionCall) -> float:
         """Return what is left of a request's time, real seconds; may be negative."""
         return self._request_real_s - call.age_real_s()
+
+    def _retry_real_s(self, call: CompletionCall) -> float:
+        """Return what is left of a request's time for another worker, real seconds."""
+        return self._left_real_s(call)
 
     # ------------------------------------------------------------------ stages
 
@@ -263,10 +267,7 @@ class CompletionHandler:
         response = None
         try:
             timeouts = Timeouts(*self._phases_real_s, max(0.001, self._left_real_s(call)))
-            url = assignment.worker.spec.url + call.request.path
-            response = await self._pool.stream(
-                "POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts
-            )
+            response = await self._send(call, assignment, body, timeouts)
             if response.status != 200:
                 raise await _error_reply(response, assignment.worker.name)
             await take(call, assignment, response)
@@ -278,6 +279,15 @@ class CompletionHandler:
         finally:
             if response is not None:
                 response.abort()
+
+    async def _send(
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
+    ) -> StreamingResponse:
+        """Return a worker's response, whatever its status."""
+        url = assignment.worker.spec.url + call.request.path
+        return await self._pool.stream(
+            "POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts
+        )
 
     def _failed(
         self,

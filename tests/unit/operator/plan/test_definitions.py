@@ -6,13 +6,15 @@ import pytest
 
 from penstock.api import GraphSpec
 from penstock.operator.plan.conditions import missing_definition
+from penstock.operator.resources.metadata import BuildContext
 
 
-def spec(runtime, nodes=1):
+def spec(runtime, nodes=1, **router):
     """Return a graph of one worker."""
     worker = {"role": "aggregated", "nodesPerReplica": nodes, "gpusPerReplica": nodes}
     services = {"frontend": {"role": "router"}, "worker": worker}
-    return GraphSpec.model_validate({"model": {"name": "m"}, "runtime": runtime, "services": services})
+    manifest = {"model": {"name": "m"}, "runtime": runtime, "services": services, "router": router}
+    return GraphSpec.model_validate(manifest)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,17 @@ def spec(runtime, nodes=1):
 )
 def test_only_what_a_graph_needs_is_missed(spec, sets, discovery, named):
     """One replica over several nodes, and runtime dynamo."""
-    failure = missing_definition(spec, has_leader_worker_set=sets, has_kind_of_runtime=discovery)
+    context = BuildContext("", "", has_leader_worker_set=sets)
+    failure = missing_definition(spec, context, has_kind_of_runtime=discovery)
     assert (
         (failure is None) if named is None else (failure.reason == "MissingCRD" and named in failure.message)
     )
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_graph_behind_a_gateway_needs_the_kind_of_its_pool(known):
+    """Its condition names the kind and where it comes from."""
+    graph = spec("vllm", gateway={"enabled": True})
+    context = BuildContext("", "", has_inference_pool=known)
+    failure = missing_definition(graph, context, has_kind_of_runtime=False)
+    assert (failure is None) if known else "InferencePool of inference.networking.k8s.io" in failure.message
