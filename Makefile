@@ -107,7 +107,7 @@ dist: $(VENV)/.dev ## Build what a release publishes into dist/, a dry run of it
 	rm -rf dist && mkdir -p dist/python
 	$(BIN)/uv build --quiet --out-dir dist/python
 	$(HELM) package charts/penstock --destination dist > /dev/null
-	$(BIN)/uv pip compile --quiet --generate-hashes --extra gateway --extra kubernetes --extra kv-events --extra prometheus pyproject.toml --output-file dist/requirements.txt
+	cp requirements/standard.txt dist/requirements.txt
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.cdx.json dist/requirements.txt
 	awk '/^## /{on=($$2=="$(VERSION)"); next} on' CHANGELOG.md > dist/NOTES.md
 	cd dist && sha256sum *.tgz *.txt *.json python/* > SHA256SUMS
@@ -118,7 +118,7 @@ image: ## Build the container image; CONTAINER_TOOL, IMAGE and IMAGE_BUILD_FLAGS
 # Universal: one file for every Python and platform that the image may be built for. What is pinned stays; UPGRADE=--upgrade
 # takes the newest that pyproject.toml allows.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
-	--custom-compile-command "make lock" $(UPGRADE) pyproject.toml --extra kubernetes --extra kv-events --extra prometheus
+	--custom-compile-command "make lock" $(UPGRADE) pyproject.toml --extra gateway --extra kubernetes --extra kv-events --extra prometheus
 
 lock: $(VENV)/.dev ## Pin the image's dependencies with their hashes into requirements/; UPGRADE=--upgrade takes newer ones
 	$(LOCK) --output-file requirements/standard.txt

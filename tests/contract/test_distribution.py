@@ -64,7 +64,13 @@ def test_the_image_gets_every_package():
 def test_the_image_pins_what_the_distribution_asks_for(variant):
     """A dependency whose bounds changed, or a new one, is pinned again by `make lock`; each pin has a hash."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = ["kubernetes", "kv-events", "prometheus", *(["tensorboard"] if variant == "tensorboard" else [])]
+    extras = [
+        "gateway",
+        "kubernetes",
+        "kv-events",
+        "prometheus",
+        *(["tensorboard"] if variant == "tensorboard" else []),
+    ]
     asked = [
         *project["dependencies"],
         *(each for name in extras for each in project["optional-dependencies"][name]),

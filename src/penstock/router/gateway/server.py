@@ -98,7 +98,7 @@ class GatewayHandler(CompletionHandler):
             and stage.failure.unproven is not None
             and stage.failure.reason == "upstream_5xx"
         ):
-            assignment.failed(self._clock.now_s(), f"{stage.failure.reason} to a gateway")
+            assignment.convict(self._clock.now_s())
             stage.failure = replace(stage.failure, unproven=None)
         return stage
 
