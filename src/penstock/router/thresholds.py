@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -41,21 +41,10 @@ class ThresholdError(Exception):
         return orjson.dumps({"error": self.message})
 
 
-class Thresholds(Protocol):
-    """What holds for the graph."""
-
-    @property
-    def now(self) -> BusyThresholds:
-        """Return what holds."""
-
-    def set(self, thresholds: BusyThresholds) -> None:
-        """Set it, at all routers."""
-
-
 class BusyThresholdApi:
     """Reads and changes a graph's thresholds."""
 
-    def __init__(self, thresholds: Thresholds, *, model: str, batch_tokens: int | None) -> None:
+    def __init__(self, thresholds: GraphThresholds, *, model: str, batch_tokens: int | None) -> None:
         """Tie the parts.
 
         Args:

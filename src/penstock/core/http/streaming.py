@@ -136,7 +136,7 @@ class StreamingResponse:
         """
         parts: list[bytes] = []
         size = 0
-        while self._buffer or await self._has_more():
+        while self._buffer or (not self.ended and await self._has_more()):
             part = self._take()
             size += len(part)
             if size > limit_bytes:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from penstock.api import QueueOrder, Tier
 from penstock.router.core.queue_state import QueueState
-from penstock.router.policy.arrival import QueuedRequest
+from penstock.router.policy.arrival import Lane, QueuedRequest
 from penstock.router.policy.rebalance import RebalanceParams, decode_delay_s, plan_moves
 from penstock.router.policy.routing_policy import (
     Arrival,
@@ -428,10 +428,13 @@ class DispatchQueue(QueueState[T]):
         return displaced
 
     def _next_up(self, worker: WorkerQueue[T], now_s: float) -> QueuedRequest[T] | None:
-        order = self.settings.order
+        order, line = self.settings.order, worker.line
+        if isinstance(line, Lane) and len(line.queue) == 1 and not line.late:
+            # The only one is next, late or not.
+            return next(iter(line.queue.values()))
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
-            return worker.line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
+            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
         self._estimates.now_s = now_s
         ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
 
@@ -439,7 +442,7 @@ class DispatchQueue(QueueState[T]):
             slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
             return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
 
-        return worker.line.next_up(now_s, is_late=is_late)
+        return line.next_up(now_s, is_late=is_late)
 
     def _may_wait(self, arrival: Arrival) -> bool:
         most, tiers = self.settings.max_requests, self.settings.tiers

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from penstock.api import QueueOrder, Tier
 from penstock.router.core.tiers import QueueRoom
-from penstock.router.policy.arrival import KeyDensity, Lane, PromptTokenCounts, QueuedRequest, WaitingLine
+from penstock.router.policy.arrival import KeyDensity, Lane, PromptTokenCounts, QueuedRequest
 from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.router.policy.routing_policy import (
     AssignTime,
@@ -20,7 +20,7 @@ from penstock.router.policy.routing_policy import (
 )
 from penstock.router.policy.tier_queue import TierQueue
 from penstock.router.policy.tiers import TierSettings
-from penstock.router.policy.worker_queue import WorkerLoad, WorkerQueue
+from penstock.router.policy.worker_queue import WaitingLine, WorkerLoad, WorkerQueue
 
 CACHE_BLOCKS = 8192
 """Keys remembered per worker where nothing else is said. Chosen: 4M tokens of 512-token blocks, or 500,000 of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from penstock.api import Tier
 from penstock.router.policy.keys import BLOCK_TOKENS, Prefix
@@ -117,55 +117,6 @@ IsLate = Callable[[QueuedRequest[T]], bool]
 """Tells whether a request can no longer be in time."""
 
 
-class WaitingLine(Protocol[T]):
-    """What a queue orders its waiting requests by: one lane, or a lane for each tier and tenant."""
-
-    @property
-    def queue(self) -> dict[T, QueuedRequest[T]]:
-        """Requests that wait and were not found late."""
-
-    @property
-    def late_tokens(self) -> int:
-        """Uncached tokens of those that were found late."""
-
-    @property
-    def has_tiers(self) -> bool:
-        """Whether `lower_tokens` may be other than 0."""
-
-    def lower_tokens(self, rank: int) -> int:
-        """Return the uncached tokens of requests of tiers below a rank that were not found late."""
-
-    def __bool__(self) -> bool:
-        """Whether any request waits."""
-
-    def __iter__(self) -> Iterator[QueuedRequest[T]]:
-        """Iterate over all that wait, late ones first."""
-
-    def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request, at the end or before all others of its lane."""
-
-    def pull(self, queued: QueuedRequest[T]) -> None:
-        """Take a request out."""
-
-    def charge(self, queued: QueuedRequest[T]) -> None:
-        """Count a request's tokens as served."""
-
-    def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
-        """Iterate over `queue` in the order in which it is served, as far as it is known now."""
-
-    def next_up(
-        self, now_s: float, *, hit_first: bool = False, is_late: IsLate[T] | None = None
-    ) -> QueuedRequest[T] | None:
-        """Return the request to be served next; None when none waits.
-
-        Args:
-            now_s: Simulated seconds.
-            hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
-            is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time. None:
-                nobody is asked.
-        """
-
-
 class Lane(Generic[T]):
     """Requests of one tier and tenant, or all of them where there are no tiers.
 
@@ -231,7 +182,14 @@ class Lane(Generic[T]):
         hit_first: bool = False,
         is_late: IsLate[T] | None = None,
     ) -> QueuedRequest[T] | None:
-        """Return the request to be served next; see `WaitingLine`."""
+        """Return the request to be served next; None when none waits.
+
+        Args:
+            now_s: Simulated seconds.
+            hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
+            is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time. None:
+                nobody is asked.
+        """
         while (queued := self._first(hit_first=hit_first)) is not None:
             if is_late is None or not is_late(queued):
                 break

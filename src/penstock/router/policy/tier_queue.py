@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class TierQueue(Generic[T]):
-    """Waiting requests by tier and tenant; a `WaitingLine`.
+    """Waiting requests by tier and tenant; serves as `Lane` does.
 
     Attributes:
         late_tokens: Uncached tokens of the requests that were found late.
@@ -113,7 +113,7 @@ class TierQueue(Generic[T]):
     def next_up(
         self, now_s: float, *, hit_first: bool = False, is_late: IsLate[T] | None = None
     ) -> QueuedRequest[T] | None:
-        """Return the request to be served next; see `WaitingLine`."""
+        """Return the request to be served next; see `Lane.next_up`."""
         tier = self._next_tier(now_s)
         if tier is None:
             return None

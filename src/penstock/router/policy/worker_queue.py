@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from penstock.router.policy.arrival import Arrival, Lane, QueuedRequest, WaitingLine
+from penstock.router.policy.arrival import Arrival, Lane, QueuedRequest
 from penstock.router.policy.prefix_index import PrefixIndex
+from penstock.router.policy.tier_queue import TierQueue
 
 KV_MAX_AGE_S = 10.0
 """Chosen: ten scrapes; an older KV reading says nothing about now, so policies compare tokens instead."""
@@ -94,6 +95,9 @@ class WorkerLoad:
 
 
 T = TypeVar("T")
+
+WaitingLine = Lane[T] | TierQueue[T]
+"""What a queue orders its waiting requests by: one lane, or a lane for each tier and tenant."""
 
 _DECAY = 0.95
 """Chosen: sums over about the last twenty prefills, so that a slower GPU shows within seconds."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from typing import Any
 
 import orjson
@@ -118,9 +118,13 @@ class RouterApp:
             return False
         return True
 
-    async def handle(self, request: Request, responder: Responder) -> None:
-        """Answer one request."""
-        path = request.path
+    def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
+        """Return what answers one request."""
+        if request.path in PATHS and request.method != "OPTIONS":
+            return self._complete(request.path, request, responder)
+        return self._answer(request.path, request, responder)
+
+    async def _answer(self, path: str, request: Request, responder: Responder) -> None:
         preflight = self._cors.preflight(request.method, path, request.headers)
         if preflight is not None:
             responder.send(204, b"", headers=preflight)

@@ -280,6 +280,8 @@ def _check_model(body: dict[str, Any], model: str, aliases: Collection[str]) -> 
 def _check_transfer(body: dict[str, Any]) -> None:
     """Refuse transfers of a client's own: it would choose which hosts a worker connects to, or stop its engine."""
     extra = body.get("vllm_xargs")
+    if extra is None and _TRANSFERS.isdisjoint(body):
+        return
     for place, given in (("", body), ("vllm_xargs.", extra if isinstance(extra, dict) else {})):
         for key in _TRANSFERS & given.keys():
             raise RequestRefused(

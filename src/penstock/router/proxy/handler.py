@@ -27,7 +27,7 @@ from penstock.core.http.streaming import relay
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission, LiveAssignment, QueueTimeout, TierFirstToken
 from penstock.router.core.build import build_retries
-from penstock.router.core.retries import FailedTry, KvTransfer, RetryScope, grant
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope, grant
 from penstock.router.metrics import RouterMetrics
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
@@ -174,24 +174,27 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ stages
 
-    async def _attempt(self, call: CompletionCall, *, again: bool) -> None:
+    def _attempt(self, call: CompletionCall, *, again: bool) -> Awaitable[None]:
+        """Return what serves a request, in as many stages as it passes."""
         request = call.request
-        answer = self._stream if request.stream else self._send_complete
+        take = self._stream if request.stream else self._send_complete
         if self._entry is not Role.PREFILL:
-            await self._stage(call, self._entry, request.raw, answer, again=again)
-            return
-        if not request.is_single:
-            # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
-            if not again:
-                self._admission.check_tier(call.tier)
-            self._admission.check_capacity(Role.DECODE)
-            await self._stage(call, Role.DECODE, request.raw, answer)
-            return
+            return self._stage(call, self._entry, request.raw, take, again=again)
+        if request.is_single:
+            return self._prefill_and_decode(call, take, again=again)
+        # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
+        if not again:
+            self._admission.check_tier(call.tier)
+        self._admission.check_capacity(Role.DECODE)
+        return self._stage(call, Role.DECODE, request.raw, take)
+
+    async def _prefill_and_decode(self, call: CompletionCall, take: _Take, *, again: bool) -> None:
+        request = call.request
         await self._stage(call, self._entry, prefill_body(request), self._take_prefilled, again=again)
         transfer = call.transfer
         try:
             body = request.raw if transfer is None else decode_body(request, transfer)
-            await self._stage(call, Role.DECODE, body, answer)
+            await self._stage(call, Role.DECODE, body, take)
         except QueueTimeout as exc:
             # Here nobody renews its lease. The first stage's queue waits for a decode worker without one.
             raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), error=exc) from exc
@@ -342,14 +345,15 @@ class CompletionHandler:
         call.cached_tokens = prefilled.cached_tokens
         call.transfer = prefilled if prefilled.params else None
 
-    async def _trust(self, call: CompletionCall, assignment: LiveAssignment) -> None:
-        """Return if the beginning of an answer may be sent."""
-        assignment.proved()
-        if call.transfer is not None:
-            await self._transfers.confirm(call.transfer.lease)
-            transfer = KvTransfer(call.transfer.lease.worker, assignment.worker)
-            transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
-        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
+    async def _confirm(self, call: CompletionCall, assignment: LiveAssignment, lease: KvLease) -> None:
+        """Return if the beginning of an answer over a KV transfer may be sent.
+
+        Raises:
+            StageFailed: its text may be wrong.
+        """
+        await self._transfers.confirm(lease)
+        transfer = KvTransfer(lease.worker, assignment.worker)
+        transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
 
     async def _stream(
         self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
@@ -359,7 +363,10 @@ class CompletionHandler:
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
         preamble = await read_preamble(response, name)
-        await self._trust(call, assignment)
+        assignment.proved()
+        if call.transfer is not None:
+            await self._confirm(call, assignment, call.transfer.lease)
+        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
         responder = call.responder
         meter = RelayMeter(
             self._metrics,
@@ -416,7 +423,10 @@ class CompletionHandler:
         if call.transfer is not None and isinstance(usage, dict):
             with_cached_tokens(usage, call.transfer.cached_tokens)
             content = encoded_again(answer)
-        await self._trust(call, assignment)
+        assignment.proved()
+        if call.transfer is not None:
+            await self._confirm(call, assignment, call.transfer.lease)
+        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
         assignment.succeeded()
         self._note_usage(call, usage)
         call.responder.send(200, content, content_type=JSON, headers=call.headers)
