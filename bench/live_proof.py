@@ -41,7 +41,7 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run
 from penstock.core.local_state import EntryState
-from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.local.ports import ephemeral_port
 from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
 from penstock.runtimes.process import RuntimeContext

@@ -1,4 +1,4 @@
-"""What a user of another autoscaler would have measured of a pool's hardware beforehand, from its profile."""
+"""Which planners a simulation compares, and what their users would have measured of the hardware beforehand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a counterfactual keeps of a run: the graph's engines and router, its planner, its budget and start-up times."""
+"""What a counterfactual keeps of a run: its traffic, the graph's engines and router, planner, budget, start-up times."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.engine.core.lease import HeartbeatSchedule
-from penstock.simulator.engine_server import SimulatedEngine
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker
 from penstock.simulator.jobs import Job
 from penstock.simulator.kernel import Kernel, Order
+from penstock.simulator.servers import SimulatedEngine
 
 
 class Heartbeats:

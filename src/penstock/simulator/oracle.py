@@ -3,7 +3,7 @@
 The load is a fluid: prefill seconds per second of arrivals, and KV tokens held by those who are being decoded. Its
 smoothing and its utilisation say how many replicas of each role are needed at each second; each replica is asked for its
 start-up before that, and kept through a gap in which stopping and starting again would hold its GPUs for longer. Many
-such schedules are tried on a queue (`oracle_queue`), and the cheapest is taken that serves 99% in time there; then spans
+such schedules are tried on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans
 are cut out of it for as long as that holds. How much the queue has to be kept short for the world, where caches, hand-over
 and decode steps play a part, is found by simulating in full (`oracle_search`).
 

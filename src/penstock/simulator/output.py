@@ -1,4 +1,4 @@
-"""Writes what a sweep found: JSON, a line of JSON per run, pictures and one self-contained page."""
+"""Shows what a sweep found: a table for a terminal, JSON, pictures and one self-contained page."""
 
 from __future__ import annotations
 

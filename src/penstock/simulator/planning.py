@@ -1,4 +1,4 @@
-"""Drives the planner's core in virtual time; decides nothing itself.
+"""Drives the planner's core in virtual time: what it sees, what it asks for, what goes wrong with either.
 
 The ledger is not modelled: a planner with one comes back from a restart with everything it knew, an autoscaler
 without one with nothing. Scale-ups are rolled back by a planner with a ledger only, as autoscalers know none.

@@ -1,4 +1,4 @@
-"""What is simulated: workers, router, planner, joins, leaves and failures; checked when it is built.
+"""What is simulated: workers, router, planner, joins, leaves and failures, of a graph too; checked when it is built.
 
 All times are virtual seconds from the workload's zero. The world reads this and nothing else, so a scenario
 and its requests are the whole input of a run.

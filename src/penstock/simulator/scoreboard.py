@@ -1,4 +1,4 @@
-"""Judges a run: effective request capacity, latencies, hits against their bound, imbalance, GPU-hours."""
+"""Judges a run: capacity, latencies, hits against their bound, imbalance, GPU-hours, changes of mind, and each tier."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
 from penstock.router.core.retries import Assignment
 from penstock.router.core.router_state import Effects, RefusalReason
-from penstock.simulator.engine_server import EngineModel
 from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
@@ -26,7 +25,7 @@ from penstock.simulator.observer import Recording, RunRecorder
 from penstock.simulator.planning import Control
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, WorkerFailure
-from penstock.simulator.servers import Server, ServiceStage, SimpleServer
+from penstock.simulator.servers import EngineModel, Server, ServiceStage, SimpleServer
 from penstock.simulator.state import Scrapes, SimulationState
 from penstock.simulator.succession import Succession
 from penstock.workload.traces import TraceRequest

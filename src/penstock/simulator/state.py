@@ -1,4 +1,4 @@
-"""What one run consists of: its time, workers, routers and jobs. The planner, scrapes, heartbeats and recorder read it."""
+"""What one run consists of, which planner, scrapes and recorder read; and what routers hear of the workers' metrics."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from penstock.api import Role
 from penstock.router.core.router_state import Effects
 from penstock.router.policy.busy import busy_thresholds
-from penstock.simulator.engine_server import SimulatedEngine
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.routing import DecodeLoad, VirtualRouter
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.servers import SimulatedEngine
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Moves arrivals in time: spreads Mooncake's three-second batches and sets the mean rate.
+"""Shapes a trace: spreads Mooncake's three-second batches, selects requests, sets the mean rate and draws tiers.
 
 Pure: the random generator is an argument. Called by the command line before a replay; every choice is
 recorded in the results.

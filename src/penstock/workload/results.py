@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import types
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
@@ -107,48 +108,61 @@ class LoadRun:
 
 
 class ResultWriter:
-    """Appends each result as it comes, so that a killed run leaves what it had measured."""
+    """Keeps each result and, with a folder, appends it as it comes, so that a killed run leaves what it had measured.
 
-    def __init__(self, directory: Path, *, with_gaps: bool = True) -> None:
-        self.directory = directory
+    Raises:
+        ConfigError: the folder cannot be written to.
+        PenstockError: the disk is full or gone later on.
+    """
+
+    def __init__(self, directory: Path | None, *, with_gaps: bool = True) -> None:
+        self.results: list[RequestResult] = []
+        self._directory = directory
         self._with_gaps = with_gaps
+        self._file: BinaryIO | None = None
+        if directory is None:
+            return
         try:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / SUMMARY_FILE).unlink(missing_ok=True)
-            self._file: BinaryIO = (directory / RESULTS_FILE).open("wb")
+            self._file = (directory / RESULTS_FILE).open("wb")
         except OSError as exc:
             raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
 
     def write(self, result: RequestResult) -> None:
-        """Append one line."""
-        try:
-            self._file.write(orjson.dumps(to_line(result, with_gaps=self._with_gaps)) + b"\n")
-        except OSError as exc:
-            raise _lost(self.directory, exc) from exc
+        """Keep a result, and append its line."""
+        self.results.append(result)
+        if self._file is not None:
+            with self._naming_the_folder():
+                self._file.write(orjson.dumps(to_line(result, with_gaps=self._with_gaps)) + b"\n")
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json in one step, after the results are on disk."""
-        target = self.directory / SUMMARY_FILE
+        if self._file is None or self._directory is None:
+            return
+        target = self._directory / SUMMARY_FILE
         partial = target.with_suffix(".tmp")
-        try:
+        with self._naming_the_folder():
             self._file.flush()
             partial.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
             os.replace(partial, target)  # noqa: PTH105 - the atomic rename is the point
-        except OSError as exc:
-            raise _lost(self.directory, exc) from exc
 
-    def close(self, *, is_failing: bool) -> None:
-        """Close the results file; a failing flush is raised only when nothing else failed before."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Close the file; a failing flush is raised only when nothing else failed before."""
+        if self._file is not None:
+            with suppress(OSError) if kind else self._naming_the_folder():
+                self._file.close()
+
+    @contextmanager
+    def _naming_the_folder(self) -> Iterator[None]:
         try:
-            self._file.close()
+            yield
         except OSError as exc:
-            if not is_failing:
-                raise _lost(self.directory, exc) from exc
-
-
-def _lost(directory: Path, exc: OSError) -> PenstockError:
-    leave_out = ", or leave out the inter-token gaps with --no-itl" if exc.errno in FULL else ""
-    return PenstockError(unwritable(f"--output-dir {directory}", exc) + leave_out)
+            leave_out = ", or leave out the inter-token gaps with --no-itl" if exc.errno in FULL else ""
+            raise PenstockError(unwritable(f"--output-dir {self._directory}", exc) + leave_out) from exc
 
 
 def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Makes requests that no trace recorded: arrival processes, lengths and shared prefixes; always called synthetic.
 
-Pure but for reading a trace whose requests are asked for: the random generator is an argument. Called by the simulator's command line and benches; results
-carry `SyntheticSpec.name`, so that they are not taken for a trace's.
+Pure but for reading a trace whose requests are asked for: the random generator is an argument. Results carry
+`SyntheticSpec.name`, so that they are not taken for a trace's.
 """
 
 from __future__ import annotations

@@ -132,9 +132,6 @@ def test_aborts_at_any_time_are_clean(chosen, rows, aborts):
     assert timeline.engine.kv_used_blocks == 0
 
 
-SKIPPING_LATENCY = LatencyModel(QuadraticPrefill(0.02, 1e-4, 1e-8), LinearDecode(0.005, 1e-5, 1e-7))
-SKIPPING_BLOCK = 4
-
 rows = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 30), st.floats(0, 0.3), st.booleans()),
     min_size=1,
@@ -147,7 +144,7 @@ TIERS = PreemptionTerms(reserved_fraction=0.1, host_blocks=12, host_link=LinkTer
 
 def engine_of(blocks, seqs, preemption=None):
     """Make a decode worker whose cache may be too small for everybody at once."""
-    limits = BatchLimits(40, seqs, SKIPPING_BLOCK, by_priority=preemption is not None)
+    limits = BatchLimits(40, seqs, BLOCK, by_priority=preemption is not None)
     chosen = EngineSettings(
         EngineRole.DECODE,
         blocks,
@@ -157,7 +154,7 @@ def engine_of(blocks, seqs, preemption=None):
         LinkTerms(0.01, 500.0),
         preemption=preemption,
     )
-    return Engine(chosen, SKIPPING_LATENCY)
+    return Engine(chosen, LATENCY)
 
 
 def requests_of(workload):
@@ -165,7 +162,7 @@ def requests_of(workload):
     arrival_s, made = 0.0, []
     for number, (prompt, outputs, gap_s, is_remote) in enumerate(workload):
         arrival_s += gap_s
-        keys = list(range(prompt // SKIPPING_BLOCK))
+        keys = list(range(prompt // BLOCK))
         priority = number * 7 % 3
         made.append(
             EngineRequest(f"r{number}", prompt, outputs, arrival_s, keys, priority, load_remote=is_remote)

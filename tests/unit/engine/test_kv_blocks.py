@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
-from penstock.engine.core.kv_blocks import BlockPool, BlocksRemoved, BlocksStored, CacheCleared
-from penstock.engine.core.prefix_keys import count_tokens, prefix_keys
+from penstock.engine.core.kv_blocks import (
+    BlockPool,
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    count_tokens,
+    prefix_keys,
+)
 from penstock.engine.core.requests import EngineRequest, EngineRole
 from penstock.engine.core.timeline import Timeline
 

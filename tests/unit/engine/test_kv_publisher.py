@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, PortInUseError
 from penstock.core.simulated_tokens import token_ids
-from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.engine.serve.kv_publisher import KvEventsConfig, KvPublisher, KvReplay, parse_events_config
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")

@@ -109,8 +109,8 @@ def test_contradictions_are_refused(changes, message):
         resolve(flags(**changes))
 
 
-def flags_of_preemption_config(config=None, **changes):
-    """Return flags_of_preemption_config of a 70B worker on eight GPUs with 1,000 blocks."""
+def tiered_flags(config=None, **changes):
+    """Return tiered_flags of a 70B worker on eight GPUs with 1,000 blocks."""
     given = {"model": "m", "profile": "a100-llama-70b-bf16-tp8", "num_gpu_blocks_override": 1000}
     given["scheduling_policy"] = "priority"
     return ServeFlags(**{**given, "preemption_config": config and json.dumps(config), **changes})
@@ -118,23 +118,23 @@ def flags_of_preemption_config(config=None, **changes):
 
 def test_host_memory_becomes_blocks_and_links_add_up():
     """16 tokens of 327,680 B are 5.24 MB a block; eight GPUs copy at once."""
-    terms = resolve(flags_of_preemption_config({"swapGigabytes": 64, "maxPerRequest": 2})).engine.preemption
+    terms = resolve(tiered_flags({"swapGigabytes": 64, "maxPerRequest": 2})).engine.preemption
     assert (terms.max_per_request, terms.reserved_fraction, terms.host_blocks) == (2, 0.3, 12207)
     assert terms.host_link == LinkTerms(0.001, 200e9)
 
 
 def test_without_it_the_worker_is_vllms():
     """The priority policy alone preempts as vLLM does, and the whole cache is everybody's."""
-    settings = resolve(flags_of_preemption_config())
+    settings = resolve(tiered_flags())
     assert settings.engine.preemption is None
     assert settings.max_model_len == 16_000
 
 
 def test_the_longest_request_fits_beside_the_reserve():
     """A request of a lower tier must never wait for what it may not have; premium's may be longer."""
-    settings = resolve(flags_of_preemption_config({"premiumReservedFraction": 0.25}))
+    settings = resolve(tiered_flags({"premiumReservedFraction": 0.25}))
     assert [settings.longest_tokens(priority) for priority in (-1, 0, 1, 2)] == [16000, 16000, 12000, 12000]
-    bounded = resolve(flags_of_preemption_config({"premiumReservedFraction": 0.25}, max_model_len=8000))
+    bounded = resolve(tiered_flags({"premiumReservedFraction": 0.25}, max_model_len=8000))
     assert bounded.longest_tokens(2) == 8000
 
 
@@ -151,10 +151,10 @@ def test_the_longest_request_fits_beside_the_reserve():
 def test_bad_values_are_named(config, message):
     """With their key and bound."""
     with pytest.raises(ConfigError, match=message):
-        resolve(flags_of_preemption_config(config))
+        resolve(tiered_flags(config))
 
 
 def test_preemption_needs_the_priority_policy():
     """An option without effect is refused."""
     with pytest.raises(ConfigError, match="needs --scheduling-policy priority, which is fcfs"):
-        resolve(flags_of_preemption_config({"maxPerRequest": 1}, scheduling_policy="fcfs"))
+        resolve(tiered_flags({"maxPerRequest": 1}, scheduling_policy="fcfs"))

@@ -14,10 +14,9 @@ from penstock.core.http.client import ConnectionPool
 from penstock.report.text import load_summary
 from penstock.workload.arrivals import parse_mix, with_tiers
 from penstock.workload.exchange import SendSettings
-from penstock.workload.overload import measure_capacity, parse_overload
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import read_run
-from penstock.workload.session import LoadConfig, plan_load, run_load
+from penstock.workload.session import LoadConfig, measure_capacity, parse_overload, plan_load, run_load
 from penstock.workload.traces import TraceRequest
 
 SPEED = 200.0

@@ -1,4 +1,4 @@
-"""Paged KV blocks with reference counts and a prefix cache; the batcher and the engine call it.
+"""Paged KV blocks with reference counts, a prefix cache, its keys and the journal of its changes.
 
 A block is in use (referenced by at least one request), idle (unreferenced, its content still keyed, so a
 later request may take it back) or blank. Blank blocks are handed out first, then idle ones from the least
@@ -11,8 +11,27 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import xxhash
+
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.engine.core.requests import EngineRequest
+
+
+def count_tokens(prompt: bytes) -> int:
+    """Return the number of simulated tokens in ``prompt``; a partial last token counts as one."""
+    return -(-len(prompt) // BYTES_PER_TOKEN)
+
+
+def prefix_keys(prompt: bytes, block_size: int) -> list[int]:
+    """Return one chained 64-bit key per full block of ``prompt``."""
+    width = block_size * BYTES_PER_TOKEN
+    digest = xxhash.xxh3_64_intdigest
+    keys = []
+    key = 0
+    for start in range(0, count_tokens(prompt) // block_size * width, width):
+        key = digest(prompt[start : start + width], key)
+        keys.append(key)
+    return keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Leases on KV blocks that one worker keeps for another to read; `pinned_prompts` calls it.
+"""Leases on KV blocks that one worker keeps for another to read: their reads by rank, their terms, their heartbeats.
 
 A lease is granted when a request ends, extended by heartbeats, ended by the read, and expires when neither comes in
 time. Rules: vLLM 0.32, NixlConnector; ``duration * 2 // 3`` and ``duration // 6`` are its own arithmetic on whole

@@ -1,6 +1,7 @@
 """What preemption by tier may do, and what it costs to take a request out and bring it back. Pure.
 
-`TieredBatcher` calls it; docs/engine.md#tiers derives the formulas and their crossover.
+`TieredBatcher` calls it: terms, costs, victims, the reserve and host memory. docs/engine.md#tiers derives the
+formulas and their crossover.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a profile file says; validated at this edge, then turned into the core's latency models."""
+"""Finds and reads profile files; validated at this edge, then turned into the core's latency models."""
 
 from __future__ import annotations
 

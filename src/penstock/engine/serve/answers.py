@@ -1,4 +1,4 @@
-"""The bytes of answers: JSON bodies and server-sent events of completions and chats; ``reply`` calls it.
+"""The bytes of answers: JSON bodies and server-sent events of completions, chats and responses; `streams` calls it.
 
 A stream's events differ only in their word, so the bytes around it are made once per choice.
 """

@@ -1,4 +1,8 @@
-"""Holds a request's JSON against a model of its fields; what does not fit is a `RequestError`. Pure."""
+"""Holds a request's JSON against a model of its fields, as vLLM checks them; what does not fit is a `RequestError`. Pure.
+
+A field that changes nothing that is simulated (temperature, penalties) is checked and has no effect; one that would
+change the answer and cannot be simulated (guided decoding, beam search) is refused.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Messages have three frames: topic, number (8 bytes, big-endian, from 0) and msgpack of ``[time, events, rank]``, each
 event a map. Sending never waits: what a slow subscriber cannot take is dropped, and shows as a gap in the numbers; it
-may ask for it again (`kv_replay`).
+may ask for it again (`KvReplay`).
 
 Source: vLLM, vllm/distributed/kv_events.py; maps instead of arrays since its pull request 42892.
 """

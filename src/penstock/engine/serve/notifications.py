@@ -1,5 +1,7 @@
 """What the reading worker tells the one that keeps the blocks: heartbeats and completed reads, as JSON.
 
+One POST to ``/kv/notify`` per worker read from and wake-up carries all of them. The answer names ids without a lease:
+their blocks are gone, so what was fetched from them is void.
 vLLM's NIXL notifications say the same in text: ``HB:id,id`` and ``id:readers``, to each agent of an engine.
 """
 

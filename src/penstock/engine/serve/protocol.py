@@ -16,7 +16,7 @@ import xxhash
 from pydantic import BaseModel, Field, ValidationError
 
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN
-from penstock.engine.core.prefix_keys import count_tokens
+from penstock.engine.core.kv_blocks import count_tokens
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.fields import (
     ChatFields,

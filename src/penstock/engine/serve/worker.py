@@ -14,7 +14,7 @@ from typing import Any
 from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.logs import get_logger
 from penstock.engine.core.engine import Engine, StepOutcome
-from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
 from penstock.engine.core.timeline import Timeline
