@@ -62,7 +62,7 @@ class NoLoads:
 
     async def read(self, pods):
         """Know nothing."""
-        return {pod.name: None for pod, _ in pods}
+        return {pod.name: None for pod in pods}
 
 
 class Loads:
@@ -75,7 +75,7 @@ class Loads:
     async def read(self, pods):
         """Return the set load, or idleness."""
         self.asked += 1
-        return {pod.name: self.busy.get(pod.name, Load(0, 0, 0.0, idle_s=60.0)) for pod, _ in pods}
+        return {pod.name: self.busy.get(pod.name, Load(0, 0, 0.0, idle_s=60.0)) for pod in pods}
 
 
 class BudgetWatch:

@@ -131,14 +131,6 @@ class EventRecorder:
         on_dropped: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Start without memory.
-
-        Args:
-            client: Writes.
-            reporter: Who reports; its controller is the field manager.
-            on_dropped: Called for every Event that could not be recorded.
-            now_s: Seconds since the epoch.
-        """
         self._client = client
         self._reporter = reporter
         self._on_dropped = on_dropped

@@ -102,13 +102,6 @@ class Applier:
     def __init__(
         self, client: KubeClient, metrics: OperatorMetrics, *, on_written: Callable[[Object], None]
     ) -> None:
-        """Remember nothing yet.
-
-        Args:
-            client: Writes.
-            metrics: Counts writes.
-            on_written: Gets every object as the server answered it, before the watch shows it.
-        """
         self._client = client
         self._metrics = metrics
         self._on_written = on_written

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -106,22 +106,11 @@ class GraphSnapshot:
         graph = None if self.graph is None else self.graph[VERSION]
         return (graph, len(self.children), len(self.pods), *sorted(versions))
 
-    def adapters(self) -> Iterator[Object]:
-        """Yield its ScalingAdapters."""
-        return (each for (kind, _), each in self.children.items() if kind == SCALING_ADAPTER.kind)
-
 
 class Cluster:
     """The operator's view of one namespace, or of all."""
 
     def __init__(self, client: KubeClient, *, namespace: str | None, enqueue: Enqueue) -> None:
-        """Prepare the informers; `run` starts them.
-
-        Args:
-            client: Reads.
-            namespace: None watches all.
-            enqueue: Called for every change that the plans would see.
-        """
         self._client = client
         self._namespace = namespace
         self._enqueue = enqueue

@@ -9,7 +9,6 @@ remembers nothing: it may give such GPUs to another service, and never more than
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.kube.kinds import POD
@@ -18,19 +17,6 @@ from penstock.operator.apply import Applier
 from penstock.operator.plan.budget import Holding, Releases, holdings, releases
 from penstock.operator.plan.pods import PodView
 from penstock.operator.queue import Key
-
-
-@dataclass(frozen=True, slots=True)
-class UngateResult:
-    """What one look at the gates came to.
-
-    Attributes:
-        plan: What the budget allowed and who waits.
-        released: Names of the pods whose gate was lifted now.
-    """
-
-    plan: Releases
-    released: tuple[str, ...] = field(default=())
 
 
 class Gates:
@@ -69,8 +55,8 @@ class Gates:
         priorities: Mapping[str, int],
         replicas: Mapping[str, int],
         now_s: float,
-    ) -> UngateResult:
-        """Lift what the budget allows now.
+    ) -> tuple[Releases, list[str]]:
+        """Lift what the budget allows now; return that, and the names of the pods whose gate was lifted.
 
         Args:
             key: Graph.
@@ -102,7 +88,7 @@ class Gates:
         # A release whose answer was lost is tried again: it may or may not have happened.
         for uid in pending - set(plan.release):
             await self._ungate(by_uid[uid])
-        return UngateResult(plan, tuple(names))
+        return plan, names
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a graph that is gone."""

@@ -14,11 +14,6 @@ class InterningPool:
     """Remembers parts of JSON objects by their content."""
 
     def __init__(self, limit: int = LIMIT) -> None:
-        """Remember nothing yet.
-
-        Args:
-            limit: Dependencies remembered before all are forgotten; objects made until then keep theirs.
-        """
         self._limit = limit
         self._parts: dict[Any, Any] = {}
 
@@ -47,11 +42,6 @@ class LruCache(Generic[K, V]):
     """The entries that were used last."""
 
     def __init__(self, limit: int) -> None:
-        """Remember nothing yet.
-
-        Args:
-            limit: Entries kept, at least 1.
-        """
         self._limit = limit
         self._entries: OrderedDict[K, V] = OrderedDict()
 

@@ -80,14 +80,6 @@ class Profiles:
         pace: RateLimits,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `run` starts it.
-
-        Args:
-            parts: What it works with.
-            namespace: None watches all.
-            pace: Of the queue.
-            now_s: Seconds since the epoch.
-        """
         self._parts = parts
         self._now_s = now_s
         self.queue = WorkQueue(pace)

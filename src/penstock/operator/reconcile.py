@@ -39,7 +39,7 @@ from penstock.operator.plan.conditions import (
 from penstock.operator.plan.diagnose import Category, refusal
 from penstock.operator.plan.drain import WorkerPool
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
+from penstock.operator.plan.rollout import held_rollouts, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
 from penstock.operator.resources.metadata import inherit
@@ -387,7 +387,7 @@ class Reconciler:
                 found = self._parts.applier.differences(want, there)
                 if template_changed(want, there, found):
                     changed.add(names[want["metadata"]["name"]])
-        seen.held = may_roll(changed, seen.rollouts.values()).held
+        seen.held = held_rollouts(changed, seen.rollouts.values())
         now: list[Object] = []
         later: list[Object] = []
         for want in wanted:
@@ -421,7 +421,7 @@ class Reconciler:
         return bool(workloads or rest)
 
     async def _ungate(self, graph: _Graph, seen: ReconcileState) -> bool:
-        ungated = await self._parts.gates.ungate(
+        allowed, released = await self._parts.gates.ungate(
             graph.key,
             graph.workers,
             budget=gpu_ceiling(graph.model),
@@ -429,8 +429,8 @@ class Reconciler:
             replicas=seen.desired,
             now_s=graph.now_s,
         )
-        seen.waiting = ungated.plan.waiting
-        return bool(ungated.released)
+        seen.waiting = allowed.waiting
+        return bool(released)
 
     async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> ConditionFacts:
         generation = graph.raw["metadata"].get("generation", 0)

@@ -52,15 +52,6 @@ class Operator:
         metrics: OperatorMetrics,
         pace: RateLimits | None = None,
     ) -> None:
-        """Put the parts together.
-
-        Args:
-            client: Reads and writes.
-            settings: Of the process.
-            loads: Asks draining workers.
-            metrics: Counts.
-            pace: Of the queue; None: the default.
-        """
         namespace = watched_namespace(settings, client)
         self._client = client
         self._namespace = namespace

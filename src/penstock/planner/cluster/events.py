@@ -34,13 +34,6 @@ class DecisionEventWriter:
     """
 
     def __init__(self, client: KubeClient, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
-        """Build it.
-
-        Args:
-            client: Writes.
-            instance: Name of this process: the pod's or the host's.
-            now_s: Seconds since the epoch.
-        """
         reporter = EventReporter(PLANNER, instance, "Scale")
         self._recorder = EventRecorder(client, reporter, on_dropped=self._drop, now_s=now_s)
         self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(MAX_WAITING)

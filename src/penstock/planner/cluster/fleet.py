@@ -136,16 +136,6 @@ class Fleet:
         say: Callable[[Key, Report], None],
         forget: Callable[[Key], None],
     ) -> None:
-        """Build the fleet.
-
-        Args:
-            graphs: Looked up whenever a graph is marked.
-            overrides: Options that win over every graph's own, by kebab-case name.
-            profiles: What graphs of mode sla are planned by.
-            work: Plans one graph.
-            say: Called with what a graph's status should say where no loop runs.
-            forget: Called when a graph is gone.
-        """
         self._graphs = graphs
         self._overrides = overrides
         self._profiles = profiles

@@ -49,13 +49,6 @@ class ConfigMapProfiles:
     def __init__(
         self, client: KubeClient, *, overrides: Mapping[str, Any], engine_profile: EngineProfile
     ) -> None:
-        """Know nothing yet.
-
-        Args:
-            client: Reads ConfigMaps.
-            overrides: Options that win over every graph's own, by kebab-case name.
-            engine_profile: For graphs of runtime simulated that name no profile.
-        """
         self._client = client
         self._mode = overrides.get("mode")
         self._named = overrides.get("profile")

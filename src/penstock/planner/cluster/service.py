@@ -141,14 +141,6 @@ class LeaderSession:
         *,
         metrics: PlannerMetrics,
     ) -> None:
-        """Build it.
-
-        Args:
-            service: What the process is told.
-            client: Reads and writes.
-            election: Won by this process; nothing is written any more once it is lost.
-            metrics: Of the process.
-        """
         self._service = service
         self._metrics = metrics
         self._pool = ConnectionPool()

@@ -154,13 +154,6 @@ class StatusListener:
     """Turns one loop's ticks and decisions into reports."""
 
     def __init__(self, first: Report, config: DecideConfig, *, say: Callable[[Report], None]) -> None:
-        """Build it.
-
-        Args:
-            first: What was said last; the last decision is taken over from it.
-            config: Interval and whether anything is acted on, for the message; which signals its mode needs.
-            say: Called with the report at every tick and decision.
-        """
         self._report = first
         self._say = say
         self._known_s: float | None = None
@@ -291,13 +284,6 @@ class StatusWriter:
         *,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Build it.
-
-        Args:
-            client: Writes.
-            live: Function that returns the newest known object of a graph.
-            now_s: Seconds since the epoch.
-        """
         self._client = client
         self._live = live
         self._now_s = now_s

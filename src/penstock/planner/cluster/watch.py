@@ -50,14 +50,6 @@ class Watch:
         graph: str | None = None,
         operator_class: str = OPERATOR_CLASS,
     ) -> None:
-        """Prepare the watches.
-
-        Args:
-            client: Reads.
-            namespace: None watches all.
-            graph: The only graph's name; None for all of them.
-            operator_class: Of the graphs.
-        """
         self._only = graph
         self._operator_class = operator_class
         self._on_graph: Callable[[Key], None] = lambda _key: None
