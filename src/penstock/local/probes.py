@@ -44,14 +44,6 @@ class NoAnswer(Enum):
     SILENT = "it did not answer in time, or not in a form that can be read"
 
 
-class Health(Enum):
-    """What a health check found."""
-
-    HEALTHY = "it answered 200"
-    LISTENING = "its port accepts connections, but it answered late, or not with 200"
-    AWAY = "nothing listens there"
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker as the router reports it.
@@ -132,13 +124,14 @@ class Probes:
             async with asyncio.timeout(_CLOSE_S):
                 await self._pool.close()
 
-    async def health(self, url: str) -> Health:
-        """Return what ``GET url`` finds."""
+    async def health(self, url: str) -> str | None:
+        """Return what is wrong with the answer to ``GET url``; None: it is 200."""
         answer = await self.ask("GET", url)
         if answer is NoAnswer.AWAY:
-            return Health.AWAY
-        is_healthy = isinstance(answer, Response) and answer.status == 200
-        return Health.HEALTHY if is_healthy else Health.LISTENING
+            return answer.value
+        if isinstance(answer, Response) and answer.status == 200:
+            return None
+        return "its port accepts connections, but it answered late, or not with 200"
 
     async def get_text(self, url: str) -> str | NoAnswer:
         """Return the body of a 200, else why there is none."""
