@@ -1,7 +1,8 @@
-"""Questions over HTTP to the graph's own processes: is a worker healthy, is it idle, what does the router see.
+"""Questions over HTTP to the graph's own processes: is one healthy or idle, what does the one that takes requests say.
 
-Nothing here raises for a process that is away. Where it matters, "nothing listens there" is distinguished from "no
-answer in time": a router that is away sends no requests, one that is slow may still.
+That is Penstock's router, or a runtime's own frontend: it registers a class that follows `Frontend` as an entry point of
+group ``penstock.frontends``. Nothing here raises for a process that is away. Where it matters, "nothing listens there" is
+distinguished from "no answer in time": a router that is away sends no requests, one that is slow may still.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Probes:
         """Return what is wrong with the answer to ``GET url``; None: it is 200."""
         answer = await self.ask("GET", url)
         if answer is NoAnswer.AWAY:
-            return answer.value
+            return "nothing listens there"
         if isinstance(answer, Response) and answer.status == 200:
             return None
         return "its port accepts connections, but it answered late, or not with 200"
