@@ -24,7 +24,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.local_state import EntryState, state_dir
 from penstock.local import liveness
 from penstock.local.liveness import ProcessId
-from penstock.local.probes import Health, Probes
+from penstock.local.probes import Probes
 from penstock.local.process_log import log_path
 from penstock.local.statefile import StateFile
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
@@ -107,8 +107,8 @@ async def hung(state: StateFile) -> list[Finding]:
     finally:
         await probes.close()
     for (name, url), answer in zip(probed.items(), answers, strict=True):
-        if answer is not Health.HEALTHY:
-            reasons[name] = f"probed at {url}: {answer.value}"
+        if answer is not None:
+            reasons[name] = f"probed at {url}: {answer}"
     return [
         problem(
             f"graph {arbiter.namespace}",

@@ -1,4 +1,4 @@
-"""`penstock planner`: run it, explain and replay what it decided, ask what it would decide."""
+"""`penstock planner`: run it here or on a cluster, explain and replay its decisions, decide once, show what it learnt."""
 
 from __future__ import annotations
 

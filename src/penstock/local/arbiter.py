@@ -2,7 +2,7 @@
 
 Reads the initial statefile from stdin, claims the namespace, and supervises until it is asked to stop:
 SIGTERM or SIGINT drain and stop, a second one (or SIGQUIT) stops at once. However the loop ends, the
-children are ended and the statefile is removed. Only SIGKILL leaves both: then the `watchdog` becomes the next
+children are ended and the statefile is removed. Only SIGKILL leaves both: then its `Watchdog` becomes the next
 arbiter, ``--resume``, which takes over the file and the processes that still run.
 
 circus runs on tornado, tornado on asyncio: the running asyncio loop is handed to circus, whose arbiter then

@@ -1,4 +1,4 @@
-"""Stopping a graph, and making sure that nothing is left of it."""
+"""Stopping a graph, and clearing up what a killed arbiter or a failed start left; `up` and `penstock down` call it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
     began_s = time.monotonic()
     state = store.running()
     if state is None:
-        notes = (*_end_unrecorded(store, now=now), *recover(store))
+        notes: tuple[str, ...] = (*_end_unrecorded(store, now=now), *recover(store))
         if not notes:
             raise NotFoundError(
                 f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"

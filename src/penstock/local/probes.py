@@ -1,7 +1,8 @@
-"""Questions over HTTP to the graph's own processes: is a worker healthy, is it idle, what does the router see.
+"""Questions over HTTP to the graph's own processes: is one healthy or idle, what does the one that takes requests say.
 
-Nothing here raises for a process that is away. Where it matters, "nothing listens there" is distinguished from "no
-answer in time": a router that is away sends no requests, one that is slow may still.
+That is Penstock's router, or a runtime's own frontend: it registers a class that follows `Frontend` as an entry point of
+group ``penstock.frontends``. Nothing here raises for a process that is away. Where it matters, "nothing listens there" is
+distinguished from "no answer in time": a router that is away sends no requests, one that is slow may still.
 """
 
 from __future__ import annotations
@@ -42,14 +43,6 @@ class NoAnswer(Enum):
 
     AWAY = "nothing listens there"
     SILENT = "it did not answer in time, or not in a form that can be read"
-
-
-class Health(Enum):
-    """What a health check found."""
-
-    HEALTHY = "it answered 200"
-    LISTENING = "its port accepts connections, but it answered late, or not with 200"
-    AWAY = "nothing listens there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +125,14 @@ class Probes:
             async with asyncio.timeout(_CLOSE_S):
                 await self._pool.close()
 
-    async def health(self, url: str) -> Health:
-        """Return what ``GET url`` finds."""
+    async def health(self, url: str) -> str | None:
+        """Return what is wrong with the answer to ``GET url``; None: it is 200."""
         answer = await self.ask("GET", url)
         if answer is NoAnswer.AWAY:
-            return Health.AWAY
-        is_healthy = isinstance(answer, Response) and answer.status == 200
-        return Health.HEALTHY if is_healthy else Health.LISTENING
+            return "nothing listens there"
+        if isinstance(answer, Response) and answer.status == 200:
+            return None
+        return "its port accepts connections, but it answered late, or not with 200"
 
     async def get_text(self, url: str) -> str | NoAnswer:
         """Return the body of a 200, else why there is none."""

@@ -1,4 +1,4 @@
-"""Pure edits of the statefile that add and withdraw replicas; the planner's target applies them under the lock."""
+"""Pure edits of the statefile that add and withdraw replicas with GPUs of their own; applied under its lock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The statefile's model: what it says and how its entries are named.
+"""The statefile: what it says, how its entries are named, and how it reads and writes as JSON.
 
-The arbiter, the planner's target and the command line share it; `statefile_json` spells it, `store` puts it on
-disk. Pure.
+The arbiter, the planner's target and the command line share it; `store` puts it on disk. Pure.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from penstock.local.store import StateStore, log_root
 from penstock.planner.learnt import start_from
 from penstock.planner.options import join
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
-from penstock.runtimes.extras import needed_extras
+from penstock.runtimes.extras import missing_extras
 
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0
@@ -78,8 +78,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     namespace = options.namespace or graph.name
     store = StateStore.of(namespace)
     store.refuse_running()
-    needs = [need for need in needed_extras(graph) if options.with_planner or need.process != PLANNER_ROLE]
-    if problems := [need.problem() for need in needs if need.missing]:
+    if problems := missing_extras(graph, with_planner=options.with_planner):
         raise InvalidSpecError(problems)
     if options.with_planner and graph.spec.planner.enabled:
         _check_profile(graph, options.planner)

@@ -1,4 +1,4 @@
-"""What a conversion leaves out on purpose, and why.
+"""What a conversion leaves out on purpose, and why, and what it refuses because no graph can run it.
 
 What the runtime and the operator set themselves is among it: a foreign value would point processes at each other's ports.
 """
