@@ -6,9 +6,8 @@ from typing import Any
 
 from penstock.engine import profiles
 from penstock.profiler import points
-from penstock.profiler.candidates import WARM_SPEEDUP, Candidate
 from penstock.profiler.measure import repeats
-from penstock.profiler.plan import PlannedEngine, ProfilePlan
+from penstock.profiler.plan import WARM_SPEEDUP, Candidate, PlannedEngine, ProfilePlan
 
 _START_S = 4.0
 """Real seconds of starting and stopping one simulated worker. Chosen: half of it is Python's imports."""

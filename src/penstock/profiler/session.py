@@ -13,10 +13,9 @@ from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.metric_names import VLLM_CACHE_CONFIG_INFO
 from penstock.performance.sweep import Sweep
 from penstock.profiler import points
-from penstock.profiler.candidates import WorkerSetup
 from penstock.profiler.journal import Journal
 from penstock.profiler.measure import Measurer
-from penstock.profiler.plan import PlannedEngine, ProfilePlan
+from penstock.profiler.plan import PlannedEngine, ProfilePlan, WorkerSetup
 from penstock.profiler.points import Phase
 from penstock.profiler.workers import running
 from penstock.workload.exchange import SendSettings

@@ -22,7 +22,7 @@ from penstock.core.logs import get_logger
 from penstock.local.build import GPU_VARIABLE, visible_devices
 from penstock.local.liveness import ProcessId, end, identify
 from penstock.local.ports import choose_port
-from penstock.profiler.candidates import WorkerSetup
+from penstock.profiler.plan import WorkerSetup
 from penstock.runtimes import PORT, ProcessSpec, filled_argv, filled_env
 
 _PROBE = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)

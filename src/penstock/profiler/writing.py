@@ -17,7 +17,7 @@ from penstock.performance.dynamo import decode_arrays, prefill_arrays
 from penstock.performance.profile import PROFILE_FILE
 from penstock.performance.recommend import Recommendation
 from penstock.performance.sweep import Sweep
-from penstock.profiler.candidates import family, measured_services
+from penstock.profiler.plan import family, measured_services
 from penstock.profiler.reading import ARRAYS_FILE
 
 SCHEMA: Final = 1

@@ -11,8 +11,7 @@ from penstock.performance.quality import GAP_RATIO
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import DecodePoint
 from penstock.profiler import estimate, gpus, points
-from penstock.profiler.candidates import family
-from penstock.profiler.plan import ProfileConfig, plan_profile
+from penstock.profiler.plan import ProfileConfig, family, plan_profile
 from penstock.profiler.points import Limits
 
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
