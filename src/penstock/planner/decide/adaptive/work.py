@@ -35,6 +35,9 @@ late only if it waits for the rest."""
 BUSY_TAU_S = 60.0
 """Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
 
+ORDER_TAU_S = 6 * 3600.0
+"""Chosen: in which order a queue is served changes with a deployment alone."""
+
 LEAST_BUSY_S = 5.0
 """Chosen: worker-seconds of computing; less says nothing about throughput. At 2 s the first prompts of a start asked for
 two workers too many."""
@@ -88,7 +91,12 @@ def may_wait_s(own_s: float, slo_s: float) -> float:
     return max(slo_s - own_s, OWN_SHARE_MOST * slo_s)
 
 
-def followed(work: Work, demand: Demand) -> Work:
+def serves_in_time_first(work: Work) -> bool:
+    """Tell whether those that can still be in time are served before those that cannot, as was seen."""
+    return 2.0 * work.overdue_in_time > work.overdue
+
+
+def followed(work: Work, demand: Demand, slo_s: float) -> Work:
     """Return the work after one pull.
 
     Throughput is tokens done per worker-second in which a worker had a prompt: a worker that idles half of the time
@@ -97,8 +105,12 @@ def followed(work: Work, demand: Demand) -> Work:
     Args:
         work: Before.
         demand: Of the pull.
+        slo_s: TTFT that counts as in time.
     """
     dt_s = demand.period_s
+    order_kept = math.exp(-dt_s / ORDER_TAU_S)
+    overdue = demand.ttft_count if (demand.oldest_wait_s or 0.0) > slo_s else 0.0
+    in_time = overdue if demand.ttft_sum_s <= slo_s * demand.ttft_count else 0.0
     computing_s = demand.prefilling_workers * dt_s
     kept, sized_kept = math.exp(-computing_s / BUSY_TAU_S), math.exp(-dt_s / SIZE_TAU_S)
     rate = trend.followed(work.rate, demand.arrivals / dt_s, dt_s, RATE_TAU_S)
@@ -114,6 +126,8 @@ def followed(work: Work, demand: Demand) -> Work:
         sized_tokens=work.sized_tokens * sized_kept + demand.uncached_tokens,
         done_tokens=work.done_tokens * kept + demand.prefilled_tokens,
         busy_s=work.busy_s * kept + computing_s,
+        overdue=work.overdue * order_kept + overdue,
+        overdue_in_time=work.overdue_in_time * order_kept + in_time,
     )
 
 
