@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.api import QueueOrder, Role
 from penstock.core.flags import check_bounds, flag
-from penstock.planner.decide.registry import policy_names
+from penstock.planner.decide.policy import policy_names
 from penstock.simulator.faults import Faults
 from penstock.simulator.planner_choice import DEFAULT_PLANNER
 from penstock.simulator.scenario import Resize, WorkerFailure

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.registry import policy_names, policy_of
+from penstock.planner.decide.policy import policy_names, policy_of
 from penstock.planner.options import join
 from penstock.simulator.baselines import configured, has_profile
 from penstock.simulator.scenario import PoolSpec

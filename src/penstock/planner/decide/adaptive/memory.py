@@ -39,7 +39,6 @@ class Work:
     Attributes:
         rate: Of requests/s arriving.
         level: Requests/s over the last seconds, without a slope.
-        peak: Highest ``level``, decayed.
         sized: Requests, decayed over minutes.
         sized_tokens: Their uncached tokens, decayed alike.
         done_tokens: Tokens whose prefill ended, decayed over busy time.
@@ -50,7 +49,6 @@ class Work:
 
     rate: Trend = Trend()
     level: float = 0.0
-    peak: float = 0.0
     sized: float = 0.0
     sized_tokens: float = 0.0
     done_tokens: float = 0.0
@@ -151,7 +149,7 @@ def resumed(memory: AdaptiveMemory, by_s: float, now_s: float) -> AdaptiveMemory
 def carried(memory: AdaptiveMemory) -> AdaptiveMemory:
     """Return what another graph of the same model starts from: durations and speeds, not this fleet nor its traffic."""
     return AdaptiveMemory(
-        work=dataclasses.replace(memory.work, rate=Trend(), level=0.0, peak=0.0),
+        work=dataclasses.replace(memory.work, rate=Trend(), level=0.0),
         kv=dataclasses.replace(memory.kv, load=Trend()),
         roles={role: RoleMemory(startup_s=each.startup_s) for role, each in memory.roles.items()},
         hindsight={role: hindsight.carried(each) for role, each in memory.hindsight.items()},

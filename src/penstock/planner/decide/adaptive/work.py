@@ -6,7 +6,7 @@ Requests per second are followed fast and their tokens slowly: half of the noise
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.planner.decide.adaptive import trend
@@ -25,9 +25,6 @@ step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
 SIZE_TAU_S = 120.0
 """Chosen: prompt lengths change more slowly than arrivals, and their spread is most of the noise of tokens/s."""
 
-PEAK_TAU_S = 300.0
-"""Chosen: a peak of arrivals bounds trends over the time that the HPA's stabilisation window holds one."""
-
 OWN_SHARE_MOST = 0.5
 """Chosen: a prompt whose own prefill takes more than this share of the SLO is late in almost any fleet; it counts as
 late only if it waits for the rest."""
@@ -41,9 +38,6 @@ ORDER_TAU_S = 6 * 3600.0
 LEAST_BUSY_S = 5.0
 """Chosen: worker-seconds of computing; less says nothing about throughput. At 2 s the first prompts of a start asked for
 two workers too many."""
-
-TREND_MOST = 2.0
-"""Chosen: a trend may predict at most twice the last minutes' highest rate; a jump has a slope, and goes no further."""
 
 
 class Speed(Protocol):
@@ -116,12 +110,9 @@ def followed(work: Work, demand: Demand, slo_s: float) -> Work:
     rate = trend.followed(work.rate, demand.arrivals / dt_s, dt_s, RATE_TAU_S)
     weight = max(dt_s / rate.seen_s, 1.0 - math.exp(-dt_s / LEVEL_TAU_S))
     level = work.level + weight * (demand.arrivals / dt_s - work.level)
-    # A mean over less than the average's span is no peak yet.
-    peak = max(work.peak * math.exp(-dt_s / PEAK_TAU_S), level if rate.seen_s >= LEVEL_TAU_S else 0.0)
     return Work(
         rate=rate,
         level=level,
-        peak=peak,
         sized=work.sized * sized_kept + demand.arrivals,
         sized_tokens=work.sized_tokens * sized_kept + demand.uncached_tokens,
         done_tokens=work.done_tokens * kept + demand.prefilled_tokens,
@@ -138,9 +129,7 @@ def view(work: Work, demand: Demand, workers: WorkProjection, *, horizon_s: floa
     error = math.sqrt(work.level / min(2.0 * LEVEL_TAU_S, work.rate.seen_s)) if work.rate.seen_s > 0 else 0.0
 
     def arriving(ahead_s: float) -> Forecast:
-        along = trend.forecast(work.rate, ahead_s, RATE_TAU_S)
-        most = max(along.now, TREND_MOST * work.peak)
-        return workers.arriving(replace(along, ahead=min(along.ahead, most)))
+        return workers.arriving(trend.forecast(work.rate, ahead_s, RATE_TAU_S))
 
     return WorkView(
         tokens_per_s=workers.tokens_per_s(work),
