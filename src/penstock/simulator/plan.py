@@ -15,7 +15,7 @@ from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag
 from penstock.planner.decide.codec import to_plain
-from penstock.planner.decide.registry import policy_names as planner_names
+from penstock.planner.decide.policy import policy_names as planner_names
 from penstock.router.policy.busy import admission_with, check_flags
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, planner_config

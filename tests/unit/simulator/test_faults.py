@@ -165,7 +165,7 @@ def test_impossible_faults_are_refused(make, told):
 
 def test_every_mode_lives_through_every_fault(split_world):
     """Nothing raises, and the budget holds."""
-    from penstock.planner.decide.registry import policy_names
+    from penstock.planner.decide.policy import policy_names
     from penstock.simulator.oracle_search import foreseen
 
     requests = prepare(WorkloadSpec(BUSY.replace("duration_s=200", "duration_s=90")), seed=0).requests
