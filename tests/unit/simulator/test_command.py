@@ -12,7 +12,7 @@ from penstock.api.manifests import load_graph
 from penstock.cli.main import cli
 from penstock.cli.simulate import simulate
 from penstock.core.errors import ConfigError
-from penstock.planner.decide import registry
+from penstock.planner.decide import policy as registry
 from penstock.simulator.output import scoreboard
 from penstock.simulator.scenario import graph_pools
 
