@@ -255,6 +255,7 @@ NOT_SIMULATED: Final = (
     "corsAllowedOrigins",
     "limits",
     "health",
+    "gateway",
     "admission.retryAfterSeconds",
     "tiers.header",
     "tiers.models",
