@@ -119,7 +119,7 @@ def read_documents(text: str) -> tuple[list[Document], list[ParseFinding]]:
         line = text.count("\n", 0, exc.position) + 1
         return documents, [ParseFinding(line, f"malformed YAML: {exc.reason}; remove the character")]
     except yaml.MarkedYAMLError as exc:
-        mark = exc.problem_mark
+        mark: Any = exc.problem_mark  # PyYAML gives every such error one
         what = f"{exc.problem}; check indentation, colons and quotes"
         return documents, [ParseFinding(mark.line + 1, f"malformed YAML at column {mark.column + 1}: {what}")]
     return documents, []

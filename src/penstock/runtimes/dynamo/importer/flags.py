@@ -14,20 +14,8 @@ from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 _NIXL = "NixlConnector"
 _ROLES = frozenset({"kv_both", "kv_producer", "kv_consumer"})
-_DYNAMO_MODULE = "kvbm.vllm_integration.connector"
-_LEGACY: dict[str, dict[str, Any]] = {
-    "nixl": {"kv_connector": _NIXL, "kv_role": "kv_both"},
-    "lmcache": {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"},
-    "flexkv": {"kv_connector": "FlexKVConnectorV1", "kv_role": "kv_both"},
-    "kvbm": {
-        "kv_connector": "DynamoConnector",
-        "kv_connector_module_path": _DYNAMO_MODULE,
-        "kv_role": "kv_both",
-    },
-}
-"""What the names of ``--connector`` stand for."""
-
-_NONE = frozenset({"none", "null"})
+_PLAIN = frozenset({None, "nixl", "none", "null"})
+"""Values of ``--connector`` that ask for nothing beside the runtime's own."""
 _OVERRIDES = (
     "stands after the runtime's own connector and replaces it: spec.lease does not reach it; write kv_lease_duration into"
     " its kv_connector_extra_config"
@@ -45,10 +33,10 @@ def read_connector(args: ManifestSource, command: Command, *, has_own: bool) -> 
     Returns:
         Where the plain connector keeps its buffer, which a graph states for all workers; None: it does not say.
     """
+    name = command.pop_value("--connector")
+    if name not in _PLAIN:
+        args.note("--connector is refused by Dynamo 1.6; write its --kv-transfer-config", name)
     text = command.pop_value(CONNECTOR_FLAG)
-    names = [each.lower() for each in command.pop_values("--connector")]
-    if text is None and names and not set(names) <= _NONE:
-        text = _from_names(args, names)
     if text is None:
         return None
     device = _own_device(text)
@@ -58,24 +46,6 @@ def read_connector(args: ManifestSource, command: Command, *, has_own: bool) -> 
     if has_own:
         args.note(_OVERRIDES, text)
     return None
-
-
-def _from_names(args: ManifestSource, names: list[str]) -> str | None:
-    unknown = [each for each in names if each not in _LEGACY]
-    if unknown:
-        args.note(f"--connector knows {', '.join(_LEGACY)}; it is left out", " ".join(names))
-        return None
-    found = [_LEGACY[each] for each in names]
-    if len(found) == 1:
-        return json.dumps(found[0])
-    return json.dumps(
-        {
-            "kv_connector": "PdConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"connectors": found},
-            "kv_connector_module_path": _DYNAMO_MODULE,
-        }
-    )
 
 
 def _own_device(text: str) -> str | None:
