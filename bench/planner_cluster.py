@@ -35,12 +35,12 @@ from penstock.kube.client import KubeClient
 from penstock.planner.cluster.fleet import last_report, plan_of
 from penstock.planner.cluster.status import PlannerReason, StatusListener, StatusWriter
 from penstock.planner.dashboard import Dashboard
+from penstock.planner.files import SnapshotWriter
 from penstock.planner.ledger import Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics
 from penstock.planner.observers import Observer, Observers
 from penstock.planner.service import boot_id
-from penstock.planner.snapshot import SnapshotWriter
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
 from penstock.planner.sources.pages import MetricsPages

@@ -163,6 +163,7 @@ PLANNER_GPUS: Final = "penstock_planner_gpus"
 PLANNER_GPU_BUDGET: Final = "penstock_planner_gpu_budget"
 PLANNER_PHASE: Final = "penstock_planner_phase"
 PLANNER_LEDGER_ERRORS: Final = "penstock_planner_ledger_errors"
+PLANNER_DROPPED_UPDATES: Final = "penstock_planner_dropped_updates"
 
 # The operator.
 OPERATOR_RECONCILE_DURATION: Final = "penstock_operator_reconcile_duration_seconds"

@@ -15,7 +15,7 @@ from penstock.local.ledger_tail import DecisionStatus, HeldDecisions, LedgerTail
 from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
-from penstock.planner.snapshot import FILE_NAME as SNAPSHOT_NAME
+from penstock.planner.files import FILE_NAME as SNAPSHOT_NAME
 from penstock.runtimes import PLANNER_ROLE
 
 

@@ -35,6 +35,7 @@ class Figures:
         decisions: How many, by role, action and reason.
         ticks: How many.
         ledger_errors: Records that could not be written, over all loops.
+        dropped_updates: Ticks and decisions that a slow disk left out of state.json and the dashboard.
         gpu_seconds: GPUs held, integrated over simulated time.
         forecast: Of the newest decision; None in a mode without.
         readings: What the newest decision read off its profile, by role.
@@ -52,6 +53,7 @@ class Figures:
     decisions: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     ticks: int = 0
     ledger_errors: int = 0
+    dropped_updates: int = 0
     gpu_seconds: float = 0.0
     forecast: Forecast | None = None
     readings: Mapping[str, ProfileReading] = field(default_factory=dict)

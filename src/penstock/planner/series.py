@@ -172,6 +172,12 @@ SERIES: Final = (
         is_counter=True,
     ),
     Series(
+        lambda figures: [((), figures.dropped_updates)],
+        names.PLANNER_DROPPED_UPDATES,
+        "Updates of state.json and the dashboard that a slow disk had no room for.",
+        is_counter=True,
+    ),
+    Series(
         lambda figures: [((), figures.ticks)],
         names.SCHEDULE_LAG_SAMPLES,
         "Ticks measured.",

@@ -15,12 +15,12 @@ from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.dashboard import Dashboard
 from penstock.planner.decide.state import Memory
+from penstock.planner.files import FileObservers, FileThread
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
-from penstock.planner.observers import Observer, Observers
+from penstock.planner.observers import Observers
 from penstock.planner.options import PlannerOptions
-from penstock.planner.snapshot import SnapshotWriter
 from penstock.planner.sources.chain import SourceChain
 from penstock.planner.sources.frontend import FrontendMetrics, sources_of
 from penstock.planner.sources.pages import MetricsPages
@@ -108,11 +108,8 @@ async def run_until_stopped(
     graph = service.graph.name if service.graph is not None else options.namespace
     shown = metrics.of(options.namespace, graph)
     shown.begin(settings.config)
-    listeners: list[Observer] = [
-        shown,
-        SnapshotWriter(folder, now_s=time.monotonic),
-    ]
-    listeners += [dashboard] if dashboard is not None else []
+    thread = FileThread()
+    files = FileObservers(folder, dashboard, thread, shown)
     ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
     server = None
     log.info("planner options", **options.model_dump(mode="json"))
@@ -125,14 +122,14 @@ async def run_until_stopped(
             source=_sources(service, pool, router_url, clock),
             ledger=ledger,
             time=ModelTime(clock),
-            observers=Observers(listeners),
+            observers=Observers([shown, files]),
         )
         await loop.run(stop)
         log.info("planner stopped")
     finally:
         ledger.close()
-        if dashboard is not None:
-            dashboard.close()
+        files.close()
+        await asyncio.to_thread(thread.close)
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
         await pool.close()

@@ -27,6 +27,9 @@ from penstock.workload.traces import TraceRequest
 _AIMS = tuple(ScheduleTarget(deadline, 0.95) for deadline in (2.0, 1.5, 1.0, 0.75, 0.45))
 """Chosen: the oracle's queue from twice the SLO to half of it, the cheapest schedule first."""
 
+_EQUAL = 1.005
+"""A fixed fleet that costs half a percent more counts as costing no more, as on the scoreboard."""
+
 OnFleet = Callable[[str], None]
 """Told the name of each fleet that is about to be simulated."""
 
@@ -97,7 +100,7 @@ class _Tried:
     Attributes:
         reference: What the fixed fleets and the oracle are held against.
         duration_s: Of the measured run.
-        same_gpus: Size of the fixed fleets that cost about as much as the reference; None: unknown.
+        affordable_gpus: Size of the largest fixed fleets that cost no more than the reference; None: unknown, or none.
         scaled: By the planner and by other autoscalers.
         fixed: With the GPUs that each holds, the fewest first.
         scheduled: By the oracle.
@@ -105,7 +108,7 @@ class _Tried:
 
     reference: FleetOutcome
     duration_s: float
-    same_gpus: int | None = None
+    affordable_gpus: int | None = None
     scaled: list[FleetOutcome] = field(default_factory=list)
     fixed: list[tuple[int, FleetOutcome]] = field(default_factory=list)
     scheduled: list[FleetOutcome] = field(default_factory=list)
@@ -114,12 +117,12 @@ class _Tried:
         """Tell whether a fleet keeps as many requests in time as the reference."""
         return other.in_time >= self.reference.in_time
 
-    def nearest_gpus(self, sizes: Iterable[int]) -> int | None:
-        """Return the size that costs about as much as the reference, the smaller of two as near; None: unknown."""
+    def largest_affordable(self, sizes: Iterable[int]) -> int | None:
+        """Return the largest size that costs no more than the reference; None: unknown, or none does."""
         if self.reference.gpu_hours is None or not self.duration_s:
             return None
         mean = self.reference.gpu_hours * 3600 / self.duration_s
-        return min(sizes, key=lambda gpus: (abs(gpus - mean), gpus), default=None)
+        return max((gpus for gpus in sizes if gpus <= mean * _EQUAL), default=None)
 
 
 def compare(
@@ -188,10 +191,10 @@ def _simulate(bench: _Bench, setting: Setting, tried: _Tried, *, is_distorted: b
 def _search_fixed(bench: _Bench, setting: Setting, tried: _Tried) -> None:
     """Try fixed fleets until one is as good as the reference, and those that cost as much."""
     by_size = setting.fleets(bench.traffic)
-    tried.same_gpus = tried.nearest_gpus(by_size)
+    tried.affordable_gpus = tried.largest_affordable(by_size)
     is_enough = False
     for gpus, fleets in by_size.items():
-        if is_enough and gpus != tried.same_gpus:
+        if is_enough and gpus != tried.affordable_gpus:
             continue
         for fleet in fleets:
             each = bench.run(setting.name_of(fleet), FleetKind.FIXED, setting.with_fleet(fleet))
@@ -200,7 +203,7 @@ def _search_fixed(bench: _Bench, setting: Setting, tried: _Tried) -> None:
 
 
 def _chosen_fixed(tried: _Tried) -> list[FleetOutcome]:
-    """Return the cheapest fixed fleet that is as good, or else the best one, and the best that costs as much."""
+    """Return the cheapest fixed fleet that is as good, or else the best one, and the best that costs no more."""
     if not tried.fixed:
         return []
     _, best = max(tried.fixed, key=lambda each: (each[1].in_time, -each[0]))
@@ -209,10 +212,10 @@ def _chosen_fixed(tried: _Tried) -> list[FleetOutcome]:
     if as_good:
         _, cheapest = min(as_good, key=lambda each: (each[0], -each[1].in_time))
         remarks = {cheapest.name: ["the cheapest fixed fleet that serves as well"]}
-    as_dear = [each for gpus, each in tried.fixed if gpus == tried.same_gpus]
-    if as_dear:
-        best = max(as_dear, key=lambda each: each.in_time)
-        remarks.setdefault(best.name, []).append("the best fixed fleet at about the same GPU-hours")
+    affordable = [each for gpus, each in tried.fixed if gpus == tried.affordable_gpus]
+    if affordable:
+        best = max(affordable, key=lambda each: each.in_time)
+        remarks.setdefault(best.name, []).append("the best fixed fleet for no more GPU-hours")
     by_name = {each.name: each for _, each in tried.fixed}
     return [replace(by_name[name], remark="; ".join(remark)) for name, remark in remarks.items()]
 

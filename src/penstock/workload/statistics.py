@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.api import Tier
+from penstock.api import Role, Tier
 from penstock.workload.probe import ServerLag
 from penstock.workload.record import RequestResult, RequestStatus
 
@@ -143,8 +143,11 @@ def assess_lag(
     }
     lags = {name: lag_s for name, lag_s in measured.items() if lag_s is not None}
     late = [name for name, lag_s in lags.items() if lag_s > bound_s]
-    # a late arrival moves no gap
-    late_for_itl = [name for name, lag_s in lags.items() if lag_s > itl_bound_s and name != "client sending"]
+    # A late arrival moves no gap, nor does a worker whose requests go on elsewhere after the first token.
+    not_in_gaps = {"client sending"} | {
+        server.name for server in punctuality.servers if server.role == Role.PREFILL
+    }
+    late_for_itl = [name for name, lag_s in lags.items() if lag_s > itl_bound_s and name not in not_in_gaps]
     return {
         "send_p99_s": _rounded(punctuality.send_lag_p99_s),
         "loop_p99_s": _rounded(punctuality.loop_lag_p99_s),

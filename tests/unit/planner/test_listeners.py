@@ -25,9 +25,9 @@ from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand
 from penstock.planner.decision_steps import Forecast, forecast_of
 from penstock.planner.figures import Figures
+from penstock.planner.files import SnapshotWriter
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.series import points
-from penstock.planner.snapshot import SnapshotWriter
 from penstock.planner.sources.latency import gained, share_within
 
 D, P = Role.DECODE, Role.PREFILL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from served import served
 from penstock.api import Role
 from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, InvalidSpecError
+from penstock.planner import files
 from penstock.planner import service as planner_service
+from penstock.planner.figures import Figures
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import join
 from penstock.planner.replay import replay
@@ -170,6 +173,22 @@ async def test_a_planner_pulls_decides_records_and_draws_in_real_time(tmp_path):
     assert replay(ledger).differences == ()
     assert list(tmp_path.glob("events.out.tfevents.*"))
     assert (tmp_path / "state.json").exists()
+
+
+async def test_a_disk_that_hangs_delays_no_decision(tmp_path, monkeypatch):
+    """A pipe without a reader holds whoever opens state.json; the planner decides, counts what it drops, and ends."""
+    os.mkfifo(tmp_path / "state.json.tmp")
+    monkeypatch.setattr(files, "CLOSE_S", 0.1)
+    monkeypatch.setattr(files, "QUEUED", 3)
+    figures = []
+    begin = Figures.begin
+    monkeypatch.setattr(Figures, "begin", lambda self, config: (figures.append(self), begin(self, config))[1])
+    backend = _Backend(lambda: figures[0].ticks > 20)
+    await _run(backend, log_dir=str(tmp_path), mode="adaptive")
+    assert any(record["type"] == "decision" for record in read_ledger(tmp_path).records)
+    assert figures[0].dropped_updates >= 15
+    with (tmp_path / "state.json.tmp").open("rb"):  # lets the thread end
+        pass
 
 
 async def test_a_local_ledger_rotates_while_the_planner_runs(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from array import array
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.workload.probe import ServerLag
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import from_line, read_run, to_line
 from penstock.workload.statistics import ScheduleLag, assess_lag, describe, summarise
@@ -110,6 +111,18 @@ def test_single_gaps_are_marked_at_a_lag_that_leaves_ttft_alone(loop_s, itl_p99_
     assert lag["is_itl_distorted"] is is_distorted
     assert "client sending" not in lag["late_for_itl"]
     assert lag["is_distorted"] is False
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "aggregated", "router"])
+def test_only_servers_that_a_token_passes_after_the_first_are_late_for_single_gaps(role):
+    """A late prefill server distorts the run and no gap between tokens; any other server distorts both."""
+    punctuality = ScheduleLag(0.0, 0.0, None, (ServerLag("a", role, 0.2), ServerLag("b", "decode", 0.001)))
+
+    lag = assess_lag(punctuality, ttft_p50_s=1.0, itl_p99_s=0.1)
+
+    assert lag["late"] == ["a"]
+    assert lag["late_for_itl"] == ([] if role == "prefill" else ["a"])
+    assert lag["is_itl_distorted"] is (role != "prefill")
 
 
 @pytest.mark.parametrize(("speed", "is_unresolved"), [(1.0, False), (250.0, False), (251.0, True)])

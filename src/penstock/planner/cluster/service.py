@@ -29,12 +29,12 @@ from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile
 from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
 from penstock.planner.dashboard import Dashboard
+from penstock.planner.files import FileObservers, FileThread
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observer, Observers
 from penstock.planner.service import boot_id, made_folder
-from penstock.planner.snapshot import SnapshotWriter
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
 from penstock.planner.sources.frontend import FrontendMetrics, sources_of
@@ -147,6 +147,7 @@ class LeaderSession:
         self._pages = MetricsPages(self._pool, real_now_s=time.monotonic)
         self._scrape = ScrapeSource(self._pages)
         self._clock = SimulatedClock(SPEED)
+        self._files = FileThread()
         namespace = None if service.all_namespaces else service.namespace or client.namespace
         fenced = client.fenced(lambda: election.is_leading)
         self._watch = Watch(
@@ -177,6 +178,7 @@ class LeaderSession:
                 await self._watch.synced()
                 group.create_task(self.fleet.run())
         finally:
+            await asyncio.to_thread(self._files.close)
             await self._pool.close()
 
     async def _plan(self, job: PlannerJob, stop: asyncio.Event) -> None:
@@ -189,10 +191,11 @@ class LeaderSession:
         view = self._watch.of(job.key)
         sources = self._sources(job, view)
         is_chosen = self._service.log_dir is not None
-        dashboard = Dashboard.of(folder, job.plan.config, is_chosen=is_chosen)
-        ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         listener = self._metrics.of(*job.key)
         listener.begin(job.plan.config)
+        dashboard = Dashboard.of(folder, job.plan.config, is_chosen=is_chosen)
+        files = FileObservers(folder, dashboard, self._files, listener)
+        ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         try:
             await self._spread(job.key, stop)
             loop = PlannerLoop(
@@ -207,7 +210,7 @@ class LeaderSession:
                 source=SourceChain(sources, now_s=self._clock.now_s, real_now_s=time.monotonic),
                 ledger=ledger,
                 time=ModelTime(self._clock),
-                observers=Observers([listener, *self._listeners(job, folder, dashboard)]),
+                observers=Observers([listener, *self._listeners(job), files]),
             )
             await loop.run(stop)
         finally:
@@ -216,8 +219,7 @@ class LeaderSession:
             for source in sources:
                 if isinstance(source, PrometheusSource):
                     source.close()
-            if dashboard is not None:
-                dashboard.close()
+            files.close()
 
     def _settings(self, job: PlannerJob) -> LoopSettings:
         options = job.plan.options
@@ -246,18 +248,13 @@ class LeaderSession:
             )
         return max((int(each[1:]) for each in ids if each[:1] == "d" and each[1:].isdigit()), default=0)
 
-    def _listeners(self, job: PlannerJob, folder: Path, dashboard: Dashboard | None) -> list[Observer]:
+    def _listeners(self, job: PlannerJob) -> list[Observer]:
         status = StatusListener(
             last_report(job.live, PlannerReason.OBSERVING, ""),
             job.plan.config,
             say=lambda report: self._say(job, report),
         )
-        found: list[Observer] = [
-            status,
-            EventListener(lambda message: self._emit(job.key, message)),
-            SnapshotWriter(folder, now_s=time.monotonic),
-        ]
-        return [*found, dashboard] if dashboard is not None else found
+        return [status, EventListener(lambda message: self._emit(job.key, message))]
 
     def _sources(self, job: PlannerJob, view: GraphWatch) -> list[ReadingSource]:
         frontend = FrontendMetrics(self._pages, view.routers, self._scrape, self._clock)
