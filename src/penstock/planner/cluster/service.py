@@ -251,6 +251,7 @@ class LeaderSession:
             last_report(job.live, PlannerReason.OBSERVING, ""),
             job.plan.config,
             say=lambda report: self._say(job, report),
+            paused=job.plan.paused,
         )
         found: list[Observer] = [
             status,
