@@ -29,6 +29,12 @@ _AGE = _column("Age", ".metadata.creationTimestamp", of="date")
 
 _GRAPH_COLUMNS = (
     _column("Phase", ".status.phase", about="Pending, Progressing, Ready, Degraded or Failed."),
+    _column(
+        "Since",
+        '.status.conditions[?(@.type=="Ready")].lastTransitionTime',
+        of="date",
+        about="How long requests have been served, or not.",
+    ),
     _column("Prefill", ".status.summary.prefill", about="Prefill replicas, ready/target."),
     _column("Decode", ".status.summary.decode", about="Decode or aggregated replicas, ready/target."),
     _column("GPUs", ".status.summary.gpus", about="GPUs of workers, used/budget."),

@@ -253,6 +253,7 @@ class LeaderSession:
             last_report(job.live, PlannerReason.OBSERVING, ""),
             job.plan.config,
             say=lambda report: self._say(job, report),
+            paused=job.plan.paused,
         )
         return [status, EventListener(lambda message: self._emit(job.key, message))]
 
