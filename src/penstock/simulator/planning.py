@@ -32,9 +32,9 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
 from penstock.planner.decide.reading import Reading, assess
-from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
+from penstock.simulator.scenario import Fault
 from penstock.simulator.state import SimulationState
 
 _SOURCE = "simulator"

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.core.requests import EngineRole
-from penstock.engine.serve.fields import REFUSED, ChatFields, RequestError
-from penstock.engine.serve.prompts import UNANSWERABLE, ResponseFields
+from penstock.engine.serve.fields import REFUSED, UNANSWERABLE, ChatFields, RequestError, ResponseFields
 from penstock.engine.serve.protocol import Api, RemoteKv, parse
 from penstock.engine.serve.settings import ServeFlags, resolve
 

@@ -18,23 +18,6 @@ async def events_of(response):
     return [json.loads(event[6:]) for event in body.split(b"\n\n")[:-2]]
 
 
-async def test_completion_reports_usage_and_length(serving):
-    """The body has the words, the reason and the counts; nothing is cached on first sight."""
-    async with serving() as client:
-        body = await client.complete("x" * 100, max_tokens=5)
-        assert body["usage"] == {
-            "prompt_tokens": 25,
-            "completion_tokens": 5,
-            "total_tokens": 30,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        }
-        assert len(body["choices"][0]["text"]) == 20
-        assert body["choices"][0]["finish_reason"] == "length"
-        again = await client.complete("x" * 100, max_tokens=5)
-        assert again["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
-        assert again["choices"] == body["choices"]
-
-
 async def test_stream_has_one_event_per_token_and_usage(serving):
     """Events carry one word each; the last has the reason, the next the usage."""
     async with serving() as client:

@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.simulator.faults import Fault, FaultPeriod, Faults
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.planning import VirtualPlanner
-from penstock.simulator.scenario import ProfiledModel, Resize, WorkerFailure, unbounded_router
+from penstock.simulator.scenario import (
+    Fault,
+    FaultPeriod,
+    Faults,
+    ProfiledModel,
+    Resize,
+    WorkerFailure,
+    unbounded_router,
+)
 from penstock.simulator.scoreboard import score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import RunSpec, simulate

@@ -1,7 +1,7 @@
 """A request that a worker gives up for a higher tier ends in the simulation as it does live: failed, and once."""
 
 from penstock.api import Role
-from penstock.engine.serve.preemption_config import PreemptionFlag
+from penstock.engine.serve.settings import PreemptionFlag
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest

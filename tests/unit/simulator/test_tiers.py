@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.api import Role, Tier
-from penstock.engine.serve.preemption_config import PreemptionFlag
+from penstock.engine.serve.settings import PreemptionFlag
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.scoreboard import tier_scores

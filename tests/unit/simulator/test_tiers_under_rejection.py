@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.api import Role, RouterConfig, Tier
-from penstock.engine.serve.preemption_config import PreemptionFlag
+from penstock.engine.serve.settings import PreemptionFlag
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario

@@ -18,12 +18,15 @@ from penstock.core import metric_names as names
 from penstock.core.clock import LagTracker
 from penstock.core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S, BucketCounts
 from penstock.core.tiers import TierPriority, tier_of
-from penstock.engine.core.counters import EngineCounters
 from penstock.engine.core.engine import Engine, StepOutcome
-from penstock.engine.core.lease import LeaseTerm
-from penstock.engine.core.preemption import PreemptionKind
 from penstock.engine.core.request_slots import RequestSlots
-from penstock.engine.core.requests import FinishReason, RequestState
+from penstock.engine.core.requests import (
+    EngineCounters,
+    FinishReason,
+    LeaseTerm,
+    PreemptionKind,
+    RequestState,
+)
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.core.transfer import Transfer
 from penstock.engine.serve.settings import ServeSettings

@@ -19,9 +19,8 @@ from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.kv_publisher import KvPublisher
-from penstock.engine.serve.kv_reading import KvReading
 from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification
-from penstock.engine.serve.notifications import Notification
+from penstock.engine.serve.notifications import KvReading, Notification
 from penstock.engine.serve.protocol import EngineCall, RemoteKv
 from penstock.engine.serve.settings import LoadFailurePolicy, ServeSettings
 from penstock.engine.serve.streams import Reply, Stream
@@ -127,10 +126,10 @@ class ServedWorker:
         now_s = self.clock.now_s()
         self._catch_up(now_s)
         # Heartbeats first: one message may hold a heartbeat and, queued a moment later, the read of the same id.
-        unknown = self.engine.extend_leases(message.heartbeats, now_s)
+        unknown = self.engine.pinned.renew(message.heartbeats, now_s)
         self.metrics.heartbeats_received += bool(message.heartbeats)
         self.metrics.count_ignored(IgnoredNotification.UNKNOWN_REQUEST, len(unknown))
-        unknown += self.engine.end_leases(message.reads)
+        unknown += self.engine.pinned.read(message.reads)
         self.timeline.retry(now_s)
         self._arm()
         return unknown
