@@ -32,7 +32,7 @@ from penstock.local.store import StateStore, log_root
 from penstock.planner.learnt import start_from
 from penstock.planner.options import join
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
-from penstock.runtimes.extras import missing_extras
+from penstock.runtimes.build import missing_extras
 
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0
