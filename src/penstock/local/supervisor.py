@@ -28,7 +28,6 @@ from penstock.local.plan import (
     Drain,
     Forget,
     Kill,
-    Limits,
     Mark,
     ObservedProcess,
     ProcessExit,
@@ -169,20 +168,18 @@ LOG_CHECK_S = 5.0
 class Supervisor:
     """Keeps the processes of one statefile as the file wants them."""
 
-    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile, limits: Limits) -> None:
+    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile) -> None:
         """Take charge of a statefile that has just been written.
 
         Args:
             store: The file.
             launcher: Starts and signals processes.
             state: What was written.
-            limits: Bounds of waiting.
         """
         self._record = Record(store, state)
         self._launcher = launcher
-        self._limits = limits
         self._observed: dict[str, ObservedProcess] = {}
-        self._observer = ProcessObserver(self._observed, limits)
+        self._observer = ProcessObserver(self._observed)
         self._log_starts: dict[str, int] = {}
         self._logs_due_s = 0.0
         self._is_stopping = False
@@ -231,7 +228,7 @@ class Supervisor:
         await self._collect_exits(now_s)
         state = self._record.read()
         self._observer.probe(state)
-        for action in plan(state, self._observed, now_s, self._limits):
+        for action in plan(state, self._observed, now_s):
             await self._survive(self._act(action, now_s))
         if now_s >= self._logs_due_s:
             self._logs_due_s = now_s + LOG_CHECK_S
@@ -242,9 +239,7 @@ class Supervisor:
         """Take the next steps of stopping."""
         now_s = time.monotonic()
         await self._collect_exits(now_s)
-        for action in plan_stop(
-            self._record.state, self._observed, now_s, self._limits, force=self._is_forced
-        ):
+        for action in plan_stop(self._record.state, self._observed, now_s, force=self._is_forced):
             await self._act(action, now_s)
         if not self._record.state.arbiter.stopping:
             self._record.stopping()
