@@ -8,9 +8,24 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from math import ceil
 from typing import Final
+
+
+def percentile(values: Iterable[float], percent: float) -> float | None:
+    """Return the smallest value that ``percent`` of the values do not exceed; None without values.
+
+    Of 100 values the 99th percentile is the second largest, of fewer the largest.
+
+    Args:
+        values: In any order.
+        percent: Above 0, at most 100.
+    """
+    ordered = sorted(values)
+    return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else None
+
 
 # vLLM 0.32's upper bounds in seconds, so that a dashboard can lay the router's curves over the workers'.
 TTFT_BOUNDS_S: Final = (

@@ -9,9 +9,8 @@ import yaml
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import MAX_FILE_BYTES, load_graph, load_manifests, parse_manifests
-from penstock.api.manifests.messages import suggestion
 from penstock.api.manifests.nodes import MAX_NODES
-from penstock.api.manifests.validation import validate
+from penstock.api.manifests.validation import suggestion, validate
 from penstock.core.errors import InvalidSpecError
 
 HEAD = """\

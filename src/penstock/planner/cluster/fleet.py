@@ -14,7 +14,6 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from penstock.api import Environment, GraphDeployment, Role
-from penstock.api.manifests.former_defaults import without_former_defaults
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
 from penstock.core.logs import bind_task, get_logger
 from penstock.kube.objects.names import paused_by
@@ -52,10 +51,10 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
     Raises:
         InvalidSpecError: this version does not understand it.
     """
-    fields = {key: obj[key] for key in ("apiVersion", "kind", "metadata")}
-    fields["spec"] = without_former_defaults(obj["spec"])
     try:
-        return GraphDeployment.model_validate(fields)
+        return GraphDeployment.model_validate(
+            {key: obj[key] for key in ("apiVersion", "kind", "metadata", "spec")}
+        )
     except ValidationError as exc:
         problems = [
             Problem(".".join(map(str, error["loc"])), error["msg"], "graph")
