@@ -228,7 +228,7 @@ class KvReading:
         remote = stream.call.remote
         if remote is not None:
             self._heartbeats.untrack(remote.engine_id, remote.request_id)
-            self._send_reads(remote)
+            self.release(remote)
             stream.is_read_sent = True
 
     def declined(self, stream: Stream) -> None:
@@ -237,8 +237,9 @@ class KvReading:
         self._on_confirmed(stream)
 
     def release(self, remote: RemoteKv) -> None:
-        """Nobody will fetch it: its blocks may go."""
-        self._send_reads(remote)
+        """Announce KV as read that was read, or that nobody will fetch: its blocks may go."""
+        reads = list(reads_of(remote.request_id, remote.ranks, self._ranks))
+        self._notifier.send(remote.notify_url, remote.engine_id, reads=reads)
 
     def forget(self, stream: Stream, *, is_read_pending: bool) -> None:
         """Stop tracking a request; KV that was never fetched is announced as read, so that its blocks are freed."""
@@ -246,13 +247,9 @@ class KvReading:
         if remote is None or self._streams.get(remote.request_id) is not stream:
             return
         if is_read_pending and not stream.is_read_sent:
-            self._send_reads(remote)
+            self.release(remote)
         del self._streams[remote.request_id]
         self._heartbeats.untrack(remote.engine_id, remote.request_id)
-
-    def _send_reads(self, remote: RemoteKv) -> None:
-        reads: list[Read] = list(reads_of(remote.request_id, remote.ranks, self._ranks))
-        self._notifier.send(remote.notify_url, remote.engine_id, reads=reads)
 
     def _on_notified(self, result: NotifyResult) -> None:
         if result.failed is not None:

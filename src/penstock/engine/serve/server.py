@@ -23,7 +23,7 @@ from penstock.engine.serve import metrics, notifications, protocol
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.protocol import Api, EngineCall
 from penstock.engine.serve.settings import ServeSettings
-from penstock.engine.serve.streams import Names, Reply
+from penstock.engine.serve.streams import Reply
 from penstock.engine.serve.worker import ServedWorker
 
 Ticket: TypeAlias = "asyncio.Future[bool]"
@@ -131,9 +131,10 @@ class EngineServer:
     async def start(self) -> None:
         """Listen, then become ready after the simulated start-up time."""
         flags = self.settings.flags
-        self.worker.start_publishing()
+        if self.worker.publisher is not None:
+            self.worker.publisher.start()
         await self._http.start(flags.host, flags.port)
-        self.worker.listen_as(str(uuid.uuid4()), self.port)
+        self.worker.port = self.port
         await asyncio.sleep(self.worker.clock.to_real_s(flags.startup_s))
         if self.state == "starting":
             self.state = "ready"
@@ -174,7 +175,7 @@ class EngineServer:
         except RequestError as exc:
             remote = protocol.rejected_remote(request.body, self.settings)
             if remote is not None:
-                self.worker.rejected(remote)
+                self.worker.reading.release(remote)
             responder.send(exc.status, exc.body(), headers=headers)
             return
         try:
@@ -189,10 +190,13 @@ class EngineServer:
     ) -> None:
         given_id = dict(headers).get(_REQUEST_ID)
         name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
+        response_id = f"{_ID_PREFIXES[call.api]}{name}"
         reply = Reply(
             call,
             responder,
-            names=Names(f"{_ID_PREFIXES[call.api]}{name}", next(self._serial)),
+            response_id=response_id,
+            # Two requests may carry one id.
+            request_id=f"{response_id}-{next(self._serial):08x}",
             headers=headers,
             interval=self.settings.flags.stream_interval,
             worker=self.worker,
@@ -233,7 +237,7 @@ class EngineServer:
         try:
             message = notifications.parse(request.body)
         except ValueError as exc:
-            self.worker.metrics.count_ignored(metrics.IgnoredNotification.MALFORMED)
+            self.worker.metrics.ignored[metrics.IgnoredNotification.MALFORMED] += 1
             responder.send(400, error_body(str(exc), kind="BadRequestError", code=400))
             return
         unknown = self.worker.notified(message)

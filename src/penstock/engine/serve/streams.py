@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.core.http.messages import error_body
@@ -28,24 +27,6 @@ if TYPE_CHECKING:
     from penstock.engine.serve.worker import ServedWorker
 
 OutputsOf = Callable[[RequestState], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Ids of one answer.
-
-    Attributes:
-        response_id: What the client sees.
-        serial: Makes the engine's ids unique, because two requests may carry one id.
-    """
-
-    response_id: str
-    serial: int
-
-    def request_id(self, choice: Choice) -> str:
-        """Return the engine's id of a choice."""
-        place = f"-{choice.index}" if choice.index else ""
-        return f"{self.response_id}-{self.serial:08x}{place}"
 
 
 class Stream:
@@ -166,11 +147,13 @@ class Reply:
         call: EngineCall,
         responder: Responder,
         *,
-        names: Names,
+        response_id: str,
+        request_id: str,
         headers: Sequence[tuple[bytes, bytes]],
         interval: int,
         worker: ServedWorker,
     ) -> None:
+        """Begin an answer that the client knows by ``response_id``, the engine by ``request_id``, which is unique."""
         self.call = call
         self.is_paused = False
         self.interval = 1 if call.events_differ else interval
@@ -178,11 +161,14 @@ class Reply:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._responder = responder
         self._headers = headers
-        self._outputs_of = worker.outputs_of
+        self._outputs_of = worker.engine.outputs_of
         self._finished: list[Finished] = []
         make = ResponseFormat if call.api is Api.RESPONSES else CompletionFormat
-        self._format = make(call, names.response_id, int(time.time()))
-        self.streams = tuple(Stream(self, choice, names.request_id(choice)) for choice in call.choices)
+        self._format = make(call, response_id, int(time.time()))
+        self.streams = tuple(
+            Stream(self, choice, f"{request_id}-{choice.index}" if choice.index else request_id)
+            for choice in call.choices
+        )
         if call.stream:
             responder.on_pause(self._pause)
             responder.on_resume(self._resume)
