@@ -221,14 +221,12 @@ class Responder:
             raise RuntimeError("Responder.write before Responder.start: call start(status) first")
 
     @property
-    def takes_chunks(self) -> bool:
-        """Whether the response is one of chunks, so that ``write_framed`` may be used."""
-        return self._mode == _CHUNKED
+    def write_framed(self) -> Callable[[bytes], object] | None:
+        """What sends one whole chunk that carries its framing already; None: the response is not one of chunks.
 
-    def write_framed(self, chunk: bytes) -> None:
-        """Send one whole chunk that carries its framing already; dropped unless ``takes_chunks``."""
-        if self._mode == _CHUNKED:
-            self._transport.write(chunk)
+        It may be called until the response is complete or the client is gone.
+        """
+        return self._transport.write if self._mode == _CHUNKED else None
 
     def end(self) -> None:
         """Complete a started response; does nothing when it is complete or the client is gone."""
