@@ -43,6 +43,7 @@ Callback = Callable[[], object]
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _BODYLESS = frozenset({204, 304})
+_BREAKS = b"\r\n\0"
 
 # How body bytes leave, by the state of the response.
 _NOT_STARTED, _CHUNKED, _UNTIL_CLOSE, _MUTE, _OVER = range(5)
@@ -146,10 +147,10 @@ class Responder:
         self._http_1_0 = request.http_1_0
         self._mode = _NOT_STARTED
         self._paused = False
-        self._on_disconnect: list[Callback] = []
+        self._on_disconnect: tuple[Callback, ...] = ()
         self._on_pause: Callback | None = None
         self._on_resume: Callback | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: tuple[asyncio.Future[None], ...] = ()
         self.keep_alive = request.keep_alive
         self.disconnected = False
         self.status = 0
@@ -263,7 +264,7 @@ class Responder:
         if not self._paused:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters += (waiter,)
         await waiter
 
     def on_disconnect(self, callback: Callback) -> None:
@@ -271,7 +272,7 @@ class Responder:
         if self.disconnected:
             callback()
         elif self._mode != _OVER:
-            self._on_disconnect.append(callback)
+            self._on_disconnect += (callback,)
 
     def on_pause(self, callback: Callback) -> None:
         """Call back whenever the client's buffer passes the high-water mark (at once if it has)."""
@@ -292,7 +293,7 @@ class Responder:
     def writing_resumed(self) -> None:
         """Take the connection's word that its buffer is below the low-water mark."""
         self._paused = False
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, ()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -335,23 +336,17 @@ class Responder:
         return True
 
     def _head(self, status: int, content_type: str | None, headers: Headers, framing: bytes) -> bytes:
-        owner = self._owner
-        parts = [
-            _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
-            owner.response_head() if owner is not None else b"",
-            framing,
-        ]
+        head = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        if self._owner is not None:
+            head += self._owner.response_head()
         if content_type is not None:
-            parts.append(b"content-type: " + content_type.encode("latin-1") + b"\r\n")
-        if headers:
-            parts.append(encode_headers(headers))
+            framing += b"content-type: %b\r\n" % content_type.encode("latin-1")
         if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
+            framing += b"connection: close\r\n"
         elif self._http_1_0:
-            parts.append(b"connection: keep-alive\r\n")
-        parts.append(b"\r\n")
+            framing += b"connection: keep-alive\r\n"
         self.status = status
-        return b"".join(parts)
+        return b"%b%b%b\r\n" % (head, framing, encode_headers(headers))
 
     def _finish(self) -> None:
         owner = self._owner
@@ -368,8 +363,7 @@ class Responder:
         # instead of at the next cyclic collection.
         self._mode = _OVER
         self._owner = None
-        self._on_disconnect = []
-        self._waiters = []
+        self._on_disconnect = self._waiters = ()
         self._on_pause = self._on_resume = None
 
 
@@ -380,11 +374,9 @@ def encode_headers(headers: Headers) -> bytes:
         ValueError: a name or value carries a line break or NUL, which would split the message.
     """
     lines = b"".join([b"%b: %b\r\n" % each for each in headers])
-    count = len(headers)
-    if lines.count(b"\r") != count or lines.count(b"\n") != count or b"\0" in lines:
-        for name, value in headers:
-            if any(each in name + value for each in (b"\r", b"\n", b"\0")):
-                raise ValueError(
-                    f"header {name!r}: value {value!r} must not carry CR, LF or NUL; remove them"
-                )
+    if len(lines.translate(None, _BREAKS)) != len(lines) - 2 * len(headers):
+        name, value = next(
+            each for each in headers if len(b"".join(each).translate(None, _BREAKS)) < sum(map(len, each))
+        )
+        raise ValueError(f"header {name!r}: value {value!r} must not carry CR, LF or NUL; remove them")
     return lines

@@ -6,7 +6,6 @@ Made by ``client_connection``; nothing here knows sockets or the parser. A relay
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Protocol, Self
@@ -66,7 +65,7 @@ class StreamingResponse:
 
     def __init__(self, connection: BodySource) -> None:
         self._connection: BodySource | None = connection
-        self._buffer: deque[bytes] = deque()
+        self._buffer: list[bytes] = []
         self._buffered_bytes = 0
         self._error: UpstreamError | None = None
         self._on_data: OnData | None = None
@@ -168,7 +167,7 @@ class StreamingResponse:
         return True
 
     def _take(self) -> bytes:
-        data = self._buffer.popleft()
+        data = self._buffer.pop(0)
         self._buffered_bytes -= len(data)
         if self._held and self._buffered_bytes < _BUFFER_HIGH_BYTES // 4:
             self._held = False
@@ -256,7 +255,10 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
     def on_chunk(framed: bytes, at: int) -> None:
         try:
             sent = observe(framed, at)
-            (write_framed if sent is framed else write)(sent)
+            if sent is framed and write_framed is not None:
+                write_framed(framed)
+            else:
+                write(sent)
         except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
             stop(exc)
 
