@@ -132,6 +132,7 @@ def serve(**given: Any) -> None:
         kv_block_tokens=spec.engine.block_tokens if spec is not None else None,
         batch_tokens=spec.batch_tokens if spec is not None else None,
         worker_requests=spec.engine.request_limit if spec is not None else None,
+        graph=spec,
         graph_file=flags.graph,
         host=flags.host,
         port=flags.port,

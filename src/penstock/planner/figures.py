@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from penstock.core.histogram import quantile
+from penstock.core.histogram import quantile, share_within
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Pull
 from penstock.planner.forecast import Forecast, forecast_of
-from penstock.planner.histogram import gained, share_within
+from penstock.planner.histogram import gained
 from penstock.planner.observers import View
 from penstock.planner.profiled import ProfileReading, profile_reading
 from penstock.planner.sources.base import Buckets

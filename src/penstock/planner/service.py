@@ -114,7 +114,7 @@ async def run_until_stopped(
     shown.begin(settings.config)
     listeners: list[Observer] = [
         shown,
-        SnapshotWriter(folder, now_s=time.monotonic),
+        SnapshotWriter(folder, settings.config, now_s=time.monotonic),
     ]
     if dashboard is not None:
         listeners.append(dashboard)

@@ -25,7 +25,7 @@ class PeriodicTask:
     """Calls a coroutine function until it is closed; a call that fails is logged, and the next one comes."""
 
     def __init__(
-        self, work: Callable[[], Awaitable[None]], *, name: str, pause_real_s: float, failure: str
+        self, work: Callable[[], Awaitable[object]], *, name: str, pause_real_s: float, failure: str
     ) -> None:
         """Prepare; nothing is called before `start`.
 

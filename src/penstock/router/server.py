@@ -43,6 +43,8 @@ from penstock.router.proxy.upstream import UpstreamClient
 from penstock.router.recent_traffic import RecentTraffic
 from penstock.router.settings import RouterSettings
 from penstock.router.tokenizer import load_tokenizer
+from penstock.router.ui.live_page import REFRESH_REAL_S, LivePage
+from penstock.router.ui.planner import planner_reader
 
 log = get_logger(__name__)
 
@@ -106,6 +108,8 @@ class RouterServer:
             if settings.graph_file is not None
             else None
         )
+        self._admin_check = AdminCheck(settings.admin_keys, is_local=settings.is_local)
+        self._live_page = self._make_live_page()
         self._periodic = list(self._make_periodic())
         app = self._make_app()
         self._http = HttpServer(
@@ -216,6 +220,7 @@ class RouterServer:
                 if self._group is not None:
                     self._group.tick()
                 self._traffic.tick(self._clock.now_s())
+                self._live_page.tick()
                 if self._access_log is not None:
                     self._access_log.flush()
             except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
@@ -256,6 +261,12 @@ class RouterServer:
 
     def _make_periodic(self) -> Iterator[PeriodicTask]:
         """Yield what goes on beside requests, first to last as it is started and stopped."""
+        yield PeriodicTask(
+            self._live_page.refresh,
+            name="live page",
+            pause_real_s=REFRESH_REAL_S,
+            failure="the live page's facts of the planner could not be read",
+        )
         if self._config_watch is not None:
             yield PeriodicTask(
                 self._config_watch.check,
@@ -280,6 +291,20 @@ class RouterServer:
             self.core.entry_queue.index_of,
             port=port,
             engine_block_tokens=settings.kv_block_tokens or ENGINE_BLOCK_TOKENS,
+        )
+
+    def _make_live_page(self) -> LivePage:
+        discovery = self._discovery
+        return LivePage(
+            self._settings,
+            self.admission,
+            self.metrics,
+            planner_reader(self._settings, discovery),
+            check=self._admin_check,
+            now_s=self._clock.now_s,
+            queue=self._admin.queue_gauges,
+            discovery_problem=self._discovery_problem,
+            routers=lambda: 0 if discovery is None else len(discovery.routers()),
         )
 
     def _set_admission(self, section: AdmissionConfig) -> None:
@@ -343,7 +368,7 @@ class RouterServer:
             ),
             # A key that carries a tier authenticates, too; a router without keys stays open.
             keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),
-            admin_check=AdminCheck(settings.admin_keys, is_local=settings.is_local),
+            admin_check=self._admin_check,
             cors=Cors(config.cors_allowed_origins),
             metrics=self.metrics,
             page=MetricsPage(collector),
@@ -351,6 +376,7 @@ class RouterServer:
             reader=self._reader,
             speed=settings.speed,
             access_log=self._access_log,
+            live_page=self._live_page,
             session_header=config.session_header,
             tiers=self.tiers,
         )

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.histogram import ROUTER_ITL_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts, quantile
-from penstock.planner.histogram import gained, share_within
+from penstock.core.histogram import (
+    ROUTER_ITL_BOUNDS_S,
+    ROUTER_TTFT_BOUNDS_S,
+    BucketCounts,
+    quantile,
+    share_within,
+)
+from penstock.planner.histogram import gained
 
 INF = math.inf
 

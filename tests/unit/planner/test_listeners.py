@@ -229,7 +229,7 @@ async def test_metrics_and_health_are_served_and_a_taken_port_is_named():
 
 async def test_the_state_file_holds_the_planner_now(world):
     """Pools, last decisions with sentences, what it is doing."""
-    writer = SnapshotWriter(world.folder, now_s=lambda: world.time.at_s)
+    writer = SnapshotWriter(world.folder, world.config, now_s=lambda: world.time.at_s)
     world.watch(writer)
     world.load.kv = lambda _now, _workers: 0.95
     await world.run_until(35)

@@ -1,4 +1,4 @@
-"""The Role of a graph's processes: find workers, and what their runtime needs."""
+"""The Role of a graph's processes: find workers, read their own graph, and what their runtime needs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from penstock.runtimes import runtime_of
 def role(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
     """Return the Role; an operator may only grant what it holds itself."""
     rules = [_rule("discovery.k8s.io", "endpointslices", "get", "list", "watch")]
+    # Its live page shows what planner and operator say of the graph.
+    rules.append({**_rule("penstock.dev", "graphdeployments", "get"), "resourceNames": [graph.name]})
     own = runtime_of(graph.spec.runtime).cluster.verbs
     rules += [_rule(group, resource, *verbs) for (group, resource), verbs in own.items()]
     return {

@@ -37,6 +37,7 @@ from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.refusal import RequestRefused
 from penstock.router.proxy.tiers import LiveTiers
+from penstock.router.ui.live_page import LivePage
 
 log = get_logger(__name__)
 _DEBUG_LOGGER = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ _CLIENT_LEFT = 499
 _OVERLOADED = (429, 503)
 """Answers to those for whom there is no room."""
 _PASSED_ON = (b"traceparent", b"tracestate")
+_WATCHED = frozenset({"/metrics", "/health", "/ready", "/ui"})
 _JSON_TYPE = (b"content-type", b"application/json")
 _REFUSAL_KINDS = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's types of error, by status."""
@@ -74,6 +76,7 @@ class RouterApp:
         reader: PromptReader | None,
         speed: float,
         access_log: AccessLog | None,
+        live_page: LivePage,
         session_header: str | None = None,
         tiers: LiveTiers | None = None,
     ) -> None:
@@ -92,6 +95,7 @@ class RouterApp:
         self._reader = reader
         self._speed = speed
         self._access_log = access_log
+        self._live_page = live_page
         self._session_header = (session_header or "").lower().encode()
         self._tiers = tiers
         self._model_card = {
@@ -134,17 +138,13 @@ class RouterApp:
                 self._require(request, "GET")
                 self._keys.check(request.headers.get(b"authorization"))
                 responder.send(200, self._models(path), headers=headers)
-            elif path == "/metrics":
-                self._require(request, "GET")
-                responder.send(200, self._page.render(), content_type=self._page.content_type)
-                return
             elif path == PICKER_PATH and self._group is not None:
                 self._require(request, "GET")
                 self._group.accept(request, responder)
                 return
-            elif path in {"/health", "/ready"}:
+            elif path in _WATCHED or path.startswith("/ui/"):
                 self._require(request, "GET")
-                responder.send(*(self._admin.health() if path == "/health" else self._admin.ready()))
+                await self._answer_watcher(path, request, responder)
                 return
             elif path == "/workers" or path.startswith("/workers/"):
                 endpoint = ApiEndpoint.WORKERS
@@ -311,6 +311,17 @@ class RouterApp:
                 code="model_not_found",
             )  # fmt: skip
         return orjson.dumps({**self._model_card, "id": asked})
+
+    async def _answer_watcher(self, path: str, request: Request, responder: Responder) -> None:
+        """Answer those who ask again and again; they are not counted among the requests."""
+        if path == "/metrics":
+            responder.send(200, self._page.render(), content_type=self._page.content_type)
+        elif path == "/health":
+            responder.send(*self._admin.health())
+        elif path == "/ready":
+            responder.send(*self._admin.ready())
+        else:
+            await self._live_page.answer(request, responder)
 
     def _answer_workers(self, path: str, request: Request, responder: Responder, headers: Headers) -> None:
         parts = path.strip("/").split("/")
