@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.proxy.call import request_id
+from penstock.core.http.request_id import request_id
 from penstock.router.proxy.completion import ApiEndpoint, parse_completion
 from penstock.router.proxy.kv_transfer import (
     decode_body,

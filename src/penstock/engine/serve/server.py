@@ -16,8 +16,10 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.messages import Headers
 from penstock.core.http.problem import error_body
+from penstock.core.http.request_id import HEADER as REQUEST_ID
+from penstock.core.http.request_id import well_formed
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
-from penstock.core.logs import get_logger
+from penstock.core.logs import bind_task, get_logger
 from penstock.engine.serve import metrics, notifications, protocol
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.protocol import Api, EngineCall
@@ -34,7 +36,6 @@ _DRAIN_POLL_S = 0.02
 _CLOSE_GRACE_S = 5.0
 _RETRY_AFTER_S = b"1"
 """Chosen: the least that HTTP can say; the worker does not know when a slot becomes free."""
-_REQUEST_ID = b"x-request-id"
 _ID_PREFIXES = {Api.COMPLETIONS: "cmpl-", Api.CHAT: "chatcmpl-", Api.RESPONSES: "resp_"}
 
 Route = Callable[[Request, Responder], Awaitable[None]]
@@ -120,8 +121,10 @@ class EngineServer:
         await route(request, responder)
 
     async def _generate(self, request: Request, responder: Responder, *, api: Api) -> None:
-        given_id = request.headers.get(_REQUEST_ID)
-        headers = () if given_id is None else ((_REQUEST_ID, given_id),)
+        given_id = well_formed(request.headers.get(REQUEST_ID))
+        headers = () if given_id is None else ((REQUEST_ID, given_id),)
+        if given_id is not None:
+            bind_task(request_id=given_id.decode())
         if self.state != "ready":
             _refuse(responder, f"This worker is {self.state}.", headers)
             return
@@ -143,7 +146,7 @@ class EngineServer:
     async def _reply(
         self, call: EngineCall, responder: Responder, headers: tuple[tuple[bytes, bytes], ...]
     ) -> None:
-        given_id = dict(headers).get(_REQUEST_ID)
+        given_id = dict(headers).get(REQUEST_ID)
         name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
         reply = Reply(
             call,

@@ -17,8 +17,10 @@ import orjson
 from penstock.core.errors import ClientDisconnected, NotFoundError
 from penstock.core.http.messages import Headers
 from penstock.core.http.problem import error_body
+from penstock.core.http.request_id import HEADER as REQUEST_ID
+from penstock.core.http.request_id import request_id
 from penstock.core.http.server import Request, Responder
-from penstock.core.logs import get_logger
+from penstock.core.logs import bind_task, get_logger
 from penstock.router.access_log import AccessLog
 from penstock.router.metrics import MetricsPage, RouterMetrics
 from penstock.router.picker.channel import PATH as PICKER_PATH
@@ -29,10 +31,10 @@ from penstock.router.proxy.admin import Admin
 from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck, is_of_this_machine
 from penstock.router.proxy.body_bounds import SMALL_BYTES, check_size
 from penstock.router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
-from penstock.router.proxy.call import CompletionCall, request_id
+from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
 from penstock.router.proxy.cors import Cors
-from penstock.router.proxy.failures import QUEUE_TIMEOUT, REJECTIONS
+from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.refusal import RequestRefused
@@ -129,8 +131,8 @@ class RouterApp:
         if path in PATHS:
             await self._complete(path, request, responder)
             return
-        own_id = request_id(request.headers.get(b"x-request-id"))
-        headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        own_id = request_id(request.headers.get(REQUEST_ID))
+        headers = ((REQUEST_ID, own_id), *self._cors.headers(path, request.headers))
         endpoint = ApiEndpoint.OTHER
         try:
             if path.startswith("/v1/models"):
@@ -161,8 +163,9 @@ class RouterApp:
 
     async def _complete(self, path: str, request: Request, responder: Responder) -> None:
         arrived_real_s = time.monotonic()
-        own_id = request_id(request.headers.get(b"x-request-id"))
-        headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        own_id = request_id(request.headers.get(REQUEST_ID))
+        bind_task(request_id=own_id.decode())
+        headers = ((REQUEST_ID, own_id), *self._cors.headers(path, request.headers))
         call: CompletionCall | None = None
         try:
             self._check(request)
@@ -243,7 +246,7 @@ class RouterApp:
         return request.headers.get(self._session_header, b"")[:SESSION_BYTES].decode("latin-1")
 
     def _upstream_headers(self, request: Request, own_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
-        headers = [_JSON_TYPE, (b"x-request-id", own_id)]
+        headers = [_JSON_TYPE, (REQUEST_ID, own_id)]
         sent = request.headers
         headers += [(name, sent[name]) for name in _PASSED_ON if name in sent]
         is_own = (
@@ -269,6 +272,15 @@ class RouterApp:
         metrics.requests[endpoint.value, status] += 1
         if call is not None:
             self._count(endpoint, call, status, e2e_s)
+            if _failed_at_worker(call, status):
+                log.warning(
+                    "request failed",
+                    error=call.error,
+                    status=status,
+                    prefill_worker=call.prefill_worker,
+                    worker=call.worker,
+                    retries=call.tries.retries,
+                )
         if self._access_log is not None or _DEBUG_LOGGER.isEnabledFor(logging.DEBUG):
             line = _access_line(endpoint, own_id, status, e2e_s, call)
             log.debug("request answered", **line)
@@ -372,6 +384,13 @@ class RouterApp:
         kind = _REFUSAL_KINDS.get(refusal.status, "invalid_request_error")
         body = error_body(refusal.message, kind=kind, code=refusal.code)
         responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
+
+
+def _failed_at_worker(call: CompletionCall, status: int) -> bool:
+    """Return whether a request failed that workers had, neither for want of room nor by its client's doing."""
+    if call.error is None or not (call.worker or call.prefill_worker):
+        return False
+    return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, *REJECTIONS} and (status >= 500 or status == 200)
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

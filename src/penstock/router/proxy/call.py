@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import re
 import time
 
 from penstock.api import Tier
@@ -13,20 +10,6 @@ from penstock.router.core.retries import RequestTries
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.prefix import Keyed
 from penstock.router.proxy.tier_admission import TierIdentity
-
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
-_PREFIX = os.urandom(8).hex()
-_NUMBERS = itertools.count(1)
-
-
-def request_id(sent: bytes | None) -> bytes:
-    """Return the client's request id if it is one, else a new one.
-
-    Accepted: 1 to 128 of ``A-Z a-z 0-9 . _ : + / = -``; anything else could break logs or headers.
-    """
-    if sent is not None and _REQUEST_ID.fullmatch(sent):
-        return sent
-    return f"{_PREFIX}-{next(_NUMBERS):x}".encode()
 
 
 class CompletionCall:
