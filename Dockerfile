@@ -2,12 +2,12 @@
 # runs it but for vLLM's and Dynamo's workers.
 #
 #   docker build -t penstock:dev .
-#   docker build --build-arg EXTRAS=kubernetes,kv-events,prometheus,tensorboard -t penstock:dev-tensorboard .
+#   docker build --build-arg EXTRAS=kubernetes,kv-events,prometheus,tracing,tensorboard -t penstock:dev-tensorboard .
 #   docker build --secret id=pip_cert,src=/etc/ssl/certs/ca-certificates.crt .    behind a proxy with its own CA
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
-ARG EXTRAS=kubernetes,kv-events,prometheus
+ARG EXTRAS=kubernetes,kv-events,prometheus,tracing
 WORKDIR /src
 RUN python3 -m venv /opt/penstock
 # Read where the secret of that name is given, and by pip alone; the build argument names a file of the base image.

@@ -105,7 +105,7 @@ dist: $(VENV)/.dev ## Build what a release publishes into dist/, a dry run of it
 	rm -rf dist && mkdir -p dist/python
 	$(BIN)/uv build --quiet --out-dir dist/python
 	$(HELM) package charts/penstock --destination dist > /dev/null
-	$(BIN)/uv pip compile --quiet --generate-hashes --extra kubernetes --extra kv-events --extra prometheus pyproject.toml --output-file dist/requirements.txt
+	$(BIN)/uv pip compile --quiet --generate-hashes --extra kubernetes --extra kv-events --extra prometheus --extra tracing pyproject.toml --output-file dist/requirements.txt
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.cdx.json dist/requirements.txt
 	awk '/^## /{on=($$2=="$(VERSION)"); next} on' CHANGELOG.md > dist/NOTES.md
 	cd dist && sha256sum *.tgz *.txt *.json python/* > SHA256SUMS

@@ -22,6 +22,7 @@ from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
+from penstock.core.tracing import open_tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.discovery.static import parse_static_workers
 from penstock.router.policy.registry import policy_names
@@ -147,7 +148,7 @@ def serve(**given: Any) -> None:
         access_log=flags.access_log,
         shutdown_grace_s=flags.shutdown_grace,
     )
-    server = RouterServer(settings)
+    server = RouterServer(settings, open_tracing("penstock-router"))
     loop.run(server.serve)
 
 

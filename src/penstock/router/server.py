@@ -13,6 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer, Request
 from penstock.core.logs import get_logger
+from penstock.core.tracing import Tracing
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
 from penstock.router.config_watch import POLL_REAL_S, ConfigWatch
@@ -60,14 +61,19 @@ milliseconds, and the pod's grace period must not pass in it."""
 class RouterServer:
     """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
         """Build all parts; nothing runs and nothing listens yet.
+
+        Args:
+            settings: What it is told.
+            tracing: Makes the requests' spans; None: there are none.
 
         Raises:
             ConfigError: the settings cannot work.
         """
         settings.check()
         self._settings = settings
+        self._tracing = tracing
         self._clock = SimulatedClock(settings.speed)
         self.metrics = RouterMetrics()
         self._pool = ConnectionPool()
@@ -202,6 +208,8 @@ class RouterServer:
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
+        if self._tracing is not None:
+            await self._tracing.close()
 
     async def _tick(self) -> None:
         # The loop's own clock is coarse and cached; lateness is measured with the real one.
@@ -379,6 +387,7 @@ class RouterServer:
             live_page=self._live_page,
             session_header=config.session_header,
             tiers=self.tiers,
+            tracing=self._tracing,
         )
 
     def _discovery_problem(self) -> str | None:

@@ -20,12 +20,14 @@ from penstock.core.http.request_id import HEADER as REQUEST_ID
 from penstock.core.http.request_id import well_formed
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
 from penstock.core.logs import bind_task, get_logger
+from penstock.core.tracing import Tracing
 from penstock.engine.serve import metrics, notifications, protocol
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.protocol import Api, EngineCall
 from penstock.engine.serve.request_gate import AtCapacity, RequestGate
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.streams import Names, Reply
+from penstock.engine.serve.trace import EngineTrace
 from penstock.engine.serve.worker import ServedWorker
 
 log = get_logger(__name__)
@@ -48,7 +50,9 @@ class EngineServer:
         state: ``starting`` → ``ready`` → ``draining``; only ``ready`` takes requests.
     """
 
-    def __init__(self, settings: ServeSettings, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, settings: ServeSettings, group: asyncio.TaskGroup, tracing: Tracing | None = None
+    ) -> None:
         self.settings = settings
         self.state = "starting"
         flags = settings.flags
@@ -58,6 +62,8 @@ class EngineServer:
             self._handle, limits=_LIMITS, is_vital=lambda request: not request.path.startswith("/v1/")
         )
         self._serial = itertools.count()
+        role = settings.engine.role.value
+        self._trace = None if tracing is None else EngineTrace(tracing, self.worker.clock, role=role)
         self._created_s = int(time.time())
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): partial(self._generate, api=Api.COMPLETIONS),
@@ -139,12 +145,16 @@ class EngineServer:
         try:
             async with self._gate.enter(responder) as is_wanted:
                 if is_wanted:
-                    await self._reply(call, responder, headers)
+                    await self._reply(call, request, responder, headers)
         except AtCapacity as exc:
             _refuse(responder, str(exc), headers)
 
     async def _reply(
-        self, call: EngineCall, responder: Responder, headers: tuple[tuple[bytes, bytes], ...]
+        self,
+        call: EngineCall,
+        request: Request,
+        responder: Responder,
+        headers: tuple[tuple[bytes, bytes], ...],
     ) -> None:
         given_id = dict(headers).get(REQUEST_ID)
         name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
@@ -157,8 +167,11 @@ class EngineServer:
             worker=self.worker,
         )
         responder.on_disconnect(lambda: self._abort(reply))
+        span = None if self._trace is None else self._trace.begin(request)
         self.worker.submit(reply)
         await reply.done
+        if self._trace is not None and span is not None:
+            self._trace.end(span, reply.streams[0])
 
     def _abort(self, reply: Reply) -> None:
         for stream in reply.streams:
@@ -204,8 +217,13 @@ def _refuse(responder: Responder, message: str, headers: Headers) -> None:
     responder.send(503, body, headers=(*headers, (b"retry-after", _RETRY_AFTER_S)))
 
 
-async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:
+async def serve(settings: ServeSettings, stop: asyncio.Event, tracing: Tracing | None = None) -> None:
     """Run one worker until ``stop`` is set, then drain it.
+
+    Args:
+        settings: The worker's.
+        stop: Ends it.
+        tracing: Makes the requests' spans; None: there are none.
 
     Raises:
         PortInUseError: the port is taken.
@@ -213,11 +231,14 @@ async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:
     """
     try:
         async with asyncio.TaskGroup() as group:
-            await _serve_until(stop, EngineServer(settings, group))
+            await _serve_until(stop, EngineServer(settings, group, tracing))
     except ExceptionGroup as failures:  # the task group wraps even the one error that this function promises
         if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], PenstockError):
             raise failures.exceptions[0] from None
         raise
+    finally:
+        if tracing is not None:
+            await tracing.close()
     log.info("worker stopped")
 
 

@@ -64,6 +64,7 @@ class Stream:
         is_held: Nothing may be sent yet, because its KV is not known to have been read in time.
         is_read_sent: The prefill worker has been told that its blocks were read.
         done: Set when the choice is complete or no client is left to read it.
+        transfer_s: When its KV began and ended to arrive, simulated seconds; None: it was computed here.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Stream:
         "is_read_sent",
         "request_id",
         "state",
+        "transfer_s",
     )
 
     def __init__(self, reply: Reply, choice: Choice, request_id: str) -> None:
@@ -86,6 +88,7 @@ class Stream:
         self.is_read_sent = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.state: RequestState | None = None
+        self.transfer_s: tuple[float, float] | None = None
         self._events: ChoiceEvents | None = None
         self._sent = 0
 

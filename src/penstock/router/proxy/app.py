@@ -21,6 +21,7 @@ from penstock.core.http.request_id import HEADER as REQUEST_ID
 from penstock.core.http.request_id import request_id
 from penstock.core.http.server import Request, Responder
 from penstock.core.logs import bind_task, get_logger
+from penstock.core.tracing import Tracing
 from penstock.router.access_log import AccessLog
 from penstock.router.metrics import MetricsPage, RouterMetrics
 from penstock.router.picker.channel import PATH as PICKER_PATH
@@ -39,6 +40,7 @@ from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader
 from penstock.router.proxy.refusal import RequestRefused
 from penstock.router.proxy.tiers import LiveTiers
+from penstock.router.proxy.trace import begin_trace
 from penstock.router.ui.live_page import LivePage
 
 log = get_logger(__name__)
@@ -81,6 +83,7 @@ class RouterApp:
         live_page: LivePage,
         session_header: str | None = None,
         tiers: LiveTiers | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._model = model
         self._handler = handler
@@ -100,6 +103,7 @@ class RouterApp:
         self._live_page = live_page
         self._session_header = (session_header or "").lower().encode()
         self._tiers = tiers
+        self._tracing = tracing
         self._model_card = {
             "id": model,
             "object": "model",
@@ -175,6 +179,8 @@ class RouterApp:
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
             call = self._call(parsed, request, responder, headers, arrived_real_s)
+            if self._tracing is not None:
+                call.trace = begin_trace(self._tracing, request, call)
             if self._reader is not None:
                 call.take_keys(await self._reader.read(call.request))
             await self._handler.serve(call)
@@ -272,6 +278,8 @@ class RouterApp:
         metrics.requests[endpoint.value, status] += 1
         if call is not None:
             self._count(endpoint, call, status, e2e_s)
+            if call.trace is not None:
+                call.trace.finish(call, status)
             if _failed_at_worker(call, status):
                 log.warning(
                     "request failed",
@@ -390,7 +398,9 @@ def _failed_at_worker(call: CompletionCall, status: int) -> bool:
     """Return whether a request failed that workers had, neither for want of room nor by its client's doing."""
     if call.error is None or not (call.worker or call.prefill_worker):
         return False
-    return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, *REJECTIONS} and (status >= 500 or status == 200)
+    return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, "shutdown", *REJECTIONS} and (
+        status >= 500 or status == 200
+    )
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from penstock.api import Tier
 from penstock.core.http.server import Responder
@@ -10,6 +11,9 @@ from penstock.router.core.retries import RequestTries
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.prefix import Keyed
 from penstock.router.proxy.tier_admission import TierIdentity
+
+if TYPE_CHECKING:
+    from penstock.router.proxy.trace import RequestTrace
 
 
 class CompletionCall:
@@ -35,6 +39,7 @@ class CompletionCall:
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
         error: Reason of the failure, or None.
+        trace: Its spans; None: none are made.
     """
 
     __slots__ = (
@@ -53,6 +58,7 @@ class CompletionCall:
         "request",
         "responder",
         "session",
+        "trace",
         "tries",
         "ttft_s",
         "upstream_headers",
@@ -90,6 +96,7 @@ class CompletionCall:
         self.session = session
         self.identity = identity
         self.error: str | None = None
+        self.trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
         """Keep the prefix keys, and the number of tokens where they tell it."""

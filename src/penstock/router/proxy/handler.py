@@ -232,8 +232,11 @@ class CompletionHandler:
             tier=call.tier,
             tenant=tenant,
         )
+        if call.trace is not None:
+            call.trace.waits(Role.DECODE.value)
         async with self._admission.acquire(Role.DECODE, arrival) as assignment:
             call.queued_s += assignment.queued_s
+            self._note_assigned(call, assignment)
             call.worker = assignment.worker.name
             log.debug("decode worker chosen", worker=call.worker, reason=assignment.reason)
             await self._answer(call, assignment, body, remote=remote)
@@ -243,11 +246,18 @@ class CompletionHandler:
     def _acquire_entry(self, call: CompletionCall, *, again: bool) -> AssignmentContext:
         """Return what waits for a worker of the first stage, which keeps the request for the block and no longer."""
         again = again or bool(call.tries.avoid)
+        if call.trace is not None:
+            call.trace.waits(self._entry.value)
         return self._admission.acquire(self._entry, self._arrival(call), again=again)
 
     def _count_wait(self, call: CompletionCall, assignment: LiveAssignment) -> None:
         call.queued_s += assignment.queued_s
         self._metrics.queue_time.observe(assignment.queued_s)
+        self._note_assigned(call, assignment)
+
+    def _note_assigned(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+        if call.trace is not None:
+            call.trace.assigned(assignment, queued_real_s=self._clock.to_real_s(assignment.queued_s))
 
     def _arrival(self, call: CompletionCall) -> Arrival:
         """Return a call as the first stage's policy sees it."""
@@ -398,6 +408,8 @@ class CompletionHandler:
 
     def _note_first_token(self, call: CompletionCall, assignment: LiveAssignment) -> None:
         self._admission.prefilled(assignment)
+        if call.trace is not None:
+            call.trace.first_token()
         if self._admission.core.tiers is not None:
             self._admission.record_tier_event(
                 call.tier, TierFirstToken(self._clock.to_model_s(call.age_real_s()))

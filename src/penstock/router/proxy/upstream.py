@@ -8,6 +8,7 @@ from typing import NoReturn
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import UpstreamConnectError, UpstreamError, WrongAnswer
 from penstock.core.http.client import ConnectionPool, StreamingResponse
+from penstock.core.http.messages import Headers
 from penstock.router.admission import LiveAssignment
 from penstock.router.core.retries import FailedTry, RetryScope
 from penstock.router.core.transfers import KvLease, KvTransfer
@@ -70,9 +71,10 @@ class UpstreamClient:
         """
         timeouts = self._settings.upstream_timeouts(self._clock, left_s=self.left_s(call))
         url = assignment.worker.spec.url + call.request.path
-        return await self._pool.stream(
-            "POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts
-        )
+        headers: Headers = call.upstream_headers
+        if call.trace is not None:
+            headers = call.trace.sent(assignment, headers, retries=call.tries.retries)
+        return await self._pool.stream("POST", url, body=body, headers=headers, timeouts=timeouts)
 
     def broken(self, assignment: LiveAssignment, error: UpstreamError) -> StageFailed:
         """Return the failure for an answer that did not come whole, and take note of it."""
@@ -176,6 +178,8 @@ class RoundTrip:
     def _end(self, exc: BaseException | None) -> None:
         if self._response is not None:
             self._response.abort()
+        if self._call.trace is not None:
+            self._call.trace.answered(exc)
         if isinstance(exc, ErrorEvent):
             raise self._client.error(self._call, self._assignment, self._lease, exc.reply) from exc
         if isinstance(exc, UpstreamError):
