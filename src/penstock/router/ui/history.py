@@ -18,6 +18,7 @@ STEP_S: Final = 5.0
 """Between two points. Chosen: a dozen of them make a minute."""
 _WINDOW: Final = 12
 """Steps over which latencies and rejections are summed: a minute, as `penstock status` has it."""
+_TIER_COUNTS: Final = ("arrivals", "rejected", "shed")
 _POINTS: Final = 180
 """Chosen: a quarter of an hour, in which a fleet has started and left again."""
 
@@ -49,7 +50,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Counters at one moment; histograms cumulative by bound, tiers as (arrivals, rejected, shed)."""
+    """Counters at one moment; histograms cumulative by bound, tiers as in `_TIER_COUNTS`."""
 
     at_s: float
     arrivals: int
@@ -109,23 +110,6 @@ class Cost:
         return {"elapsed_s": self.elapsed_s, "gpu_seconds": self.gpu_seconds, "fixed": fixed}
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """One point of every curve."""
-
-    at_s: float
-    ready: Mapping[str, int]
-    gpus: int | None
-    queued: int
-    kv_usage_fraction: float | None
-    arrivals_per_s: float | None
-    rejected_per_s: float | None
-    ttft_p99_s: float | None
-    itl_p99_s: float | None
-    ttft_in_time: float | None
-    itl_in_time: float | None
-
-
 @dataclass(slots=True)
 class History:
     """Marks a router's counters and gauges.
@@ -144,7 +128,7 @@ class History:
     targets: Targets
     cost: Cost = field(default_factory=Cost)
     _counts: deque[_Counts] = field(default_factory=lambda: deque(maxlen=_WINDOW + 1))
-    _points: deque[_Point] = field(default_factory=lambda: deque(maxlen=_POINTS))
+    _points: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_POINTS))
 
     def tick(self, now_s: float) -> None:
         """Mark once in a step; called again and again."""
@@ -165,20 +149,14 @@ class History:
             "ttft": ttft,
             "itl": itl,
             "tiers": {
-                tier: dict(
-                    zip(
-                        ("arrivals", "rejected", "shed"),
-                        (b - a for a, b in zip(then.tiers[tier], counts, strict=True)),
-                        strict=True,
-                    )
-                )
+                tier: {name: b - a for name, a, b in zip(_TIER_COUNTS, then.tiers[tier], counts, strict=True)}
                 for tier, counts in now.tiers.items()
             },
         }
 
     def series(self) -> list[dict[str, Any]]:
         """Return the points, oldest first."""
-        return [asdict(point) for point in self._points]
+        return list(self._points)
 
     def _mark(self, now_s: float) -> None:
         now, gauges = _Counts.of(self.metrics, self.tiers, now_s), self.gauges()
@@ -192,18 +170,14 @@ class History:
             rejected = now.refused + now.timed_out - before.refused - before.timed_out
             rates = ((now.arrivals - before.arrivals) / step_s, rejected / step_s)
         self._points.append(
-            _Point(
-                now_s,
-                gauges.ready,
-                gauges.gpus,
-                gauges.queued,
-                gauges.kv_usage_fraction,
-                *rates,
-                ttft["p99_s"],
-                itl["p99_s"],
-                ttft["in_time"],
-                itl["in_time"],
-            )
+            {
+                "at_s": now_s,
+                **asdict(gauges),
+                "arrivals_per_s": rates[0],
+                "rejected_per_s": rates[1],
+                **{f"ttft_{key}": ttft[key] for key in ("p99_s", "in_time")},
+                **{f"itl_{key}": itl[key] for key in ("p99_s", "in_time")},
+            }
         )
 
     def _latencies(self, then: _Counts, now: _Counts) -> tuple[dict[str, Any], dict[str, Any]]:
