@@ -2,30 +2,28 @@
 # runs it but for vLLM's and Dynamo's workers.
 #
 #   docker build -t penstock:dev .
-#   docker build --build-arg EXTRAS=kubernetes,kv-events,prometheus,tracing,tensorboard -t penstock:dev-tensorboard .
+#   docker build --build-arg VARIANT=tensorboard -t penstock:dev-tensorboard .
 #   docker build --secret id=pip_cert,src=/etc/ssl/certs/ca-certificates.crt .    behind a proxy with its own CA
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
-ARG EXTRAS=kubernetes,kv-events,prometheus,tracing
+ARG VARIANT=standard
 WORKDIR /src
 RUN python3 -m venv /opt/penstock
 # Read where the secret of that name is given, and by pip alone; the build argument names a file of the base image.
 ARG PIP_CERT=
 ARG CERTIFICATE="if [ -s /run/secrets/pip_cert ]; then export PIP_CERT=/run/secrets/pip_cert; fi"
-# Dependencies first, by themselves: a changed source file then costs seconds, not a download of numpy.
-COPY pyproject.toml ./
-RUN --mount=type=secret,id=pip_cert eval "${CERTIFICATE}"; python3 -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-extras = [each for each in sys.argv[1].split(",") if each]; \
-print("\n".join([*p["dependencies"], *(d for each in extras for d in p["optional-dependencies"][each])]))' \
-    "${EXTRAS}" > requirements.txt \
-    && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements.txt
-COPY LICENSE README.md ./
+# Dependencies first, by themselves: a changed source file then costs seconds, not a download of numpy. Versions and hashes
+# are those of `make lock`.
+COPY requirements/${VARIANT}.txt ./requirements.txt
+RUN --mount=type=secret,id=pip_cert eval "${CERTIFICATE}"; /opt/penstock/bin/pip install --no-cache-dir \
+    --disable-pip-version-check --require-hashes -r requirements.txt
+COPY pyproject.toml LICENSE README.md ./
 COPY src ./src
 COPY manifests/samples ./manifests/samples
 RUN --mount=type=secret,id=pip_cert eval "${CERTIFICATE}"; /opt/penstock/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-deps --wheel-dir /dist . \
     && /opt/penstock/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /dist/*.whl \
-    && /opt/penstock/bin/pip uninstall --yes --quiet pip $(case "${EXTRAS}" in *tensorboard*) ;; *) echo setuptools ;; esac)
+    && /opt/penstock/bin/pip uninstall --yes --quiet pip $(case "${VARIANT}" in tensorboard) ;; *) echo setuptools ;; esac)
 # What no process reads: tests, sources of C extensions, stubs. Of the Kubernetes client, half of the rest, a process imports
 # a tenth, and of pygments nothing but at an error: they are one archive of bytecode, from which Python imports as well.
 RUN cd /opt/penstock/lib/python3*/site-packages \

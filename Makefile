@@ -13,7 +13,7 @@ IMAGE_BUILD_FLAGS ?=
 HELM              ?= helm
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz house check types form crds format image manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
+.PHONY: help demo test test-fast test-slow test-nightly coverage test-lowest test-cluster e2e fuzz soak house check types form crds format image lock manifests manifests-check docs dist bench bench-dualmap bench-lease bench-overload bench-planner vllm-cpu test-vllm image-vllm-cpu dynamo test-dynamo image-dynamo clean
 
 help: ## List the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -53,6 +53,9 @@ coverage: $(VENV)/.dev ## The fast tests with branch coverage of the pure packag
 explore: $(VENV)/.dev ## The property tests with new random examples, more of them, where the other targets repeat theirs
 	$(BIN)/pytest tests -m "hypothesis and not cluster" -n logical --dist worksteal --hypothesis-profile explore --timeout 0 $(ARGS)
 
+soak: $(VENV)/.dev ## An hour of mixed load and faults on a graph of real processes; ARGS="--minutes 10 --seed 2"
+	$(BIN)/python tests/world/soak.py $(ARGS)
+
 test-lowest: $(VENV)/.dev ## The fast tests on the lowest versions of dependencies that pyproject.toml allows
 	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-lowest
 	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
@@ -69,7 +72,7 @@ test-cluster: $(VENV)/.dev ## Tests against a real kube-apiserver; needs KUBEBUI
 e2e: $(VENV)/.dev ## Tests on a kind cluster; needs kind, kubectl, helm, KIND_NODE_IMAGE; skipped without
 	$(BIN)/pytest e2e -m "e2e and not nightly" -v -s -p no:randomly $(ARGS)
 
-fuzz: $(VENV)/.dev ## Feed broken input to the HTTP server and the manifests; ROUNDS=20000 SEED=1 choose how much
+fuzz: $(VENV)/.dev ## Feed broken input to HTTP, manifests, traces, ledgers and messages; ROUNDS=20000 SEED=1 choose how much
 	FUZZ_ROUNDS=$(ROUNDS) FUZZ_SEED=$(SEED) $(BIN)/pytest tests/fuzz --timeout 0 -p no:randomly $(ARGS)
 
 check: types form docs manifests-check ## Lint, format, types and import layers: what CI runs before the tests; -j2 uses two cores
@@ -81,7 +84,6 @@ form: $(VENV)/.dev # Part of check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m penstock.api.crd --check
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 
@@ -105,7 +107,7 @@ dist: $(VENV)/.dev ## Build what a release publishes into dist/, a dry run of it
 	rm -rf dist && mkdir -p dist/python
 	$(BIN)/uv build --quiet --out-dir dist/python
 	$(HELM) package charts/penstock --destination dist > /dev/null
-	$(BIN)/uv pip compile --quiet --generate-hashes --extra kubernetes --extra kv-events --extra prometheus --extra tracing pyproject.toml --output-file dist/requirements.txt
+	cp requirements/standard.txt dist/requirements.txt
 	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file dist/sbom.cdx.json dist/requirements.txt
 	awk '/^## /{on=($$2=="$(VERSION)"); next} on' CHANGELOG.md > dist/NOTES.md
 	cd dist && sha256sum *.tgz *.txt *.json python/* > SHA256SUMS
@@ -113,9 +115,18 @@ dist: $(VENV)/.dev ## Build what a release publishes into dist/, a dry run of it
 image: ## Build the container image; CONTAINER_TOOL, IMAGE and IMAGE_BUILD_FLAGS choose how
 	$(CONTAINER_TOOL) build --tag $(IMAGE) $(IMAGE_BUILD_FLAGS) .
 
+# Universal: one file for every Python and platform that the image may be built for. What is pinned stays; UPGRADE=--upgrade
+# takes the newest that pyproject.toml allows.
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
+	--custom-compile-command "make lock" $(UPGRADE) pyproject.toml --extra gateway --extra kubernetes --extra kv-events --extra prometheus --extra tracing
+
+lock: $(VENV)/.dev ## Pin the image's dependencies with their hashes into requirements/; UPGRADE=--upgrade takes newer ones
+	$(LOCK) --output-file requirements/standard.txt
+	$(LOCK) --extra tensorboard --output-file requirements/tensorboard.txt
+
 # The version is only what the chart is rendered for; nothing in it depends on a newer one.
 RENDER = $(HELM) template penstock charts/penstock --namespace penstock-system --kube-version 1.34.0 \
-	--skip-tests --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.dynamo=true
+	--skip-tests --set clusterWide=true --set createNamespace=true --set rbac.leaderWorkerSets=true --set rbac.inferencePools=true --set rbac.dynamo=true
 
 manifests: ## Render manifests/install.yaml from the chart
 	$(RENDER) > manifests/install.yaml
@@ -180,4 +191,4 @@ image-vllm-cpu: ## Build the image of vLLM for clusters without a GPU (5 GB), VL
 	$(CONTAINER_TOOL) build --tag $(VLLM_IMAGE) $(IMAGE_BUILD_FLAGS) tests/real/vllm-cpu
 
 clean: ## Remove what the targets made
-	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV)-lowest $(VLLM_VENV) $(DYNAMO_VENV) demo-output soak-output dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -27,7 +27,7 @@ from penstock.core.errors import UpstreamError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run
 from penstock.engine.core.engine import Engine
-from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.engine.core.requests import EngineRequest
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.settings import ServeFlags, resolve

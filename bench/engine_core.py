@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from penstock.engine import profiles
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
-from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.engine.core.requests import EngineRequest, EngineRole
 from penstock.engine.core.timeline import Timeline
 

@@ -41,22 +41,20 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run
 from penstock.core.local_state import EntryState
-from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.local.ports import ephemeral_port
 from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
 from penstock.runtimes.process import RuntimeContext
 from penstock.runtimes.simulated import Simulated
-from penstock.simulator.graph_scenario import graph_pools
 from penstock.simulator.jobs import Job, PrefixChains
-from penstock.simulator.scenario import RouterGroup, Scenario
+from penstock.simulator.scenario import RouterGroup, Scenario, graph_pools
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.workload.arrivals import Spread
+from penstock.workload.arrivals import OnLong, Spread
 from penstock.workload.exchange import SendSettings
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.replay import Replayer
-from penstock.workload.selection import OnLong
 from penstock.workload.statistics import summarise
 from penstock.workload.traces import TraceRequest
 

@@ -17,8 +17,8 @@ import time
 from penstock.api import Role, RouterConfig
 from penstock.core.http.loop import run
 from penstock.router.admission import Admission
-from penstock.router.core.assignment import Verdict
 from penstock.router.core.build import TOGETHER, build_router
+from penstock.router.core.retries import Verdict
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.picker import messages as wire
 from penstock.router.picker.relay import RecentPrompts

@@ -32,8 +32,7 @@ from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer
 from penstock.core.logs import configure
 from penstock.kube.client import KubeClient
-from penstock.planner.cluster.fleet import last_report
-from penstock.planner.cluster.plan import plan_of
+from penstock.planner.cluster.fleet import last_report, plan_of
 from penstock.planner.cluster.status import PlannerReason, StatusListener, StatusWriter
 from penstock.planner.dashboard import Dashboard
 from penstock.planner.ledger import Ledger
@@ -216,7 +215,7 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
         view = FixedGraph(arguments.workers)
         sources: list[ReadingSource] = [RouterSource(pages, at(f"{url}/{index}"), now_s=clock.now_s), scrape]
         await PlannerLoop(
-            LoopSettings(plan.config, 10.0, 600.0, f"{boot_id()}@1", {"namespace": "bench"}),
+            LoopSettings(plan.config, 600.0, f"{boot_id()}@1", max_age_s=10.0, about={"namespace": "bench"}),
             target=KubernetesTarget(cast(KubeClient, None), graph, view),
             source=SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic),
             ledger=Ledger(home / "ledger.jsonl"),

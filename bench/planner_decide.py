@@ -15,8 +15,8 @@ from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide
+from penstock.planner.decide.policy import policy_names, policy_of
 from penstock.planner.decide.reading import assess
-from penstock.planner.decide.registry import policy_names, policy_of
 from penstock.planner.decide.state import PlannerState
 
 ROUNDS = 300

@@ -27,8 +27,8 @@ from aiohttp import web
 
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run
-from penstock.core.http.relay import relay
 from penstock.core.http.server import HttpServer, Request, Responder
+from penstock.core.http.streaming import relay
 from penstock.local.ports import ephemeral_port
 
 _ITL_MS = 5.0

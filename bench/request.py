@@ -22,9 +22,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from penstock.api import Role, RouterConfig
-from penstock.core.http.capacity import connections_within_files
 from penstock.core.http.client_connection import ClientConnection
-from penstock.core.http.limits import ServerLimits
+from penstock.core.http.limits import ServerLimits, connections_within_files
 from penstock.core.http.loop import run
 from penstock.core.http.server_connection import ServerConnection, ServerContext
 from penstock.core.tracing import Tracing

@@ -29,14 +29,16 @@ def list_all(statefile: Path, workers: Sequence[str], routers: Sequence[str]) ->
     statefile.write_bytes(orjson.dumps(entries))
 
 
-def start(port: int, graph: Path, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `penstock router serve` on a port and return it once it is ready; ``words`` are its further options."""
+def start(
+    port: int, graph: Path, words: Sequence[str], log: Path, *, verb: str = "serve"
+) -> subprocess.Popen[bytes]:
+    """Start `penstock router serve`, or another verb, and return it once it is ready; ``words`` are further options."""
     argv = [
         sys.executable,
         "-m",
         "penstock.cli",
         "router",
-        "serve",
+        verb,
         "--graph",
         str(graph),
         "--port",

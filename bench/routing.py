@@ -20,15 +20,15 @@ from collections.abc import Callable
 from penstock.api import AdmissionConfig, AdmissionMode, Role, RouterConfig
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
 from penstock.router.core.router import RouterCore
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
 from penstock.router.policy.keys import Prefix, prompt_keys
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival
+from penstock.router.policy.worker_queue import WorkerLoad
 
 FLEETS = (8, 64, 256, 1024)
 REQUESTS = 400

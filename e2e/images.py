@@ -20,7 +20,7 @@ def container_tool() -> str:
     return os.environ.get("CONTAINER_TOOL", default)
 
 
-def load_image(cluster: Kube, image: str, folder: Path, *, nodes: tuple[str, ...], extras: str = "") -> None:
+def load_image(cluster: Kube, image: str, folder: Path, *, nodes: tuple[str, ...], variant: str = "") -> None:
     """Build an image and load it into nodes.
 
     Args:
@@ -28,12 +28,12 @@ def load_image(cluster: Kube, image: str, folder: Path, *, nodes: tuple[str, ...
         image: Its name and tag.
         folder: For an archive, which needs some hundred MB for a moment.
         nodes: That may run it.
-        extras: Of the distribution, separated by commas; empty: the Dockerfile's own.
+        variant: Of the image, as `requirements/` names them; empty: the standard one.
     """
     tool = container_tool()
     flags = os.environ.get("IMAGE_BUILD_FLAGS", "")
-    if extras:
-        flags = f"{flags} --build-arg EXTRAS={extras}"
+    if variant:
+        flags = f"{flags} --build-arg VARIANT={variant}"
     say(f"building {image}")
     cluster.run(
         "make", "-C", str(ROOT), "image", f"IMAGE={image}", f"CONTAINER_TOOL={tool}", f"IMAGE_BUILD_FLAGS={flags}",

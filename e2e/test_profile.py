@@ -10,7 +10,7 @@ from images import ROOT
 from kube import Graph, Kube, wait_for
 from traffic import Load
 
-from penstock.performance.reading import read_profile
+from penstock.performance.profile import read_profile
 
 NAME = "llama-sla"
 """Of graph, request and ConfigMap."""

@@ -63,7 +63,7 @@ def tensorboard(kube, release, install, volume, tmp_path_factory):
         f"{IMAGE}-tensorboard",
         tmp_path_factory.mktemp("image"),
         nodes=NODES,
-        extras="kubernetes,kv-events,prometheus,tensorboard",
+        variant="tensorboard",
     )
     install(
         planner={"logs": {"size": "64Mi", "storageClass": "penstock-e2e"}},

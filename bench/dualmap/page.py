@@ -16,7 +16,7 @@ from penstock.report.html_parts import figure, page, table
 from penstock.report.html_parts import text as escaped
 from penstock.report.text import percent, seconds
 from penstock.simulator.charts import capacity, hits
-from penstock.simulator.text import COLUMNS, cells, goodput_text
+from penstock.simulator.output import COLUMNS, cells, goodput_text
 
 Rows = list[tuple[str, ...]]
 Block = tuple[tuple[str, ...], Rows]

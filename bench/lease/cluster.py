@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
-from penstock.engine.core.fan_out import Read
-from penstock.engine.core.heartbeat import HeartbeatSchedule
 from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.lease import HeartbeatSchedule, LeaseTerms, Read
 from penstock.engine.core.requests import EngineRequest, EngineRole
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.core.transfer import LinkTerms

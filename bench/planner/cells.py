@@ -10,11 +10,11 @@ from workloads import Case
 
 from penstock.planner.decide.config import DecideConfig
 from penstock.simulator.baselines import configured
-from penstock.simulator.measures import in_time, measures
 from penstock.simulator.observer import Floats, Recording
 from penstock.simulator.oracle import ScheduleTarget
 from penstock.simulator.oracle_search import with_schedule
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.scoreboard import in_time, measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
 

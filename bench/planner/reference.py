@@ -19,8 +19,7 @@ from cells import Cell, run_cell, scenario_of
 from workloads import Case
 
 from penstock.planner.decide.config import Mode
-from penstock.simulator.oracle import ScheduleTarget
-from penstock.simulator.oracle_needs import Utilisation, needs
+from penstock.simulator.oracle import ScheduleTarget, Utilisation, needs
 from penstock.simulator.oracle_search import search
 from penstock.simulator.workload import prepare
 

@@ -28,7 +28,7 @@ from results import document
 from workloads import Case
 
 from penstock.planner.decide.config import Mode
-from penstock.planner.decide.registry import policy_of
+from penstock.planner.decide.policy import policy_of
 from penstock.simulator.sweep import map_all
 
 DEFAULT = Mode.ADAPTIVE.value

@@ -16,8 +16,8 @@ from apiserver import free_port
 from penstock.kube.informer import Informer
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS, POD
 from penstock.operator.metrics import OperatorMetrics
+from penstock.operator.plan.drain import Load
 from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.scale import Load
 from penstock.operator.queue import RateLimits
 from penstock.operator.service import Operator, OperatorService
 from penstock.operator.settings import OperatorSettings
@@ -62,7 +62,7 @@ class NoLoads:
 
     async def read(self, pods):
         """Know nothing."""
-        return {pod.name: None for pod, _ in pods}
+        return {pod.name: None for pod in pods}
 
 
 class Loads:
@@ -75,7 +75,7 @@ class Loads:
     async def read(self, pods):
         """Return the set load, or idleness."""
         self.asked += 1
-        return {pod.name: self.busy.get(pod.name, Load(0, 0, 0.0, idle_s=60.0)) for pod, _ in pods}
+        return {pod.name: self.busy.get(pod.name, Load(0, 0, 0.0, idle_s=60.0)) for pod in pods}
 
 
 class BudgetWatch:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from penstock.api import GraphDeployment
-from penstock.cli.objects import as_yaml, objects_of
+from penstock.cli.graph import as_yaml, objects_of
 from penstock.core.errors import ClusterError, ForbiddenError
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS
 from penstock.kube.objects.names import OPERATOR

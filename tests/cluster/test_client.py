@@ -12,7 +12,7 @@ from penstock.core.errors import (
     InvalidObjectError,
 )
 from penstock.kube import client as client_module
-from penstock.kube import credentials as credentials_module
+from penstock.kube import transport as transport_module
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, POD, SERVICE_ACCOUNT
 
@@ -110,7 +110,7 @@ async def test_a_pod_uses_its_service_account(api_server, namespace, tmp_path, m
     (tmp_path / "token").write_text("expired")
     (tmp_path / "namespace").write_text(namespace)
     (tmp_path / "ca.crt").write_bytes((api_server.folder / "ca.crt").read_bytes())
-    monkeypatch.setattr(credentials_module, "SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr(transport_module, "SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api_server.port))

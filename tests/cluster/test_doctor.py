@@ -20,7 +20,7 @@ from apiserver import free_port, own_address
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, NODE, POD
 from penstock.operator.doctor.check import check
-from penstock.operator.doctor.findings import Severity
+from penstock.operator.doctor.facts import Severity
 from penstock.operator.doctor.gather import Scope, gather
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from penstock.api import GraphDeployment
-from penstock.cli.objects import as_yaml, objects_of
+from penstock.cli.graph import as_yaml, objects_of
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.runtimes.dynamo.importer import import_dgd
 

@@ -11,8 +11,8 @@ from operating import BudgetWatch, Loads, condition, graph, running, settled, un
 
 from penstock.core.errors import NotFoundError
 from penstock.kube.kinds import DEPLOYMENT, EVENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER
+from penstock.operator.plan.drain import Load
 from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.scale import Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -17,7 +17,7 @@ from penstock.core.errors import ConflictError, NotFoundError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
-from penstock.planner.cluster.plan import parse
+from penstock.planner.cluster.fleet import parse
 from penstock.planner.cluster.watch import Watch
 from penstock.planner.replay import replay
 from penstock.planner.targets.kubernetes import KubernetesTarget

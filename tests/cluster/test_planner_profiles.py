@@ -14,7 +14,7 @@ from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
 from penstock.planner.cluster import fleet
-from penstock.planner.cluster.plan import parse
+from penstock.planner.cluster.fleet import parse
 
 pytestmark = pytest.mark.cluster
 
@@ -90,7 +90,7 @@ async def test_a_graph_without_a_profile_disturbs_no_other(world):
 
 async def test_get_is_all_that_the_planner_needs_of_config_maps(crds, world):
     """With the rights that the doctor asks for, no more."""
-    from penstock.operator.doctor.rights import PLANNER_RIGHTS
+    from penstock.operator.rbac import PLANNER_RIGHTS
 
     rules = [
         {"apiGroups": [each.group], "resources": [each.resource], "verbs": [each.verb]}

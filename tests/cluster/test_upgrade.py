@@ -11,7 +11,7 @@ import yaml
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.operator.validity import validated
-from penstock.planner.cluster.plan import parse
+from penstock.planner.cluster.fleet import parse
 
 pytestmark = pytest.mark.cluster
 

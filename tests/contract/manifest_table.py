@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cel
 import pytest
 import yaml
+from cel import cel  # not the package: xds-protos writes an empty `cel` of its own
 from pydantic import ValidationError
 
 from penstock.api import RULE_ERROR, GraphDeployment

@@ -53,10 +53,11 @@ SETTINGS = {
         "planner": {"enabled": False},
         "operator": {"serviceAccount": {"create": False, "name": "mine"}},
     },
-    "all kinds": {"rbac": {"leaderWorkerSets": True, "dynamo": True}},
+    "all kinds": {"rbac": {"leaderWorkerSets": True, "inferencePools": True, "dynamo": True}},
     "fewest rights": {
         "rbac": {
             "leaderWorkerSets": False,
+            "inferencePools": False,
             "dynamo": False,
             "profileRequests": False,
             "profiles": ["llama-profile"],
@@ -251,6 +252,7 @@ def test_the_operator_gets_exactly_what_it_calls():
 
 OPTIONAL = {
     "LeaderWorkerSet": ("leaderworkerset.x-k8s.io/v1", "leaderworkerset.x-k8s.io"),
+    "InferencePool": ("inference.networking.k8s.io/v1", "inference.networking.k8s.io"),
     "DynamoWorkerMetadata": ("nvidia.com/v1alpha1", "nvidia.com"),
 }
 
@@ -418,7 +420,8 @@ def test_the_plain_manifests_are_the_charts():
     result = run_helm(
         "template", "penstock", str(CHART), "--namespace", "penstock-system", "--kube-version", KUBE_VERSION,
         "--set", "clusterWide=true", "--set", "createNamespace=true",
-        "--set", "rbac.leaderWorkerSets=true", "--set", "rbac.dynamo=true", "--skip-tests",
+        "--set", "rbac.leaderWorkerSets=true", "--set", "rbac.inferencePools=true", "--set", "rbac.dynamo=true",
+        "--skip-tests",
     )  # fmt: skip
 
     assert result.stdout == (ROOT / "manifests" / "install.yaml").read_text()

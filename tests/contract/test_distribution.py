@@ -32,7 +32,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_every_sample(wheel):
     """A user without a clone has what README starts with."""
-    samples = {path.name for path in (_ROOT / "manifests" / "samples").glob("*.yaml")}
+    samples = {path.name for path in (_ROOT / "manifests" / "samples").rglob("*.yaml")}
     held = {Path(name).name for name in wheel.namelist() if name.startswith("penstock/cli/data/samples/")}
     assert samples == held
 
@@ -58,6 +58,32 @@ def test_the_image_gets_every_package():
 
     assert packages <= copied
     assert packages <= let_through
+
+
+@pytest.mark.parametrize("variant", ["standard", "tensorboard"])
+def test_the_image_pins_what_the_distribution_asks_for(variant):
+    """A dependency whose bounds changed, or a new one, is pinned again by `make lock`; each pin has a hash."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [
+        "gateway",
+        "kubernetes",
+        "kv-events",
+        "prometheus",
+        "tracing",
+        *(["tensorboard"] if variant == "tensorboard" else []),
+    ]
+    asked = [
+        *project["dependencies"],
+        *(each for name in extras for each in project["optional-dependencies"][name]),
+    ]
+    text = (_ROOT / "requirements" / f"{variant}.txt").read_text().replace("\\\n", "")
+    pins = [line.split("--hash=", 1) for line in text.splitlines() if line and not line.startswith("#")]
+    pinned = {(pin := Requirement(each[0])).name: pin.specifier for each in pins}
+
+    assert all(len(each) == 2 for each in pins)
+    for requirement in map(Requirement, asked):
+        (version,) = (each.version for each in pinned[requirement.name.lower()])
+        assert version in requirement.specifier, f"{requirement}: pinned to {version}; run make lock"
 
 
 def test_every_dependency_of_users_has_both_bounds():

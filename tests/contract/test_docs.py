@@ -15,7 +15,7 @@ from penstock.api import Role, RouterConfig
 from penstock.cli.main import cli
 from penstock.core import plugins
 from penstock.core.errors import ConfigError
-from penstock.router.core.effects import Dispatch
+from penstock.router.core.retries import Assignment
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.registry import make_policy
 from penstock.router.policy.routing_policy import Arrival
@@ -131,7 +131,7 @@ def test_the_policy_in_30_lines_is_found_by_the_live_router() -> None:
     server.core.set_workers(workers, 0.0)
     (effect,) = server.core.acquire(object(), Role.AGGREGATED, Arrival((1,), 512), 0.0)  # type: ignore[arg-type]
 
-    assert isinstance(effect, Dispatch)
-    assert effect.assignment.reason.startswith("shortest queue of three")
+    assert isinstance(effect, Assignment)
+    assert effect.reason.startswith("shortest queue of three")
     with pytest.raises(ConfigError, match=r"router\.policyParameters: depth: .* has none"):
         make_policy(config.model_copy(update={"policy_parameters": {"depth": 2}}))

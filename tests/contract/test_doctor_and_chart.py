@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from penstock.operator.doctor.check import component_of, scope_of
-from penstock.operator.doctor.rights import OPERATOR_RIGHTS, PLANNER_RIGHTS
+from penstock.operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS
 
 INSTALL = Path(__file__).parents[2] / "manifests/install.yaml"
 

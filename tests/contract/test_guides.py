@@ -17,7 +17,7 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.plugins import registered
 from penstock.planner.decide.reading import Quality, assess
 from penstock.planner.sources.base import Query, Readings
-from penstock.planner.sources.frontend import frontend_source
+from penstock.planner.sources.frontend import FrontendMetrics, frontend_source
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "manifests" / "samples" / "disaggregated.yaml"
@@ -96,10 +96,7 @@ async def test_a_metric_source_of_another_package_reads_its_frontends(
     try:
         source = frontend_source(
             SimpleNamespace(spec=SimpleNamespace(traits=SimpleNamespace(metric_source="gateway"))),
-            Pages(),
-            lambda: ("http://a", "http://b"),
-            workers=Workers(),
-            clock=SimulatedClock(1.0),
+            FrontendMetrics(Pages(), lambda: ("http://a", "http://b"), Workers(), SimulatedClock(1.0)),
         )
     finally:
         registered.cache_clear()

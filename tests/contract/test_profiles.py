@@ -1,6 +1,6 @@
 """The names of profiles that the API knows are those of the files that come with the engine."""
 
-from penstock.api.profiles import PROFILES
+from penstock.api.engine import PROFILES
 from penstock.engine import profiles
 
 

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from penstock.engine.core.fan_out import Read
+from penstock.engine.core.lease import Read
 from penstock.engine.serve.notifications import encode, parse
 
 CORPUS = [

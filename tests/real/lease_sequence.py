@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
-from penstock.engine.core.heartbeat import HeartbeatSchedule
 from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.lease import HeartbeatSchedule, LeaseTerms
 from penstock.engine.core.requests import EngineRequest, EngineRole
 
 _AT_ONCE = LatencyModel(QuadraticPrefill(1e-9, 0.0, 0.0), LinearDecode(1e-9, 0.0, 0.0))

@@ -231,12 +231,12 @@ def _gpus(environ: list[bytes]) -> tuple[int, ...]:
 class Watch(threading.Thread):
     """Looks at the statefile and at the live processes every 50 ms, and notes every broken promise."""
 
-    def __init__(self, world: World, budget: int) -> None:
+    def __init__(self, world: World, budget: int, every_s: float = 0.05) -> None:
         super().__init__(daemon=True)
         self.looks = 0
         self.most_gpus = 0
         self.problems: list[str] = []
-        self._world, self._budget = world, budget
+        self._world, self._budget, self._every_s = world, budget, every_s
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
@@ -249,7 +249,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         """Look until stopped."""
-        while not self._over.wait(0.05):
+        while not self._over.wait(self._every_s):
             entries = [entry for name, entry in self._world.state().items() if name != "arbiter"]
             self._judge("statefile", [tuple(entry.get("resources", {}).get("gpus", ())) for entry in entries])
             self._judge("processes", list(self._world.marked().values()))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.kv_blocks import prefix_keys
 from penstock.router.policy.keys import SUB_BLOCK_KEYS, prompt_keys
 from penstock.simulator.jobs import Job, PrefixChains
 from penstock.simulator.workload import WorkloadSpec, prepare
+from penstock.workload.arrivals import OnLong
 from penstock.workload.prompts import PromptMaker
-from penstock.workload.selection import OnLong
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "live_proof.py"
 LONGEST = 6000

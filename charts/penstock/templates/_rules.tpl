@@ -33,6 +33,11 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
+{{- if include "penstock.grants" (dict "root" . "value" .Values.rbac.inferencePools "kind" "inference.networking.k8s.io/v1/InferencePool") }}
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [create, delete, get, list, patch, watch]
+{{- end }}
 {{- if include "penstock.grants" (dict "root" . "value" .Values.rbac.leaderWorkerSets "kind" "leaderworkerset.x-k8s.io/v1/LeaderWorkerSet") }}
 - apiGroups: [leaderworkerset.x-k8s.io]
   resources: [leaderworkersets]

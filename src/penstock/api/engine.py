@@ -1,4 +1,4 @@
-"""Settings of the workers: KV leases, admission, preemption, batch and cache sizes.
+"""Settings of the workers: KV leases, admission, preemption, batch and cache sizes; the names of the latency profiles.
 
 The batch and cache sizes carry the runtime's own default when they are null. ``profile`` is read by
 the simulated runtime only; ``mocker`` and ``kvBufferDevice`` let Dynamo and vLLM run without a GPU.
@@ -6,12 +6,36 @@ the simulated runtime only; ``mocker`` and ``kvBufferDevice`` let Dynamo and vLL
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from penstock.api.base import Flag, Integer, Number, ProfileText, SpecModel, Text
 from penstock.api.enums import KvBufferDevice
+
+PROFILE_SUFFIX: Final = ".yaml"
+"""A name that ends so is a file of the user's own, read where the worker runs."""
+
+PROFILES: Final = (
+    "a100-llama-70b-bf16-tp8",
+    "a100-llama-8b-bf16-tp1",
+    "a100-qwen2.5-14b-bf16-tp1",
+    "a100-qwen2.5-7b-bf16-tp1",
+    "h100-llama-3.3-70b-tp2",
+    "h100-llama-3.3-70b-tp2-table",
+    "h100-llama-3.3-70b-tp4",
+    "h100-llama-3.3-70b-tp4-table",
+    "h100-llama-3.3-70b-tp8",
+    "h100-llama-3.3-70b-tp8-table",
+    "h100-llama-70b-bf16-tp8",
+    "h100-llama-8b-bf16-tp1",
+    "h100-qwen2.5-7b-bf16-tp1",
+    "h200-llama-3.1-8b-tp1",
+    "h200-llama-3.1-8b-tp1-table",
+    "h200-llama-8b-bf16-tp1",
+)
+"""All files of ``penstock/engine/profiles``, sorted."""
+
 
 SIMULATED_BATCH_TOKENS = 8192
 """Most tokens of one step of a simulated worker where the graph says nothing, as `penstock engine serve` has it."""

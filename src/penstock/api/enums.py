@@ -30,6 +30,13 @@ class QueueOrder(StrEnum):
     IN_TIME_FIRST = "in-time-first"
 
 
+class GatewayFailureMode(StrEnum):
+    """What a Gateway does with requests while the endpoint picker does not answer."""
+
+    CLOSE = "FailClose"
+    OPEN = "FailOpen"
+
+
 class AdmissionMode(StrEnum):
     """Whether the router refuses requests while all workers are busy."""
 

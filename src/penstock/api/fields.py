@@ -12,7 +12,6 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic import StringConstraints
 from pydantic.fields import FieldInfo
 
@@ -41,23 +40,17 @@ class FieldEntry:
     below: str
 
 
-def key_of(name: str, info: FieldInfo) -> str:
-    """Return a field's key in manifests."""
-    return info.alias or name
-
-
 @cache
 def keys_of(model: type[SpecModel]) -> Mapping[str, FieldInfo]:
     """Return a model's fields by their keys in manifests."""
-    return {key_of(name, info): info for name, info in model.model_fields.items()}
+    return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def model_at(root: type[SpecModel], path: KeyPath) -> type[SpecModel] | None:
     """Return the model that stands at ``path`` below ``root``, or None if none does."""
     annotation: Any = root
     for key in path:
-        annotation, extra = _strip(annotation)
-        del extra
+        annotation, _ = _strip(annotation)
         if isinstance(annotation, type) and issubclass(annotation, SpecModel):
             info = keys_of(annotation).get(str(key))
             if info is None:
@@ -136,16 +129,13 @@ def _shape(annotation: Any, constraints: list[Any]) -> str:
 
 
 def _bounds(constraints: list[Any]) -> str:
-    parts = []
-    for each in constraints:
-        if isinstance(each, annotated_types.Ge):
-            parts.append(f"≥ {each.ge}")
-        elif isinstance(each, annotated_types.Gt):
-            parts.append(f"> {each.gt}")
-        elif isinstance(each, annotated_types.Le):
-            parts.append(f"≤ {each.le}")
-        elif isinstance(each, annotated_types.Lt):
-            parts.append(f"< {each.lt}")
-        elif isinstance(each, StringConstraints) and each.max_length is not None and each.pattern:
-            parts.append(f"at most {each.max_length} characters")
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    parts = [
+        f"{sign} {getattr(each, name)}"
+        for each in constraints
+        for name, sign in signs.items()
+        if hasattr(each, name)
+    ]
+    lengths = [each for each in constraints if isinstance(each, StringConstraints) and each.pattern]
+    parts += [f"at most {each.max_length} characters" for each in lengths if each.max_length is not None]
     return ", ".join(parts)

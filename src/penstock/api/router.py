@@ -12,10 +12,10 @@ from pydantic import AfterValidator, Field, JsonValue, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from penstock.api.base import Flag, Fraction, Integer, Number, SpecModel, Text
-from penstock.api.enums import AdmissionMode, QueueOrder
+from penstock.api.enums import AdmissionMode, GatewayFailureMode, QueueOrder
 from penstock.api.tiers import TiersConfig
-from penstock.core.engine_progress import STALL_REAL_S
 from penstock.core.plugins import registered
+from penstock.core.worker_metrics import STALL_REAL_S
 
 ROUTING_POLICIES: Final = "penstock.routing_policies"
 """Group of entry points, each a class or a function; see `penstock.router.policy.registry`."""
@@ -208,6 +208,23 @@ class HealthConfig(SpecModel):
     )
 
 
+class GatewayConfig(SpecModel):
+    """The router as the endpoint picker of a Gateway, which relays the requests in its place; needs penstock[gateway]."""
+
+    enabled: Flag = Field(
+        default=False,
+        description="Answer a Gateway's Envoy; on Kubernetes also make the InferencePool that an HTTPRoute names.",
+    )
+    port: Annotated[Integer, Field(ge=1, le=65535)] = Field(
+        default=9002, description="TCP port on which Envoy asks, by ext_proc."
+    )
+    failure_mode: GatewayFailureMode = Field(
+        default=GatewayFailureMode.CLOSE,
+        description="Without the picker, FailClose refuses requests and FailOpen sends them to any worker, as far as the "
+        "Gateway can; on Kubernetes.",
+    )
+
+
 class RouterConfig(SpecModel):
     """The graph's router."""
 
@@ -244,6 +261,7 @@ class RouterConfig(SpecModel):
         default=AdmissionConfig(), description="Refusal while workers are busy."
     )
     tiers: TiersConfig = Field(default=TiersConfig(), description="Priority tiers.")
+    gateway: GatewayConfig = Field(default=GatewayConfig(), description="Endpoint picker of a Gateway.")
     auth: AuthConfig = Field(default=AuthConfig(), description="API keys.")
     cors_allowed_origins: tuple[Origin, ...] = Field(
         default=(),

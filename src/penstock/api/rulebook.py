@@ -8,7 +8,6 @@ from penstock.api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
 from penstock.api.lease_rules import LEASE_RULES
 from penstock.api.planner import PlannerConfig, PlannerMetricsConfig
 from penstock.api.profile_request import ProfileRequest, ProfileRequestSpec
-from penstock.api.profile_rules import REQUEST_RULES, REQUEST_SPEC_RULES
 from penstock.api.router import RouterConfig
 from penstock.api.rules import (
     ENV_FROM_RULES,
@@ -17,6 +16,8 @@ from penstock.api.rules import (
     NODE_POOL_RULES,
     PLANNER_RULES,
     PROFILE_RULE,
+    REQUEST_RULES,
+    REQUEST_SPEC_RULES,
     ROUTER_RULES,
     SERVICE_RULES,
     TIERS_RULES,

@@ -1,16 +1,16 @@
-"""The rules within one section: services, node pools, variables, planner, lease, tiers, profiles. Pure."""
+"""The rules within one section: services, node pools, variables, planner, tiers, profiles, ProfileRequests. Pure."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
-from penstock.api.engine import EngineConfig
+from penstock.api.engine import PROFILE_SUFFIX, PROFILES, EngineConfig
 from penstock.api.enums import MetricsSource, PlannerMode, Tier
 from penstock.api.lease_rules import SERVICE_LEASE_RULES
 from penstock.api.planner import PlannerConfig, PlannerMetricsConfig
-from penstock.api.profiles import PROFILE_SUFFIX, PROFILES
+from penstock.api.profile_request import ProfileRequest, ProfileRequestSpec
 from penstock.api.router import RouterConfig
 from penstock.api.rule import Breach, Rule, unless
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
@@ -53,11 +53,20 @@ PROFILE_RULE: Rule[Any] = Rule(
 )
 
 
-def _unknown_pod_keys(service: ServiceSpec) -> Iterator[Breach]:
-    for each in unknown_fields(service.pod_template):
+def _unknown_pod_keys(section: ServiceSpec | ProfileRequestSpec) -> Iterator[Breach]:
+    for each in unknown_fields(section.pod_template):
         remedy = f"did you mean {each.meant}?" if each.meant else None
         yield Breach(values=(each.kind,), path=("podTemplate", *each.path), remedy=remedy)
 
+
+_POD_TEMPLATE_RULE: Rule[Any] = Rule(
+    path="podTemplate",
+    must="podTemplate has only keys of Kubernetes' PodTemplateSpec",
+    cel=None,
+    find=_unknown_pod_keys,
+    text="unknown key of Kubernetes' %s",
+    remedy="remove it",
+)
 
 SERVICE_RULES: tuple[Rule[ServiceSpec], ...] = (
     Rule(
@@ -96,14 +105,7 @@ SERVICE_RULES: tuple[Rule[ServiceSpec], ...] = (
         values=("self.gpusPerReplica", "self.nodesPerReplica"),
         remedy="make gpusPerReplica a multiple of nodesPerReplica",
     ),
-    Rule(
-        path="podTemplate",
-        must="podTemplate has only keys of Kubernetes' PodTemplateSpec",
-        cel=None,
-        find=_unknown_pod_keys,
-        text="unknown key of Kubernetes' %s",
-        remedy="remove it",
-    ),
+    _POD_TEMPLATE_RULE,
     *SERVICE_LEASE_RULES,
     PROFILE_RULE,
     immutable("role", "role of a service that stays"),
@@ -271,4 +273,70 @@ ROUTER_RULES: tuple[Rule[RouterConfig], ...] = (
         values=("self",),
         remedy="choose another, such as 5557",
     ),
+    Rule(
+        path="gateway.port",
+        must=f"gateway.port is not {WORKER_PORT}",
+        cel=f"self.gateway.port != {WORKER_PORT}",
+        find=unless(lambda router: router.gateway.port != WORKER_PORT),
+        text="%d is the router's HTTP port in its pods",
+        values=("self.gateway.port",),
+        remedy="choose another, such as 9002",
+    ),
+)
+
+
+MAX_REQUEST_NAME: Final = 52
+"""The Job appends ``-profile``, and its name is a label's value of 63 characters on its pods; as for graphs."""
+
+
+def _long_name(request: ProfileRequest) -> Iterator[Breach]:
+    name = request.metadata.name
+    if len(name) > MAX_REQUEST_NAME:
+        yield Breach((name, len(name)))
+
+
+def _too_large(spec: ProfileRequestSpec) -> Iterator[Breach]:
+    above = [size for size in spec.tensor_parallel if size > spec.max_gpus]
+    if above:
+        yield Breach((above[0], spec.max_gpus))
+
+
+REQUEST_RULES: tuple[Rule[ProfileRequest], ...] = (
+    Rule(
+        path="metadata.name",
+        must=f"a ProfileRequest's name has at most {MAX_REQUEST_NAME} characters",
+        cel=f"size(self.metadata.name) <= {MAX_REQUEST_NAME}",
+        find=_long_name,
+        text="%s has %d characters, which is too long for its Job's",
+        values=("self.metadata.name", "size(self.metadata.name)"),
+        remedy=f"use at most {MAX_REQUEST_NAME}",
+    ),
+    Rule(
+        path="spec",
+        must="the spec of a ProfileRequest is immutable",
+        cel="self.spec == oldSelf.spec",
+        text="a request is measured once",
+        remedy="delete it and apply it again, or give it another name",
+    ),
+)
+
+REQUEST_SPEC_RULES: tuple[Rule[ProfileRequestSpec], ...] = (
+    Rule(
+        path="graph",
+        must="a ProfileRequest has graph or template, not both",
+        cel="has(self.graph) != has(self.template)",
+        find=unless(lambda spec: (spec.graph is None) == bool(spec.template)),
+        text="both or neither of graph and template",
+        remedy="name a GraphDeployment of the namespace, or write the specification of one",
+    ),
+    Rule(
+        path="tensorParallel",
+        must="tensorParallel is at most maxGpus",
+        cel="!has(self.tensorParallel) || self.tensorParallel.all(n, n <= self.maxGpus)",
+        find=_too_large,
+        text="%d exceeds maxGpus %d",
+        values=("self.tensorParallel.filter(n, n > self.maxGpus)[0]", "self.maxGpus"),
+        remedy="leave the size out or raise maxGpus",
+    ),
+    _POD_TEMPLATE_RULE,
 )

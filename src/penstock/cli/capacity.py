@@ -12,8 +12,7 @@ from rich.table import Table
 
 from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
-from penstock.performance.capacity import CapacityPlan, Load, UnreachableError, figures, plan_capacity
-from penstock.performance.changes import CapacityQuery, Change, changes
+from penstock.performance.capacity import CapacityPlan, Load, UnreachableError, plan_capacity
 from penstock.performance.quality import Severity, sweep_findings
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import Sweep
@@ -41,24 +40,23 @@ from penstock.profiler.reading import read_sweep
 )
 @option.as_json("Print JSON.")
 def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Plan how many replicas of which size carry a load within targets, what binds, and what a miss would take.
+    """Plan how many replicas of which size carry a load within targets, and what binds.
 
     Waiting counts: bursts of arrivals queue for prefill, and more requests than the mean decode at once.
     """
     sweep = _sweep(sources, is_aggregated=options["aggregated"])
     targets, load = fields.take(Targets, options), fields.take(Load, options)
-    question = CapacityQuery(figures(sweep, targets), targets, load, sweep.is_aggregated, options["max_gpus"])
+    plan: CapacityPlan | None = None
     try:
-        plan: CapacityPlan | None = plan_capacity(sweep, targets, load)
-        miss = _over_budget(plan, question) if plan is not None else None
+        plan = planned = plan_capacity(sweep, targets, load)
+        miss = _over_budget(planned, options["max_gpus"])
     except UnreachableError as exc:
-        plan, miss = None, str(exc)
-    eased = changes(question) if miss is not None else []
+        miss = str(exc)
     price = options["gpu_hour_price"]
     if as_json:
-        option.echo_json(_plain(plan, miss, eased, price))
+        option.echo_json(_plain(plan, miss, price))
     else:
-        _print(plan, miss, eased, price)
+        _print(plan, miss, price)
     if miss is not None:
         sys.exit(1)
 
@@ -83,41 +81,30 @@ def _sweep(sources: tuple[str, ...], *, is_aggregated: bool) -> Sweep:
     return sweep
 
 
-def _over_budget(plan: CapacityPlan, question: CapacityQuery) -> str | None:
-    if question.max_gpus is None or plan.gpus <= question.max_gpus:
+def _over_budget(plan: CapacityPlan, most: int | None) -> str | None:
+    if most is None or plan.gpus <= most:
         return None
     return (
-        f"the load takes {plan.gpus} GPUs, {plan.gpus - question.max_gpus} more than --max-gpus {question.max_gpus}: prefill"
-        f" is bound by {plan.prefill.binds}, decode by {plan.decode.binds}"
+        f"the load takes {plan.gpus} GPUs, {plan.gpus - most} more than --max-gpus {most}: prefill is bound by"
+        f" {plan.prefill.binds}, decode by {plan.decode.binds}; raise it, lower --rps, or allow more --ttft or --itl"
     )
 
 
-def _plain(
-    plan: CapacityPlan | None, miss: str | None, eased: list[Change], price: float | None
-) -> dict[str, Any]:
+def _plain(plan: CapacityPlan | None, miss: str | None, price: float | None) -> dict[str, Any]:
     return {
         "plan": None if plan is None else {**asdict(plan), "gpus": plan.gpus},
         "cost_per_hour": None if plan is None or price is None else plan.gpus * price,
         "miss": miss,
-        "changes": [
-            {"change": each.text, "factor": round(each.factor, 4), "gpus": each.plan.gpus} for each in eased
-        ],
     }
 
 
-def _print(plan: CapacityPlan | None, miss: str | None, eased: list[Change], price: float | None) -> None:
+def _print(plan: CapacityPlan | None, miss: str | None, price: float | None) -> None:
     if plan is not None:
         Console().print(_table(plan))
         cost = f", {plan.gpus * price:,.2f} an hour" if price is not None else ""
         click.echo(f"{plan.gpus} GPUs{cost}")
     if miss is not None:
         click.echo(f"penstock: {miss}", err=True)
-        for each in eased:
-            click.echo(f"  it would fit with {each.text} ({each.factor:.2f} times), on {each.plan.gpus} GPUs")
-        if not eased:
-            click.echo(
-                "  no change of one target or of the rate makes it fit; profile a faster engine", err=True
-            )
 
 
 def _table(plan: CapacityPlan) -> Table:

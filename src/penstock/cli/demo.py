@@ -2,22 +2,317 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import signal
 import sys
 import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
+import orjson
 import yaml
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from penstock.api.manifests import load_graph
 from penstock.cli import fields
-from penstock.cli.demo_run import DemoOptions, run_demo
+from penstock.cli.report import with_counterfactual
+from penstock.cli.terminal import tensorboard_hint
+from penstock.core.errors import ConfigError, PenstockError, unwritable
+from penstock.core.flags import flag, time_scale
 from penstock.core.http.loop import run
-from penstock.report.build import require_plots
+from penstock.local.build import UpOptions
+from penstock.local.down import down
+from penstock.local.ledger_tail import LineFollower
+from penstock.local.ports import ephemeral_port
+from penstock.local.render import render
+from penstock.local.status import LocalGraphStatus, StatusReader
+from penstock.local.up import StartedGraph, up
+from penstock.report.findings import analyse, require_plots, with_graph, write_report
+from penstock.report.text import report_text
 from penstock.router.policy.registry import policy_names
+from penstock.simulator.counterfactual import Effort
+from penstock.workload.results import read_run
+
+_REFRESH_REAL_S = 0.5
+_PLAIN_PERIOD_REAL_S = 5.0
+"""Chosen: where no terminal redraws the table, a line every five seconds shows that it goes on."""
+_SETTLE_S = 160.0
+"""Simulated seconds that the planner gets after the last request to go back to the floor. Chosen: eighteen
+real seconds, so that the whole demo takes three minutes at most."""
+_END_REAL_S = 15.0
+"""Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
+_PARTS = ("run", "log", "report")
+_COUNTERFACTUAL = Effort(fleets=30, cpu_s=30.0)
+"""Chosen: a demo's traffic takes one to two seconds a fleet, and the whole demo three minutes at most."""
+DAYS = (
+    "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=80,"
+    "max_tokens=22000"
+)
+"""The requests of a real trace over two days of 480 simulated seconds: a start-up takes some 7 of them, as 20 minutes of
+24 hours. Chosen: prompts that a worker computes in 3 s at most, answers short enough for two cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the demo does; the help of its fields is the command line's."""
+
+    manifest: Path
+    output_dir: Path = flag(
+        "Folder for results, logs, ledger, TensorBoard events and the report; emptied of an earlier demo's.",
+        default=Path("demo-output"),
+        path="folder",
+        convert=Path.absolute,
+    )
+    port: int = flag(
+        "The router's TCP port on 127.0.0.1; 0 takes a free one.",
+        default=0,
+        ge=0,
+        le=65535,
+        convert=lambda port: port or ephemeral_port(),
+    )
+    trace: str = flag("Trace to replay, as `penstock load` takes it.", default=DAYS)
+    rate_rps: float | None = flag(
+        "Mean arrivals per simulated second; the trace is stretched to it.",
+        name="--rate",
+        gt=0,
+        unset="the trace's",
+    )
+    speed: float = time_scale(9.0)
+
+
+async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
+    """Run all steps; whatever happens, the graph is stopped.
+
+    Args:
+        options: What to do.
+        stop: Set by a signal: the load ends there, and what it measured is reported.
+
+    Returns:
+        Whether the demo came to its own end.
+
+    Raises:
+        PenstockError: a step failed, or the load run had no successful request.
+    """
+    console = Console()
+    began_s = time.monotonic()
+    clear(options.output_dir)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.set)
+    async with _graph(options, console, stop) as started:
+        if started is not None:
+            await _load_and_watch(options, started, console, stop)
+    if stop.is_set() and not _has_results(options.output_dir / "run"):
+        console.print("stopped before any request had ended; there is nothing to report")
+        return False
+    ledger = options.output_dir / "log" / "planner"
+    graph = load_graph(options.manifest)
+    found = analyse(options.output_dir / "run", ledger=ledger)
+    found = with_graph(found, graph)
+    if not stop.is_set():
+        # Only now: beside the graph it would take the processor from what is measured.
+        found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL, console)
+    files = write_report(found, options.output_dir / "report")
+    console.print(report_text(found))
+    console.print(f"\nreport       {files[-1]}", soft_wrap=True)
+    console.print(f"dashboard    {tensorboard_hint(ledger)}", soft_wrap=True)
+    console.print(f"why, exactly penstock planner explain --log-dir {ledger}", soft_wrap=True)
+    console.print(f"took {time.monotonic() - began_s:.0f} s")
+    if not found.load.summary["requests"]["ok"] and not stop.is_set():
+        raise PenstockError("no request succeeded; the logs are in " + str(options.output_dir / "log"))
+    return not stop.is_set()
+
+
+def _has_results(run_dir: Path) -> bool:
+    """Return whether a load run that was stopped has written its summary, of at least one request."""
+    try:
+        return bool(read_run(run_dir).results)
+    except ConfigError:
+        return False
+
+
+def clear(output_dir: Path) -> None:
+    """Remove what an earlier demo wrote, and nothing else; make the folder of the load run.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+    for part in _PARTS:
+        shutil.rmtree(output_dir / part, ignore_errors=True)
+    try:
+        (output_dir / "run").mkdir(parents=True)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--output-dir {output_dir}", exc)) from exc
+
+
+@asynccontextmanager
+async def _graph(
+    options: DemoOptions, console: Console, stop: asyncio.Event
+) -> AsyncIterator[StartedGraph | None]:
+    """Start the graph and stop it afterwards; None: a signal came before it served."""
+    console.print(f"starting the graph of {options.manifest.name} at speed {options.speed:g}")
+    starting = asyncio.create_task(
+        up(
+            options.manifest,
+            UpOptions(speed=options.speed, port=options.port, log_dir=options.output_dir / "log"),
+            lambda _state, _words: None,
+        )
+    )
+    await _either(starting, stop)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+        yield None
+        return
+    started = starting.result()
+    arbiter = started.state.arbiter
+    console.print(f"serving {arbiter.model} at {arbiter.router_url} after {started.ready_s:.1f} s")
+    try:
+        yield started
+    finally:
+        stopped = await asyncio.to_thread(down, arbiter.namespace, timeout_s=None, now=False)
+        for note in stopped.notes:
+            console.print(f"note: {note}")
+        console.print(f"drained and stopped in {stopped.took_s:.1f} s; nothing is left running")
+
+
+async def _load_and_watch(
+    options: DemoOptions, started: StartedGraph, console: Console, stop: asyncio.Event
+) -> None:
+    replay = await _start_load(options, started)
+    progress = _LoadProgress(options.output_dir / "run" / "results.jsonl")
+    try:
+        async with StatusReader(started.state.arbiter.namespace) as reader:
+            with _Display(console, progress) as display:
+                ended = asyncio.create_task(replay.wait())
+                while replay.returncode is None and not stop.is_set():
+                    display.show(await reader.read(), "replaying")
+                    await _either(ended, stop, timeout_s=_REFRESH_REAL_S)
+                deadline_s = time.monotonic() + _SETTLE_S / options.speed
+                status = await reader.read()
+                while (
+                    time.monotonic() < deadline_s and not stop.is_set() and not _is_at_start(status, started)
+                ):
+                    display.show(status, "load is over; waiting for the planner to go back to the start")
+                    await asyncio.sleep(_REFRESH_REAL_S)
+                    status = await reader.read()
+                display.show(status, "stopped" if stop.is_set() else "done")
+    finally:
+        await end_load(replay)
+    if replay.returncode and not stop.is_set():
+        words = (options.output_dir / "run" / "load.log").read_text().strip().splitlines()
+        raise PenstockError(f"the load run failed: {words[-1] if words else replay.returncode}")
+
+
+async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.subprocess.Process:
+    """Start the load generator as a process of its own, so that drawing never delays a request."""
+    run_dir = options.output_dir / "run"
+    arguments = ["load", "--trace", options.trace, "--url", started.state.arbiter.router_url, "--json"]
+    arguments += ["--speed", f"{options.speed:g}"]
+    arguments += [] if options.rate_rps is None else ["--rate", f"{options.rate_rps:g}"]
+    with (run_dir / "load.log").open("wb") as log:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "penstock.cli",
+            *arguments,
+            "--output-dir",
+            str(run_dir),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=log,
+            # A terminal's Ctrl-C goes to its whole group; this one is stopped once, and writes its summary.
+            start_new_session=True,
+        )
+
+
+async def end_load(replay: asyncio.subprocess.Process) -> None:
+    """Let a load run that is under way cut its requests off and write its summary; kill it if it does not."""
+    if replay.returncode is None:
+        replay.terminate()
+        try:
+            async with asyncio.timeout(_END_REAL_S):
+                await replay.wait()
+        except TimeoutError:
+            replay.kill()
+            await replay.wait()
+
+
+async def _either(task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: float | None = None) -> None:
+    """Return when the task has ended, a signal came, or the time is over."""
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([task, stopped], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+
+
+def _is_at_start(status: LocalGraphStatus, started: StartedGraph) -> bool:
+    began: dict[str, int] = {}
+    for entry in started.state.entries.values():
+        began[entry.role] = began.get(entry.role, 0) + entry.is_replica
+    return all(pool.desired <= began[pool.role] and not pool.draining for pool in status.pools)
+
+
+class _LoadProgress:
+    """Counts outcomes in results.jsonl as the load generator appends to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineFollower(path)
+        self.counts: dict[str, int] = {"ok": 0, "failed": 0, "rejected": 0}
+
+    def update(self) -> None:
+        for line in self._lines.new_lines():
+            status = orjson.loads(line)["status"]
+            self.counts[status] = self.counts.get(status, 0) + 1
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {name}" for name, count in self.counts.items())
+
+
+class _Display:
+    """The live table on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, console: Console, progress: _LoadProgress) -> None:
+        self._console = console
+        self._progress = progress
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._next_line_s = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: LocalGraphStatus, doing: str) -> None:
+        self._progress.update()
+        head = Text(f"{doing}: {self._progress}", style="bold")
+        if self._live is not None:
+            shown: RenderableType = Group(head, render(status))
+            self._live.update(shown, refresh=True)
+        elif time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + _PLAIN_PERIOD_REAL_S
+            self._console.print(f"{head.plain}; {_line(status)}", soft_wrap=True)
+
+
+def _line(status: LocalGraphStatus) -> str:
+    pools = ", ".join(f"{pool.role} {pool.ready}/{pool.desired}" for pool in status.pools)
+    queue = "unknown" if status.queue is None else str(status.queue.requests)
+    traffic = "" if status.traffic is None else f", {status.traffic}"
+    last = f"; last change: {status.decisions[-1].sentence}" if status.decisions else ""
+    return f"{pools}, GPUs {status.gpus_used}/{status.gpu_budget}, prefill queue {queue}{traffic}{last}"
 
 
 @click.command()

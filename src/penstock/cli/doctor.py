@@ -17,7 +17,7 @@ from penstock.cli import doctor_local, fields, option
 from penstock.cli.cluster import Connection, require_packages
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
-from penstock.operator.doctor.findings import Finding, Severity, counts, is_healthy
+from penstock.operator.doctor.facts import Finding, Severity, counts, is_healthy
 
 if TYPE_CHECKING:
     from penstock.operator.doctor.facts import Facts

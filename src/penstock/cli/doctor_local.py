@@ -5,28 +5,122 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import platform
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from penstock.core.errors import PenstockError
 from penstock.core.local_state import EntryState, state_dir
-from penstock.local.inspection import Hung, Orphan, hung, orphans
+from penstock.local import liveness
+from penstock.local.liveness import ProcessId
+from penstock.local.probes import Probes
 from penstock.local.process_log import log_path
+from penstock.local.statefile import StateFile
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
-from penstock.operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
+from penstock.operator.doctor.facts import REJECTED_SHARE, Finding, ok, problem, unknown, warning
 from penstock.planner.core.state import PlannerPhase
 from penstock.runtimes import PLANNER_ROLE
 
+_COMMAND_CHARACTERS: Final = 120
+
+
+def orphans(folder: Path, only: str | None = None) -> list[Finding]:
+    """Return the leaked processes of every graph of a state folder, or of one namespace, by pid.
+
+    Args:
+        folder: Where the statefiles are, or were: processes of a graph whose file is gone are found by their mark.
+        only: The namespace.
+    """
+    by_file: dict[Path, set[int]] = {path: set() for path in folder.glob("*.json")}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            mark = process.environ().get(liveness.MARK_VARIABLE)
+            if mark is not None and Path(mark).parent == folder:
+                by_file.setdefault(Path(mark), set()).add(process.pid)
+    found = [
+        orphan
+        for path, marked in by_file.items()
+        if only in {None, path.stem}
+        for orphan in _orphans_of(path, marked)
+    ]
+    return [finding for _, finding in sorted(found, key=lambda each: each[0])]
+
+
+def _orphans_of(path: Path, marked: set[int]) -> Iterator[tuple[int, Finding]]:
+    state = StateStore(path).read_quietly()
+    grouped = {member.pid for leader in liveness.recorded(state) for member in liveness.group_of(leader)}
+    is_running = state is not None and liveness.arbiter_is_alive(state)
+    reason, leaked = "its graph has no arbiter", marked | grouped
+    if state is not None and is_running:
+        reason = "its graph's statefile does not name it"
+        leaked = marked - grouped - _descendants(state.arbiter.pid)
+    for pid in leaked:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                command = " ".join(process.cmdline())[:_COMMAND_CHARACTERS]
+                remedy = f"kill -9 {pid}" if is_running else f"penstock down --namespace {path.stem}"
+                message = f"process {pid} is left over, {reason}: {command}"
+                yield pid, problem(f"graph {path.stem}", message, remedy)
+
+
+def _descendants(arbiter: int) -> set[int]:
+    """Return the arbiter and all below it: its watchdog, and what it has started and not recorded yet."""
+    try:
+        return {arbiter, *(child.pid for child in psutil.Process(arbiter).children(recursive=True))}
+    except psutil.Error:
+        return {arbiter}
+
+
+async def hung(state: StateFile) -> list[Finding]:
+    """Return the processes of a running graph that are stopped, as a whole or in part, or do not answer."""
+    arbiter, entries = state.arbiter, state.entries
+    leaders = {"arbiter": ProcessId(arbiter.pid, arbiter.started)}
+    leaders |= {
+        name: ProcessId(entry.pid, entry.started)
+        for name, entry in entries.items()
+        if entry.pid is not None and entry.started is not None
+    }
+    reasons: dict[str, str] = {}
+    probed: dict[str, str] = {}
+    for name, leader in leaders.items():
+        member, entry = liveness.stopped_in_group(leader), entries.get(name)
+        if member is not None:
+            reasons[name] = liveness.stopped_words(leader, member)
+        elif entry is not None and entry.state is EntryState.READY and entry.url and entry.health_path:
+            probed[name] = entry.url + entry.health_path
+    probes = Probes()
+    try:
+        answers = await asyncio.gather(*map(probes.health, probed.values()))
+    finally:
+        await probes.close()
+    for (name, url), answer in zip(probed.items(), answers, strict=True):
+        if answer is not None:
+            reasons[name] = f"probed at {url}: {answer}"
+    return [
+        problem(
+            f"graph {arbiter.namespace}",
+            f"{name} (process {leaders[name].pid}) hangs: {reason}",
+            f"kill -9 {leaders[name].pid}, after which it is started again",
+        )
+        for name, reason in reasons.items()
+    ]
+
+
 EXTRAS: Final = {
+    "grpcio": "gateway: penstock router pick",
     "kopf": "kubernetes: the operator",
     "kubernetes": "kubernetes: cluster, planner and doctor",
     "matplotlib": "plots: penstock report",
@@ -71,8 +165,7 @@ class LocalFacts:
         is_writable: Whether it can be written, or made.
         gpus: The machine's; None without nvidia-smi; a text if that failed.
         graphs: By namespace, its status or why it cannot be read.
-        orphans: Processes of graphs that no arbiter supervises.
-        hung: By namespace, processes that do not work.
+        processes: Findings of processes that hang, or that no arbiter supervises.
     """
 
     python: str
@@ -83,17 +176,16 @@ class LocalFacts:
     is_writable: bool
     gpus: tuple[Gpu, ...] | str | None
     graphs: dict[str, LocalGraphStatus | str]
-    orphans: tuple[Orphan, ...] = ()
-    hung: Mapping[str, tuple[Hung, ...]] = field(default_factory=dict)
+    processes: tuple[Finding, ...] = ()
 
 
 async def gather(only: str | None) -> LocalFacts:
     """Look at this machine, and at the graph of one namespace or at all of them."""
     folder = state_dir()
     existing = next(each for each in (folder, *folder.parents) if each.exists())
-    graphs = {}
-    for namespace in namespaces() if only is None else [only]:
-        graphs[namespace] = await _graph(namespace)
+    names = namespaces() if only is None else [only]
+    graphs = {namespace: await _graph(namespace) for namespace in names}
+    hanging = [found for namespace in names for found in await _hung(namespace)]
     return LocalFacts(
         python=platform.python_version(),
         penstock=version("penstock"),
@@ -103,8 +195,7 @@ async def gather(only: str | None) -> LocalFacts:
         is_writable=os.access(existing, os.W_OK | os.X_OK),
         gpus=_gpus(),
         graphs=graphs,
-        orphans=tuple(each for each in orphans(folder.absolute()) if only in {None, each.namespace}),
-        hung={namespace: await _hung(namespace) for namespace in graphs},
+        processes=(*hanging, *orphans(folder.absolute(), only)),
     )
 
 
@@ -151,23 +242,18 @@ def _gpus() -> tuple[Gpu, ...] | str | None:
 
 async def _graph(namespace: str) -> LocalGraphStatus | str:
     try:
-        reader = StatusReader(namespace)
+        async with StatusReader(namespace) as reader:
+            return await reader.read()
     except PenstockError as exc:
         return str(exc)
-    try:
-        return await reader.read()
-    except PenstockError as exc:
-        return str(exc)
-    finally:
-        await reader.close()
 
 
-async def _hung(namespace: str) -> tuple[Hung, ...]:
+async def _hung(namespace: str) -> list[Finding]:
     try:
         state = StateStore.of(namespace).running()
     except PenstockError:
-        return ()
-    return () if state is None else await hung(state)
+        return []
+    return [] if state is None else await hung(state)
 
 
 def _machine(facts: LocalFacts) -> Iterator[Finding]:
@@ -226,21 +312,7 @@ def _graph_findings(facts: LocalFacts) -> Iterator[Finding]:
             yield problem(subject, graph, f"see which there are: ls {facts.state_dir}")
         else:
             yield from _of_graph(subject, graph)
-    yield from _process_findings(facts)
-
-
-def _process_findings(facts: LocalFacts) -> Iterator[Finding]:
-    for namespace, processes in facts.hung.items():
-        for each in processes:
-            message = f"{each.name} (process {each.pid}) hangs: {each.reason}"
-            remedy = f"kill -9 {each.pid}, after which it is started again"
-            yield problem(f"graph {namespace}", message, remedy)
-    for orphan in facts.orphans:
-        graph = facts.graphs.get(orphan.namespace)
-        is_running = isinstance(graph, LocalGraphStatus) and graph.running
-        down = f"penstock down --namespace {orphan.namespace}"
-        message = f"process {orphan.pid} is left over, {orphan.reason}: {orphan.command}"
-        yield problem(f"graph {orphan.namespace}", message, f"kill -9 {orphan.pid}" if is_running else down)
+    yield from facts.processes
 
 
 def _of_graph(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:

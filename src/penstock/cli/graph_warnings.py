@@ -17,14 +17,14 @@ from penstock.api import GraphDeployment
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.core.errors import Problem
 from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S
-from penstock.runtimes.extras import needed_extras
+from penstock.runtimes.extras import missing_extras
 
 
 def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | None = None) -> list[Problem]:
     """Return the warnings about all graphs of a file, each with the file's name; ``mode`` stands for their planners' own."""
     found: list[Problem] = []
     for graph in graphs:
-        found += [need.problem() for need in needed_extras(graph) if need.missing]
+        found += missing_extras(graph)
         found += _of_another_mode(graph.spec.planner, mode or graph.spec.planner.mode)
     return [replace(each, file=str(file)) for each in found]
 

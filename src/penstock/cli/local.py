@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,10 +23,9 @@ from penstock.cli import fields, interruptible, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
 from penstock.cli.terminal import printer, tensorboard_hint
 from penstock.core.local_state import EntryState
-from penstock.local.build import UpOptions
+from penstock.local.build import UpOptions, model_warnings
 from penstock.local.down import Stopped, choose_namespace
 from penstock.local.down import down as stop_graph
-from penstock.local.model_folder import model_warnings
 from penstock.local.render import render
 from penstock.local.statefile import StateFile
 from penstock.local.status import StatusReader
@@ -206,26 +206,20 @@ def status(
 
 
 async def _show(namespace: str, *, with_unchanged: bool, as_json: bool) -> None:
-    reader = StatusReader(namespace, with_unchanged=with_unchanged)
-    try:
+    async with StatusReader(namespace, with_unchanged=with_unchanged) as reader:
         found = await reader.read()
-    finally:
-        await reader.close()
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps(asdict(found)))
     else:
         printer().print(render(found))
 
 
 async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> None:
-    reader = StatusReader(namespace, with_unchanged=with_unchanged)
-    try:
+    async with StatusReader(namespace, with_unchanged=with_unchanged) as reader:
         with Live(render(await reader.read()), auto_refresh=False, screen=False) as live:
             while True:
                 await asyncio.sleep(interval_s)
                 live.update(render(await reader.read()), refresh=True)
-    finally:
-        await reader.close()
 
 
 @click.command()
@@ -241,27 +235,14 @@ async def _watch(namespace: str, interval_s: float, *, with_unchanged: bool) -> 
 def down(namespace: str | None, timeout_s: float | None, now: bool, as_json: bool) -> None:
     """Drain and stop a graph started by `up`, and check that nothing is left."""
     chosen = choose_namespace(namespace)
-    console = Console(stderr=True)
-    began_s = time.monotonic()
-    with console.status("draining") as spinner:
-        stopped = stop_graph(
-            chosen,
-            timeout_s=timeout_s,
-            now=now,
-            progress=lambda _state: spinner.update(f"draining, {time.monotonic() - began_s:.0f} s"),
-        )
+    with Console(stderr=True).status("draining"):
+        stopped = stop_graph(chosen, timeout_s=timeout_s, now=now)
     _print_stopped(stopped, as_json=as_json)
 
 
 def _print_stopped(stopped: Stopped, *, as_json: bool) -> None:
     if as_json:
-        data = {
-            "namespace": stopped.namespace,
-            "took_s": stopped.took_s,
-            "forced": stopped.forced,
-            "notes": list(stopped.notes),
-        }
-        click.echo(json.dumps(data))
+        click.echo(json.dumps(asdict(stopped)))
         return
     for note in stopped.notes:
         click.echo(f"note: {note}")

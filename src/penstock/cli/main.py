@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from penstock.core import logs
 from penstock.core.errors import ConfigError, PenstockError
@@ -42,7 +42,7 @@ _SUBCOMMANDS = {
         "penstock.cli.doctor:doctor",
         "Check a cluster or this machine; every finding says what to do.",
     ),
-    "completion": ("penstock.cli.completion:completion", "Print the completion script of a shell."),
+    "completion": ("penstock.cli.main:completion", "Print the completion script of a shell."),
 }
 
 
@@ -86,6 +86,19 @@ class _LazyGroup(click.Group):
 def cli(log_level: str, log_json: bool) -> None:
     """Run disaggregated LLM serving: declare a graph, serve it, scale it inside a GPU budget."""
     logs.configure(log_level, as_json=log_json)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the completion script of SHELL, to be read when it starts.
+
+    Example: echo 'eval "$(penstock completion bash)"' >> ~/.bashrc
+    """
+    script = get_completion_class(shell)
+    assert script is not None  # noqa: S101 - the choice names only click's own
+    click.echo(script(context.find_root().command, {}, "penstock", "_PENSTOCK_COMPLETE").source())
 
 
 def _complain(error: PenstockError) -> None:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.core.errors import ConfigError
-from penstock.simulator.options import SimulateOptions
 from penstock.simulator.output import to_json
-from penstock.simulator.plan import make_plan, run_plan
+from penstock.simulator.plan import SimulateOptions, make_plan, run_plan
 from penstock.workload.traces import Trace, load_trace
 
 if TYPE_CHECKING:

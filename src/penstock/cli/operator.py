@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import types
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import click
 from pydantic.fields import FieldInfo
@@ -31,15 +30,8 @@ _METAVARS = {
 def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
     if name in _SWITCHES:
         return _SWITCHES[name], {}
-    if get_origin(field.annotation) is Literal:
-        return flag_of(name), {"type": click.Choice(list(get_args(field.annotation)))}
-    return flag_of(name), {"type": _scalar(field.annotation), "metavar": _METAVARS.get(name)}
-
-
-def _scalar(annotation: Any) -> type:
-    if isinstance(annotation, types.UnionType):
-        annotation = next(each for each in get_args(annotation) if each is not type(None))
-    return annotation if annotation in {int, float} else str
+    kind = field.annotation if field.annotation in {int, float} else str
+    return flag_of(name), {"type": option.choices_of(field) or kind, "metavar": _METAVARS.get(name)}
 
 
 @click.group()

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from types import NoneType
-from typing import Any, Protocol, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
 
 import click
 import orjson
@@ -98,20 +98,32 @@ def given_admission(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in taken.items() if value is not None}
 
 
+def choices_of(field: FieldInfo) -> click.Choice[str] | None:
+    """Return the values of a field that is an enum or a literal; None for any other."""
+    kind = _kind(field)
+    if get_origin(kind) is Literal:
+        return click.Choice(list(get_args(kind)))
+    return choice(kind) if isinstance(kind, type) and issubclass(kind, Enum) else None
+
+
 def typed(field: FieldInfo) -> click.Choice[str] | click.IntRange | click.FloatRange:
     """Return the type of an enum's or a number's values, with the field's bounds."""
-    kinds = [each for each in get_args(field.annotation) or (field.annotation,) if each is not NoneType]
-    kind = get_args(kinds[0])[0] if get_args(kinds[0]) else kinds[0]
-    if issubclass(kind, Enum):
-        return choice(kind)
-    found = bounds(field)
+    found, kind = bounds(field), _kind(field)
     span = click.IntRange if issubclass(kind, int) else click.FloatRange
-    return span(
+    return choices_of(field) or span(
         found.get("ge", found.get("gt")),  # type: ignore[arg-type]  # an integer's are integers
         found.get("le", found.get("lt")),  # type: ignore[arg-type]
         min_open="gt" in found,
         max_open="lt" in found,
     )
+
+
+def _kind(field: FieldInfo) -> Any:
+    """Return the type of a field's values but for None, without what annotates it."""
+    kind = next((each for each in get_args(field.annotation) if each is not NoneType), None)
+    if kind is None or get_origin(field.annotation) not in {Union, UnionType}:
+        kind = field.annotation
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def of_settings(

@@ -1,10 +1,13 @@
-"""`penstock planner`: run it, explain and replay what it decided, ask what it would decide."""
+"""`penstock planner`: run it here or on a cluster, explain and replay its decisions, decide once, show what it learnt."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +15,260 @@ import click
 import orjson
 from pydantic.fields import FieldInfo
 
-from penstock.api import Environment, GraphDeployment, PlannerMode, Predictor
+from penstock.api import Environment, GraphDeployment, PlannerMode
 from penstock.api.manifests import load_graph
 from penstock.api.planner import known_modes
 from penstock.cli import fields, option
-from penstock.cli.ledger_folder import LOG_DIR, NAMESPACE, ledger_folder
-from penstock.cli.planner_cluster import (
-    ClusterFlags,
-    RunFlags,
-    run_on_cluster,
-)
-from penstock.cli.planner_decide import decide
-from penstock.cli.planner_memory import memory
-from penstock.core.errors import ConfigError
-from penstock.core.flags import flag_of
+from penstock.cli.cluster import Connection, require_packages
+from penstock.core.errors import ConfigError, NotFoundError, unwritable
+from penstock.core.flags import flag, flag_of, flags, time_scale
 from penstock.core.http import loop
 from penstock.engine.profiles.performance import planning_profile
+from penstock.kube.objects.names import OPERATOR_CLASS
 from penstock.performance.profile import PerformanceProfile
+from penstock.planner import decision_input, learnt
 from penstock.planner import explain as explaining
 from penstock.planner import replay as replaying
 from penstock.planner.decide.codec import to_plain
+from penstock.planner.decide.pipeline import decide as decide_once
 from penstock.planner.learnt import start_from
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import PlannerOptions, join, stated
 from penstock.planner.service import PlannerService, run_until_stopped
 from penstock.planner.sources.prometheus import require_client
 
-_CHOICES = {
-    "environment": ["local", "kubernetes"],
-    "metrics_source": ["router", "scrape", "prometheus"],
-    "predictor": [predictor.value for predictor in Predictor],
-    "mode": known_modes(),
-}
+EXAMPLES = ("load", "sla")
+"""Modes that have an example, a file below ``penstock/planner/examples``."""
+UNSCHEDULABLE_S = 15.0
+"""Default of --unschedulable-after; seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """What `penstock planner run` takes beside the planner's own options."""
+
+    graph_file: Path | None = flag("GraphDeployment to plan for.", name="--graph", default=None)
+    config_file: Path | None = flag(
+        "YAML with a section `Planner:` that holds options by their names.", name="--config", default=None
+    )
+    speed: float = time_scale()
+    host: str = flag("Address of the planner's own /metrics.", default="127.0.0.1")
+    metrics_port: int = flag("Its port; 0: off.", default=0, ge=0, le=65535)
+    dry_run: bool = flag("Print the options that would apply, as JSON, and stop.", default=False)
+    operate: bool = flag("The same as --no-operation=false.", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFlags:
+    """Flags that only mean something on Kubernetes."""
+
+    all_namespaces: bool = flag(
+        "On Kubernetes: plan the graphs of every namespace, not of --namespace alone.",
+        short=("-A",),
+        default=False,
+    )
+    graph_name: str | None = flag("On Kubernetes: plan this graph only.", metavar="NAME", default=None)
+    operator_class: str | None = flag(
+        "On Kubernetes: plan the graphs with this spec.operatorClass.", metavar="NAME", unset=OPERATOR_CLASS
+    )
+    connection: Connection = field(default_factory=Connection)
+    unschedulable_after: float | None = flag(
+        "On Kubernetes: withdraw a replica that the scheduler has found no node for during so many seconds; make it "
+        "longer than nodes take to appear.",
+        gt=0,
+        metavar="SECONDS",
+        unset=f"{UNSCHEDULABLE_S:g}",
+    )
+
+    def refuse(self) -> None:
+        """Refuse them for another backend.
+
+        Raises:
+            ConfigError: one of them was given.
+        """
+        for part in (self, self.connection):
+            for name in flags(part):
+                if getattr(part, name):
+                    raise ConfigError(
+                        f"{flag_of(name)}: only with --environment kubernetes; add that or leave it out"
+                    )
+
+
+def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
+    if cluster.all_namespaces and said.get("namespace") is not None:
+        raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
+    if run.speed != 1:
+        raise ConfigError(f"--speed: {run.speed:g}; pods live in real time, leave it out on Kubernetes")
+    if "memory" in said:
+        raise ConfigError("--memory: is of one graph, and this process plans all of a cluster; leave it out")
+    if "router-url" in said:
+        raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
+
+
+def run_on_cluster(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> None:
+    """Plan all graphs until SIGTERM.
+
+    Args:
+        run: Its speed must be 1; a dry run prints what would be watched and overridden, and stops.
+        cluster: Of Kubernetes.
+        said: Options given explicitly, by kebab-case name; they override every graph's own.
+
+    Raises:
+        ConfigError: flags that exclude each other, or no way to the cluster.
+    """
+    namespace = said.get("namespace")
+    overrides = {
+        key: value for key, value in said.items() if key not in {"namespace", "environment", "log-dir"}
+    }
+    _refuse(run, cluster, said)
+    if run.dry_run:
+        watched = {"all-namespaces": cluster.all_namespaces, "graph-name": cluster.graph_name}
+        option.echo_json({**said, **watched})
+        return
+    require_packages("--environment kubernetes", "kubernetes")
+    from penstock.engine.profiles.performance import graph_performance  # noqa: PLC0415 - for the cluster alone
+    from penstock.planner.cluster.service import ClusterService, run_until_stopped  # noqa: PLC0415 - optional extra
+
+    folder = said.get("log-dir")
+    service = ClusterService(
+        overrides=overrides,
+        engine_profile=graph_performance,
+        namespace=namespace,
+        all_namespaces=cluster.all_namespaces,
+        graph=cluster.graph_name,
+        operator_class=cluster.operator_class or OPERATOR_CLASS,
+        log_dir=Path(folder).expanduser() if folder is not None else None,
+        host=run.host,
+        metrics_port=run.metrics_port,
+        unschedulable_s=cluster.unschedulable_after or UNSCHEDULABLE_S,
+    )
+
+    async def main(stop: asyncio.Event) -> None:
+        async with cluster.connection.open() as client:
+            await run_until_stopped(service, client, stop)
+
+    loop.run(main)
+
+
+_LOG_DIR: option.Option = click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="The planner's folder, or a ledger.  [default: the running graph's]",
+)
+_NAMESPACE: option.Option = click.option(
+    "--namespace", help="Graph on this machine, without --log-dir.  [default: the only one there is]"
+)
+
+
+def ledger_folder(log_dir: Path | None, namespace: str | None) -> Path:
+    """Return ``log_dir``, or the folder of a running graph's planner.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    if log_dir is not None:
+        return log_dir
+    from penstock.local.down import choose_namespace  # noqa: PLC0415 - only where it is used
+    from penstock.local.store import StateStore  # noqa: PLC0415 - only where it is used
+
+    try:
+        chosen = choose_namespace(namespace)
+    except NotFoundError as exc:
+        raise ConfigError("--log-dir: needed, because no graph is running on this machine") from exc
+    state = StateStore.of(chosen).read()
+    if state is None or state.arbiter.planner_log_dir is None:
+        raise ConfigError(f"--namespace: {chosen!r} has no planner on this machine; give --log-dir")
+    return Path(state.arbiter.planner_log_dir)
+
+
+@click.group()
+def planner() -> None:
+    """Scale prefill and decode workers inside a GPU budget; explain and replay every decision."""
+
+
+@planner.command()
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True), required=False)
+@click.option("--example", is_flag=True, help="Print an example FILE and stop.")
+@click.option(
+    "--mode",
+    type=click.Choice(EXAMPLES),
+    help="Mode of the example.  [default: load]",
+)
+@click.option(
+    "--profile",
+    help="What mode sla plans by, in place of FILE's own: file or folder that `penstock profile` wrote, or a latency "
+    "profile by name.",
+)
+@option.as_json("Decision and next state as JSON.")
+def decide(file: Path | None, example: bool, mode: str | None, profile: str | None, as_json: bool) -> None:
+    """Decide once from FILE (YAML or JSON; - is stdin): observations, state and configuration.
+
+    A decision as `penstock planner explain --json` prints it is such a FILE too.
+    """
+    if example:
+        file_name = f"{mode or PlannerMode.LOAD.value}.yaml"
+        click.echo(
+            resources.files("penstock.planner").joinpath("examples", file_name).read_text("utf-8"), nl=False
+        )
+        return
+    if mode is not None:
+        raise ConfigError("--mode: says which --example to print; FILE's own mode is its key config.mode")
+    if file is None:
+        raise ConfigError("FILE: missing; name one, - for stdin, or print one with --example")
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{file}: cannot be read: {exc.strerror}; print an example with --example") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(f"{file}: not UTF-8 at byte {exc.start}; save it as UTF-8") from exc
+    inputs = decision_input.parse(
+        text, name=str(file), read=lambda named: planning_profile(None, named), profile=profile
+    )
+    decision, state = decide_once(*inputs)
+    if as_json:
+        answer = {"decision": to_plain(decision), "state": to_plain(state)}
+        option.echo_json(answer)
+        return
+    record = {"decision": to_plain(decision), "kind": "adjustment", "at_s": decision.at_s, "origin_s": 0.0}
+    click.echo(explaining.in_words(record))
+
+
+@planner.group()
+def memory() -> None:
+    """What a planner has learnt: start-ups, throughput, floors. `planner run --memory FILE` starts from an export."""
+
+
+@memory.command()
+@_LOG_DIR
+@_NAMESPACE
+@option.as_json("What `export` writes.")
+def show(log_dir: Path | None, namespace: str | None, *, as_json: bool) -> None:
+    """Say what was learnt, by role."""
+    known = learnt.learnt(ledger_folder(log_dir, namespace))
+    click.echo(learnt.as_json(known) if as_json else learnt.in_words(known), nl=not as_json)
+
+
+@memory.command()
+@_LOG_DIR
+@_NAMESPACE
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def export(log_dir: Path | None, namespace: str | None, file: Path) -> None:
+    """Write what was learnt to FILE, for the planner of another graph of the same model."""
+    text = learnt.as_json(learnt.learnt(ledger_folder(log_dir, namespace)))
+    try:
+        file.write_bytes(text)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"FILE {file}", exc)) from exc
+
+
+@memory.command()
+@click.option(
+    "--log-dir", type=click.Path(path_type=Path), required=True, help="The planner's folder, or a ledger."
+)
+def reset(log_dir: Path) -> None:
+    """Let the planner's next start begin with nothing learnt; its ledger keeps its history. Stop the planner first."""
+    learnt.reset(log_dir)
+    click.echo("forgotten; the next start learns anew")
 
 
 def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
@@ -51,28 +276,22 @@ def _shape(name: str, field: FieldInfo) -> tuple[str, dict[str, Any]]:
     if isinstance(field.default, bool):
         # Alone, or with a value as the planner's document writes it: --no-operation=false.
         return spelling, {"type": bool, "is_flag": False, "flag_value": "true"}
-    if name in _CHOICES:
-        return spelling, {"type": click.Choice(_CHOICES[name])}
-    return spelling, {"metavar": _metavar(name, float if isinstance(field.default, float) else str)}
+    if name == "mode":
+        return spelling, {"type": click.Choice(known_modes())}
+    if choices := option.choices_of(field):
+        return spelling, {"type": choices}
+    metavar = next((word for end, word in _METAVARS.items() if name.endswith(end)), None)
+    return spelling, {"metavar": metavar or ("NUMBER" if isinstance(field.default, float) else "TEXT")}
 
 
-def _metavar(name: str, kind: type) -> str:
-    if name.endswith(("interval", "max_age", "deadline", "slo")):
-        return "SECONDS"
-    if name.endswith(("budget", "num_gpu")):
-        return "GPUS"
-    if name.endswith("url"):
-        return "URL"
-    if name == "memory":
-        return "FILE"
-    if name == "max_step":
-        return "REPLICAS"
-    return "NUMBER" if kind is float else "TEXT"
-
-
-@click.group()
-def planner() -> None:
-    """Scale prefill and decode workers inside a GPU budget; explain and replay every decision."""
+_METAVARS = {
+    **dict.fromkeys(("interval", "max_age", "deadline", "slo"), "SECONDS"),
+    **dict.fromkeys(("budget", "num_gpu"), "GPUS"),
+    "url": "URL",
+    "memory": "FILE",
+    "max_step": "REPLICAS",
+}
+"""Of options, by the end of their names."""
 
 
 @planner.command()
@@ -167,8 +386,8 @@ def _on_backend(service: PlannerService) -> Callable[[asyncio.Event], Coroutine[
 
 
 @planner.command()
-@LOG_DIR
-@NAMESPACE
+@_LOG_DIR
+@_NAMESPACE
 @click.option("--last", type=click.IntRange(min=1), default=1, show_default=True, help="How many changes.")
 @click.option("--all", "with_unchanged", is_flag=True, help="Count decisions that changed nothing, too.")
 @click.option("--id", "decision_id", help="One decision, such as d000012.")
@@ -242,10 +461,6 @@ def _print_what_if(total: int, different: list[tuple[Any, Any]], *, as_json: boo
             if recorded.get(role.role.value) != role.sentence:
                 click.echo(f"{made.id}  was: {recorded.get(role.role.value)}\n{'':9}now: {role.sentence}")
     click.echo(f"{len(different)} of {total} decisions would differ")
-
-
-planner.add_command(decide)
-planner.add_command(memory)
 
 
 def _notes(notes: tuple[str, ...]) -> None:

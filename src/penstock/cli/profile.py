@@ -7,36 +7,56 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
-import yaml
-from click.core import ParameterSource
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, interruptible, option
-from penstock.cli.profile_cluster import (
-    HERE_ALONE,
-    ClusterFlags,
-    keep_result,
-    profile_on_cluster,
-    request_of,
-)
-from penstock.cli.profile_progress import ProfileProgress
+from penstock.cli.profile_config_map import ConfigMapFlags
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
+from penstock.performance.profile import PROFILE_FILE
 from penstock.performance.quality import Severity, sweep_findings
-from penstock.performance.reading import PROFILE_FILE
 from penstock.performance.recommend import Recommendation, Targets, recommend
 from penstock.performance.sweep import Sweep
 from penstock.profiler import estimate, gpus, tables
-from penstock.profiler.graph_back import graph_back
 from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
 from penstock.profiler.reading import read_sweep
-from penstock.profiler.session import Measured, run_profile
-from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
+from penstock.profiler.session import Measured, Step, run_profile
+from penstock.profiler.writing import GRAPH_FILE, graph_back, plain_result, write_result
+
+
+class ProfileProgress:
+    """Shows each step; a context manager."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def show(self, step: Step) -> None:
+        """Draw one step."""
+        self._progress.update(self._task, completed=step.finished, total=step.planned, description=step.doing)
+        if not self._console.is_terminal:
+            self._console.print(f"{step.finished}/{step.planned} {step.doing}", highlight=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._progress.stop()
 
 
 @click.command()
@@ -50,7 +70,7 @@ from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
     "--from",
     "source",
     metavar="PATH",
-    help="Measure nothing: read a folder of this command or of Dynamo's profiler, a table (FILE or FILE#NAME), or the name "
+    help="Measure nothing: read a folder of this command or of Dynamo's profiler, or the name "
     "of a latency profile of `penstock engine profiles`.",
 )
 @click.option(
@@ -63,7 +83,7 @@ from penstock.profiler.writing import GRAPH_FILE, plain_result, write_result
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be measured and how long it takes; start nothing."
 )
-@fields.options(ClusterFlags)
+@fields.options(ConfigMapFlags)
 @option.as_json("Print the result as JSON, without a progress bar.")
 def profile(graph_file: Path | None, source: str | None, **options: Any) -> None:
     """Measure TTFT and ITL of engine sizes, and recommend the best for prefill and for decode under targets.
@@ -71,14 +91,11 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
     Started again with the same folder, it goes on where it stopped. Times are simulated seconds where workers are simulated.
     """
     is_dry, as_json = options.pop("dry_run"), options.pop("as_json")
-    flags = fields.take(ClusterFlags, options)
+    flags = fields.take(ConfigMapFlags, options)
     graph = load_graph(graph_file) if graph_file is not None else None
     targets = fields.take(Targets, options)
     directory: Path | None = options["output_dir"]
     _keep_config(graph_file, directory)
-    if flags.kubernetes:
-        _on_cluster(graph, targets, flags, options, source=source, is_dry=is_dry, as_json=as_json)
-        return
     flags.refuse_unused()
     if source is not None:
         _refuse_with_source(options, is_dry=is_dry)
@@ -93,39 +110,6 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
         _print_plan(plan, as_json=as_json)
         return
     _conclude(_measured(plan, is_quiet=as_json), targets, graph, directory, flags, as_json=as_json)
-
-
-def _on_cluster(
-    graph: GraphDeployment | None,
-    targets: Targets,
-    flags: ClusterFlags,
-    options: dict[str, Any],
-    *,
-    source: str | None,
-    is_dry: bool,
-    as_json: bool,
-) -> None:
-    if graph is None or source is not None:
-        raise ConfigError("--kubernetes: give the graph to measure with --config, without --from")
-    context = click.get_current_context()
-    for each in context.command.params:
-        name = each.name or ""
-        if name in HERE_ALONE and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(
-                f"{each.opts[0]}: decides how this machine measures; leave it out with --kubernetes"
-            )
-    request = request_of(graph, targets, flags, sizes=options["sizes"] or (), max_gpus=options["max_gpus"])
-    if is_dry:
-        click.echo(yaml.safe_dump(request.to_manifest(), sort_keys=False, width=110), nl=False)
-        return
-    status = profile_on_cluster(
-        request, flags, options["output_dir"], tell=lambda text: click.echo(text, err=True)
-    )
-    if as_json:
-        option.echo_json(status)
-        return
-    for line in (status.get("recommendation") or {}).get("summary", ()):
-        click.echo(line)
 
 
 def _keep_config(graph_file: Path | None, directory: Path | None) -> None:
@@ -174,7 +158,7 @@ def _conclude(
     targets: Targets,
     graph: GraphDeployment | None,
     directory: Path | None,
-    flags: ClusterFlags,
+    flags: ConfigMapFlags,
     *,
     as_json: bool,
 ) -> None:
@@ -190,8 +174,7 @@ def _conclude(
     if graph is not None and directory is not None and not recommendation.misses:
         manifest = graph_back(graph, recommendation, named)
     paths = _written(measured.sweep, recommendation, warnings, manifest, directory)
-    if flags.config_map is not None:
-        keep_result(paths, [*recommendation.lines(), *recommendation.misses], flags)
+    flags.keep(paths, [*recommendation.lines(), *recommendation.misses])
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
     if as_json:

@@ -1,17 +1,24 @@
-"""`penstock profile --config-map NAME`: keeps a result in a ConfigMap, which a graph's planner.sla.profile names."""
+"""`penstock profile --config-map NAME`: keeps a result in a ConfigMap, which a graph's planner.sla.profile names.
+
+So does the Job of a ProfileRequest, and whoever measures elsewhere and plans in a cluster.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from penstock.core.errors import ConfigError, NotFoundError, unwritable
+from penstock.cli import interruptible
+from penstock.cli.cluster import Connection, require_packages
+from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.flags import flag, flag_of, flags
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
-from penstock.performance.reading import read_profile
+from penstock.performance.profile import read_profile
 
 if TYPE_CHECKING:
-    from penstock.kube.kinds import Kind
+    from penstock.kube.client import KubeClient
 
 MAX_BYTES: Final = 1 << 20
 """Most bytes of a ConfigMap's data. Source: kubernetes.io/docs/concepts/configuration/configmap."""
@@ -20,16 +27,44 @@ KEYS: Final = (PROFILE_KEY, GRAPH_KEY, SUMMARY_KEY)
 """Keys of a result's ConfigMap; without a graph where a target is missed."""
 
 
-class ConfigMapClient(Protocol):
-    """What keeping a result needs of a client."""
+@dataclass(frozen=True, slots=True)
+class ConfigMapFlags:
+    """Flags of `penstock profile` that say which ConfigMap keeps the result."""
 
-    async def get(self, kind: Kind, name: str, *, namespace: str | None) -> dict[str, Any]:
-        """Return one object."""
-        ...
+    config_map: str | None = flag(
+        "Keep profile, graph and recommendation in this ConfigMap, for planner.sla.profile; a missed target is then "
+        "part of the result, and no failure.",
+        metavar="NAME",
+        unset="none",
+    )
+    namespace: str | None = flag("Of the ConfigMap.", short=("-n",), metavar="NAME", unset="the context's")
+    connection: Connection = field(default_factory=Connection)
 
-    async def apply(self, obj: Mapping[str, Any], *, field_manager: str) -> dict[str, Any]:
-        """Make the fields so."""
-        ...
+    def refuse_unused(self) -> None:
+        """Refuse those without effect.
+
+        Raises:
+            ConfigError: one of them was given without a ConfigMap.
+        """
+        given = [(self, "namespace"), *((self.connection, name) for name in flags(Connection))]
+        for part, name in given if self.config_map is None else ():
+            if getattr(part, name) is not None:
+                raise ConfigError(f"{flag_of(name)}: only with --config-map; add that or leave it out")
+
+    def keep(self, files: Sequence[Path], summary: Sequence[str]) -> None:
+        """Write what was measured here to the ConfigMap, if one is named.
+
+        Raises:
+            ConfigError: the result cannot be read or is too large, or the ConfigMap holds other things.
+            ClusterError: the API server refused or failed.
+        """
+        if self.config_map is not None:
+            interruptible.run(self._write(self.config_map, result_data(files, summary)))
+
+    async def _write(self, name: str, data: Mapping[str, str]) -> None:
+        require_packages("--config-map", "kubernetes")
+        async with self.connection.open() as client:
+            await write_result(client, name, self.namespace or client.namespace, data)
 
 
 def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]:
@@ -55,7 +90,7 @@ def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]
     return data
 
 
-async def write_result(client: ConfigMapClient, name: str, namespace: str, data: Mapping[str, str]) -> None:
+async def write_result(client: KubeClient, name: str, namespace: str, data: Mapping[str, str]) -> None:
     """Write a result's ConfigMap by server-side apply; keys of an earlier result that this one lacks go.
 
     Raises:
@@ -80,33 +115,6 @@ async def write_result(client: ConfigMapClient, name: str, namespace: str, data:
         "data": dict(data),
     }
     await client.apply(obj, field_manager=PROFILER)
-
-
-async def read_result(client: ConfigMapClient, name: str, namespace: str) -> dict[str, str]:
-    """Return the data of a result's ConfigMap.
-
-    Raises:
-        ClusterError: the API server refused or failed.
-    """
-    from penstock.kube.kinds import CONFIG_MAP  # noqa: PLC0415 - optional extra
-
-    live = await client.get(CONFIG_MAP, name, namespace=namespace)
-    return {key: text for key, text in (live.get("data") or {}).items() if key in KEYS}
-
-
-def write_files(data: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write a result's data to a folder; return the files.
-
-    Raises:
-        ConfigError: the folder cannot be written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for key, text in data.items():
-            (folder / key).write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise ConfigError(unwritable(f"--output-dir {folder}", exc)) from exc
-    return [folder / key for key in data]
 
 
 def _text(file: Path) -> str:

@@ -24,10 +24,10 @@ from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
 from penstock.core.tracing import open_tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
-from penstock.router.discovery.static import parse_static_workers
+from penstock.router.discovery.statefile import parse_static_workers
 from penstock.router.policy.registry import policy_names
 from penstock.router.proxy.auth import ADMIN_KEYS, API_KEYS, KeySource, read_keys
-from penstock.router.proxy.tier_keys import TIER_KEYS, TierKeys, read_tier_keys
+from penstock.router.proxy.tiers import TIER_KEYS, TierKeys, read_tier_keys
 from penstock.router.server import RouterServer
 from penstock.router.settings import GraphPlace, RouterSettings
 
@@ -112,6 +112,39 @@ def serve(**given: Any) -> None:
     Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0. Routers of one graph know each other by PENSTOCK_GRAPH_SECRET, the same in all of them.
     """
+    server = RouterServer(_settings(given), open_tracing("penstock-router"))
+    loop.run(server.serve)
+
+
+@router.command()
+@click.option(
+    "--ext-proc",
+    type=click.IntRange(0, 65535),
+    default=9002,
+    show_default=True,
+    help="TCP port on which the gateway's Envoy asks by ext_proc, in plain gRPC; 0 takes a free one.",
+)
+@fields.options(RouterFlags)
+@option.admission()
+def pick(ext_proc: int, **given: Any) -> None:
+    """Choose workers for a Gateway, whose Envoy relays the requests: its endpoint picker.
+
+    It speaks the protocol of the Gateway API Inference Extension. All else is as with `serve`, whose HTTP API stays on
+    --port. The prefill of a request is computed before its decode worker is named.
+    """
+    try:
+        # An extra of the distribution; only those who run a Gateway need it.
+        from penstock.router.gateway.server import GatewayPicker  # noqa: PLC0415
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"penstock router pick: {exc.name} is not installed; pip install 'penstock[gateway]'"
+        ) from exc
+    tracing = open_tracing("penstock-router")
+    server = GatewayPicker(_settings(given), tracing, ext_proc_port=ext_proc)
+    loop.run(server.serve)
+
+
+def _settings(given: dict[str, Any]) -> RouterSettings:
     flags = fields.take(RouterFlags, given)
     manifest = load_graph(flags.graph) if flags.graph is not None else None
     spec = manifest.spec if manifest is not None else None
@@ -119,7 +152,7 @@ def serve(**given: Any) -> None:
     static = parse_static_workers(flags.workers)
     graph_keys = Path(config.auth.api_keys_file) if config.auth.api_keys_file else None
     discovery = flags.discovery
-    settings = RouterSettings(
+    return RouterSettings(
         model=_model(flags.model, spec),
         disaggregated=(
             spec.is_disaggregated
@@ -148,8 +181,6 @@ def serve(**given: Any) -> None:
         access_log=flags.access_log,
         shutdown_grace_s=flags.shutdown_grace,
     )
-    server = RouterServer(settings, open_tracing("penstock-router"))
-    loop.run(server.serve)
 
 
 def _keys(source: KeySource, file: Path | None) -> frozenset[bytes]:

@@ -11,10 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.cli import fields, option
 from penstock.cli.terminal import printer
-from penstock.simulator.options import SimulateOptions
-from penstock.simulator.output import open_directory, to_json, write
-from penstock.simulator.plan import RunPlan, make_plan, record, run_plan
-from penstock.simulator.text import scoreboard
+from penstock.simulator.output import open_directory, scoreboard, to_json, write
+from penstock.simulator.plan import RunPlan, SimulateOptions, make_plan, record, run_plan
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Simulated time: one factor, the time scale, between real seconds and simulated ones (docs/glossary.md).
+"""Simulated time: one factor, the time scale, between real seconds and simulated ones (docs/glossary.md); and lateness.
 
 Every real-time process owns one `SimulatedClock`; pure code gets its ``now`` as an argument instead.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 
 from penstock.core.errors import ConfigError
+from penstock.core.percentiles import percentile
 
 
 class SimulatedClock:
@@ -43,3 +45,29 @@ class SimulatedClock:
     def to_model_s(self, real_s: float) -> float:
         """Return how many simulated seconds pass in ``real_s`` real ones."""
         return real_s * self.speed
+
+
+WINDOW_SAMPLES = 4096
+"""Chosen: about a minute of engine steps, 32 KB of floats."""
+
+
+class LagTracker:
+    """Keeps the newest samples of lateness and answers percentiles.
+
+    A sample is ``actual - scheduled`` in simulated seconds; early counts as 0.
+    """
+
+    __slots__ = ("_samples", "total")
+
+    def __init__(self, window: int = WINDOW_SAMPLES) -> None:
+        self._samples: deque[float] = deque(maxlen=window)
+        self.total = 0
+
+    def record(self, lag_s: float) -> None:
+        """Add one sample in simulated seconds."""
+        self._samples.append(lag_s if lag_s > 0 else 0.0)
+        self.total += 1
+
+    def p99_s(self) -> float | None:
+        """Return the 99th percentile in simulated seconds, or None without samples."""
+        return percentile(self._samples, 99)

@@ -1,29 +1,4 @@
-"""Penstock's exceptions; every component raises and catches these, never a library's own.
-
-::
-
-    PenstockError
-    ├── ConfigError                 a flag, file or port that the user can correct
-    │   ├── InvalidSpecError        a manifest; carries every problem found
-    │   └── PortInUseError
-    ├── ObservationError            a metric that cannot be trusted
-    ├── ClusterError                the backend refused or failed
-    │   ├── ConflictError           another writer was first
-    │   ├── NotFoundError
-    │   ├── ForbiddenError          no right to do it, or no valid credentials
-    │   ├── InvalidObjectError      the object breaks the server's rules; carries its message
-    │   ├── ExpiredError            the requested version is no longer kept: list again
-    │   └── UnavailableError        too busy, failing or not answering; may say when to come back
-    ├── UpstreamError               a worker, seen from its client
-    │   ├── UpstreamConnectError
-    │   ├── UpstreamTimeout         carries its phase
-    │   ├── StreamBroken            bytes stopped before the message ended
-    │   └── WrongAnswer             a whole message, but not what a worker of the model answers
-    ├── ClientDisconnected          the caller went away
-    ├── SaturatedError              busy: answered as 429
-    ├── NoEndpointsError            nothing to send to: answered as 503
-    └── LedgerError                 a decision could not be recorded
-"""
+"""Penstock's exceptions; every component raises and catches these, never a library's own."""
 
 from __future__ import annotations
 

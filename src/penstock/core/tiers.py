@@ -24,9 +24,6 @@ class TierPriority(IntEnum):
 def priority_of(tier: str) -> int:
     """Return the ``priority`` that a tier's requests carry to a worker.
 
-    Args:
-        tier: ``system``, ``premium``, ``standard`` or ``background``.
-
     Raises:
         ValueError: there is no such tier.
     """

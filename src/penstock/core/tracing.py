@@ -1,4 +1,4 @@
-"""OpenTelemetry traces over OTLP/HTTP, where OTEL_* asks for them; router and simulated workers make spans with it.
+"""OpenTelemetry traces over OTLP/HTTP in JSON, where OTEL_* asks for them; router and simulated workers make spans with it.
 
 Nothing of OpenTelemetry is imported, and nothing is measured, unless an endpoint is set.
 """
@@ -22,7 +22,9 @@ log = get_logger(__name__)
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_SPOKEN: Final = "http/protobuf"
+_SPOKEN: Final = ("http/protobuf", "http/json")
+"""What collectors take at one address. JSON is sent: the protobuf exporter shares files with xds-protos, so that one of
+them would overwrite the other's."""
 _CLOSE_S: Final = 3.0
 """Real seconds for the last spans to leave. Chosen: a collector answers in milliseconds, and a pod's end must not wait
 for one that does not."""
@@ -43,11 +45,13 @@ def open_tracing(service: str) -> Tracing | None:
     if variable is None or is_off or environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
         return None
     protocol = next((each for each in _PROTOCOLS if environment.get(each)), None)
-    if protocol is not None and environment[protocol] != _SPOKEN:
-        log.warning("no traces: of OTLP only http/protobuf is spoken", **{protocol: environment[protocol]})
+    if protocol is not None and environment[protocol] not in _SPOKEN:
+        log.warning(
+            "no traces: of OTLP only HTTP is spoken, mostly at port 4318", **{protocol: environment[protocol]}
+        )
         return None
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
+        from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra

@@ -43,6 +43,7 @@ class Listing:
 class KubeClient:
     """One process's way to one API server; safe for many concurrent tasks of one event loop.
 
+    Every call raises `ClusterError`, or the subclass that fits, where the server refused or failed.
     Calls that failed for the moment (429, 5xx, no answer) are tried again for up to 30 s where repeating
     them is harmless. A call takes at most about twice that; bound it with `asyncio.timeout` where less will do.
 
@@ -129,7 +130,6 @@ class KubeClient:
 
         Raises:
             NotFoundError: there is none.
-            ClusterError: the server refused or failed.
         """
         return await self._call("GET", kind.path(namespace or self.namespace, name))
 
@@ -142,9 +142,6 @@ class KubeClient:
             kind: Their kind.
             namespace: None reads all namespaces.
             labels: That the objects must carry.
-
-        Raises:
-            ClusterError: the server refused or failed.
         """
         items: list[dict[str, Any]] = []
         version = await self.read_pages(
@@ -173,9 +170,6 @@ class KubeClient:
             selector: Label selector in Kubernetes' own syntax; empty selects all.
             take: Called with each object.
             restart: Called when a page has expired: all objects will come once more.
-
-        Raises:
-            ClusterError: the server refused or failed.
         """
         params = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
         page_params = params
@@ -220,7 +214,6 @@ class KubeClient:
         Raises:
             ConflictError: another manager owns a field and ``force`` is off.
             InvalidObjectError: the object breaks the server's rules.
-            ClusterError: the server refused or failed.
         """
         params = _write_params(field_manager, dry_run=dry_run)
         params["force"] = "true" if force else "false"
@@ -235,7 +228,6 @@ class KubeClient:
         Raises:
             ConflictError: it exists already.
             InvalidObjectError: the object breaks the server's rules.
-            ClusterError: the server refused or failed.
         """
         kind = kind_of(obj)
         path = kind.path(obj.get("metadata", {}).get("namespace") or self.namespace)
@@ -270,7 +262,6 @@ class KubeClient:
             ConflictError: somebody else changed it first.
             NotFoundError: it does not exist.
             InvalidObjectError: the result breaks the server's rules, or a JSON patch's test failed.
-            ClusterError: the server refused or failed.
         """
         is_merge = isinstance(patch, Mapping)
         path = kind.path(namespace or self.namespace, name, subresource=subresource)
@@ -303,7 +294,6 @@ class KubeClient:
         Raises:
             NotFoundError: there is none (any more).
             ConflictError: the name belongs to another incarnation now.
-            ClusterError: the server refused or failed.
         """
         options: dict[str, Any] = {
             "apiVersion": "v1",
@@ -318,29 +308,17 @@ class KubeClient:
         await self._write(KubeCall("DELETE", path, {}, options))
 
     async def raw_get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path of the server, ``/version`` for example.
-
-        Raises:
-            ClusterError: the server refused, failed, or answered no JSON object.
-        """
+        """Return the JSON object at a path of the server, ``/version`` for example."""
         return await self._call("GET", path)
 
     async def raw_text(self, path: str) -> str:
-        """Return the text at a path of the server, such as a pod's /metrics through its proxy; asked once.
-
-        Raises:
-            ClusterError: the server refused or failed; its message quotes what stands at the path.
-        """
+        """Return the text at a path of the server, such as a pod's /metrics through its proxy; asked once."""
         call = KubeCall("GET", path, {}, is_repeatable=False)
         response = await self._transport.send(call)
         return (await response.read()).decode(errors="replace")
 
     async def server_time_s(self) -> float:
-        """Return the server's clock, whole seconds since the epoch.
-
-        Raises:
-            ClusterError: the server refused or failed, or did not say.
-        """
+        """Return the server's clock, whole seconds since the epoch."""
         call = KubeCall("GET", "/version", {})
         said = (await self._transport.send(call)).headers.get("date", "")
         try:

@@ -13,12 +13,13 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from penstock.core.errors import ClusterError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import micro_stamp, stamp
-from penstock.kube.kinds import EVENT, Kind
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import EVENT
 
 MAX_NOTE: Final = 1024
 """Bytes of a message that the API server takes."""
@@ -87,46 +88,28 @@ class EventReporter:
             at_s: When, seconds since the epoch.
         """
         metadata = regarding["metadata"]
-        about = {
-            "apiVersion": regarding["apiVersion"],
-            "kind": regarding["kind"],
-            "name": metadata["name"],
-            **{key: metadata[key] for key in ("namespace", "uid", "resourceVersion") if key in metadata},
+        kept = {
+            key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata
         }
-        return {
-            "apiVersion": EVENT.api_version,
-            "kind": EVENT.kind,
-            "metadata": {
-                "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
-                "namespace": metadata.get("namespace", "default"),
-            },
-            "eventTime": micro_stamp(at_s),
-            "firstTimestamp": stamp(at_s),
-            "lastTimestamp": stamp(at_s),
-            "count": 1,
-            "source": {"component": self.controller},
-            "reportingComponent": self.controller,
-            "reportingInstance": self.instance[:MAX_INSTANCE],
-            "action": message.action or self.action,
-            "reason": message.reason,
-            "type": "Warning" if message.is_warning else "Normal",
-            "message": message.note,
-            "involvedObject": about,
+        name = {
+            "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
+            "namespace": metadata.get("namespace", "default"),
         }
-
-
-class EventWriter(Protocol):
-    """What a recorder needs of a client."""
-
-    async def create(self, obj: Mapping[str, Any], *, field_manager: str) -> dict[str, Any]:
-        """Create the object."""
-        ...
-
-    async def patch(
-        self, kind: Kind, name: str, patch: Any, *, namespace: str | None, field_manager: str
-    ) -> dict[str, Any]:
-        """Merge the patch."""
-        ...
+        return EVENT.of(
+            name,
+            eventTime=micro_stamp(at_s),
+            firstTimestamp=stamp(at_s),
+            lastTimestamp=stamp(at_s),
+            count=1,
+            source={"component": self.controller},
+            reportingComponent=self.controller,
+            reportingInstance=self.instance[:MAX_INSTANCE],
+            action=message.action or self.action,
+            reason=message.reason,
+            type="Warning" if message.is_warning else "Normal",
+            message=message.note,
+            involvedObject={"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **kept},
+        )
 
 
 @dataclass(slots=True)
@@ -142,20 +125,12 @@ class EventRecorder:
 
     def __init__(
         self,
-        client: EventWriter,
+        client: KubeClient,
         reporter: EventReporter,
         *,
         on_dropped: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Start without memory.
-
-        Args:
-            client: Writes.
-            reporter: Who reports; its controller is the field manager.
-            on_dropped: Called for every Event that could not be recorded.
-            now_s: Seconds since the epoch.
-        """
         self._client = client
         self._reporter = reporter
         self._on_dropped = on_dropped

@@ -54,9 +54,6 @@ def penstock_errors(about: str) -> Iterator[None]:
 
     Args:
         about: What was tried, for the message: ``GET /api/v1/pods``.
-
-    Raises:
-        ClusterError: or the subclass that fits.
     """
     try:
         yield

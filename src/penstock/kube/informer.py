@@ -7,6 +7,7 @@ again. Objects are trimmed before they are kept, which is what bounds a process'
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -16,10 +17,32 @@ import orjson
 
 from penstock.core.errors import ClusterError, ConfigError, ExpiredError
 from penstock.core.logs import get_logger
-from penstock.kube.backoff import Backoff
 from penstock.kube.client import KubeClient, selector_of
 from penstock.kube.failures import event_error
 from penstock.kube.kinds import Kind
+
+
+class Backoff:
+    """Doubles its pause up to a limit; each is drawn from the upper half of the range, so that clients spread."""
+
+    __slots__ = ("_first_s", "_limit_s", "_next_s", "_rng")
+
+    def __init__(self, rng: random.Random, *, first_s: float, limit_s: float) -> None:
+        self._rng = rng
+        self._first_s = first_s
+        self._limit_s = limit_s
+        self._next_s = first_s
+
+    def pause_s(self) -> float:
+        """Return the next pause, between half of the range and all of it, in seconds."""
+        top_s = self._next_s
+        self._next_s = min(top_s * 2, self._limit_s)
+        return top_s * self._rng.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Start again with the shortest pause; call it after a success."""
+        self._next_s = self._first_s
+
 
 log = get_logger(__name__)
 

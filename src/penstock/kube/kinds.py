@@ -26,6 +26,15 @@ class Kind:
     plural: str
     namespaced: bool = True
 
+    @property
+    def group(self) -> str:
+        """Its API group; empty for the core's."""
+        return self.api_version.rpartition("/")[0]
+
+    def of(self, metadata: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+        """Return an object of this kind."""
+        return {"apiVersion": self.api_version, "kind": self.kind, "metadata": metadata, **fields}
+
     def path(
         self, namespace: str | None = None, name: str | None = None, *, subresource: str | None = None
     ) -> str:
@@ -55,6 +64,7 @@ DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
 REPLICA_SET: Final = Kind("apps/v1", "ReplicaSet", "replicasets")
 STATEFUL_SET: Final = Kind("apps/v1", "StatefulSet", "statefulsets")
 LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
+INFERENCE_POOL: Final = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 DYNAMO_WORKER_METADATA: Final = Kind("nvidia.com/v1alpha1", "DynamoWorkerMetadata", "dynamoworkermetadatas")
 JOB: Final = Kind("batch/v1", "Job", "jobs")
 POD: Final = Kind("v1", "Pod", "pods")
@@ -87,40 +97,7 @@ SUBJECT_REVIEW: Final = Kind(
 )
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {
-        each.kind: each
-        for each in (
-            GRAPH_DEPLOYMENT,
-            SCALING_ADAPTER,
-            PROFILE_REQUEST,
-            DEPLOYMENT,
-            REPLICA_SET,
-            STATEFUL_SET,
-            LEADER_WORKER_SET,
-            DYNAMO_WORKER_METADATA,
-            JOB,
-            POD,
-            SERVICE,
-            ENDPOINT_SLICE,
-            CONFIG_MAP,
-            SECRET,
-            SERVICE_ACCOUNT,
-            PVC,
-            NODE,
-            NAMESPACE,
-            ROLE,
-            ROLE_BINDING,
-            CLUSTER_ROLE,
-            CLUSTER_ROLE_BINDING,
-            POD_DISRUPTION_BUDGET,
-            NETWORK_POLICY,
-            LEASE,
-            EVENT,
-            CRD,
-            ACCESS_REVIEW,
-            SUBJECT_REVIEW,
-        )
-    }
+    {each.kind: each for each in tuple(globals().values()) if isinstance(each, Kind)}
 )
 """All of them by their name in manifests."""
 

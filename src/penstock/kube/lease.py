@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import socket
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -18,6 +21,7 @@ from penstock.core.logs import get_logger
 from penstock.core.stamps import micro_stamp
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import LEASE
+from penstock.kube.objects.names import CLASS_LABEL, COMPONENT_LABEL
 
 log = get_logger(__name__)
 
@@ -31,6 +35,10 @@ HELD_FRACTION: Final = 2 / 3
 
 TRIES: Final = 7.5
 """Tries per term of a candidate, and of a leader whose renewal failed; client-go: each 2 of 15 s."""
+
+STOP_S: Final = 20.0
+"""Longest wait for the work's end at SIGTERM; chosen: more than a term of the Lease, behind which another process works
+anyway."""
 
 RELEASE_S: Final = 2.0
 """Chosen: longest wait to give the lease back at the end; otherwise it runs out by itself."""
@@ -214,12 +222,8 @@ class Election:
         return taken
 
     def _new(self) -> dict[str, Any]:
-        return {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.kind,
-            "metadata": {"name": self._name, "namespace": self._namespace, **self._metadata},
-            "spec": self._taken({"holderIdentity": None, "leaseTransitions": -1}),
-        }
+        metadata = {"name": self._name, "namespace": self._namespace, **self._metadata}
+        return LEASE.of(metadata, spec=self._taken({"holderIdentity": None, "leaseTransitions": -1}))
 
     def _whole_s(self) -> int:
         return max(1, math.ceil(self._duration_s))
@@ -242,6 +246,48 @@ class Election:
                 if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
                     freed = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
                     await self._patch(lease["metadata"], freed)
+
+
+def election_of(
+    client: KubeClient, component: str, *, namespace: str, name: str, operator_class: str
+) -> Election:
+    """Return this process's candidacy for the Lease of an installation of operator or planner.
+
+    Args:
+        client: Of the API server.
+        component: ``operator`` or ``planner``.
+        namespace: Of the Lease.
+        name: Of the Lease.
+        operator_class: Class of the graphs that it works on.
+    """
+    return Election(
+        client,
+        name=name,
+        namespace=namespace,
+        identity=f"{instance()}_{uuid.uuid4().hex[:8]}",
+        labels={COMPONENT_LABEL: component, CLASS_LABEL: operator_class},
+        owner=own_pod(os.environ, namespace),
+    )
+
+
+def instance() -> str:
+    """Return this process's name: the pod's, or the host's."""
+    return os.environ.get("POD_NAME") or socket.gethostname()
+
+
+async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run ``work`` until it ends or ``stop`` is set, raising what it raises; return whether it came to its end in time."""
+    working = asyncio.create_task(work, name="work")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        working.cancel()
+        _, late = await asyncio.wait({working}, timeout=STOP_S)
+    if working.done() and not working.cancelled():
+        working.result()
+    return not late
 
 
 def own_pod(environment: Mapping[str, str], namespace: str) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 Reads the initial statefile from stdin, claims the namespace, and supervises until it is asked to stop:
 SIGTERM or SIGINT drain and stop, a second one (or SIGQUIT) stops at once. However the loop ends, the
-children are ended and the statefile is removed. Only SIGKILL leaves both: then the `watchdog` becomes the next
+children are ended and the statefile is removed. Only SIGKILL leaves both: then its `Watchdog` becomes the next
 arbiter, ``--resume``, which takes over the file and the processes that still run.
 
 circus runs on tornado, tornado on asyncio: the running asyncio loop is handed to circus, whose arbiter then
@@ -13,24 +13,93 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.core import logs
 from penstock.core.errors import ConfigError, NotFoundError, PenstockError
-from penstock.local import liveness, private
+from penstock.local import liveness, private, watchdog_child
 from penstock.local.launcher import Launcher
-from penstock.local.plan import Supervision
-from penstock.local.statefile import StateFile
-from penstock.local.statefile_json import from_json
+from penstock.local.plan import Limits
+from penstock.local.statefile import StateFile, from_json
 from penstock.local.store import StateStore
 from penstock.local.supervisor import Supervisor
-from penstock.local.watchdog import Watchdog
+
+_log = logs.get_logger(__name__)
+
+_PERIOD_S = 0.2
+"""Real seconds between two checks of it. Chosen."""
+_END_S = 2.0
+"""Real seconds that it may take to end. Chosen: it does nothing but exit."""
+
+
+class Watchdog:
+    """The process, from the arbiter's side."""
+
+    def __init__(self, successor: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Name what follows the arbiter; nothing is started yet."""
+        self._successor = list(successor)
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its newest process, or None before the first."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            OSError: it cannot be forked.
+        """
+        self._close_pipe()
+        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
+            [sys.executable, "-I", "-S", watchdog_child.__file__, *self._successor],
+            stdin=subprocess.PIPE,
+            env=self._environment,
+            start_new_session=True,
+        )
+
+    async def keep(self) -> None:
+        """Start it again whenever it has died, until cancelled."""
+        while True:
+            await asyncio.sleep(_PERIOD_S)
+            if self._process is None or self._process.poll() is not None:
+                _log.warning("watchdog started again")
+                try:
+                    self.start()
+                except OSError as exc:
+                    _log.warning("watchdog cannot be started", why=str(exc))
+
+    def end(self) -> None:
+        """Say that the arbiter ends by itself, and wait until the process is gone. Never fails."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None  # noqa: S101 - asked for above
+        with contextlib.suppress(OSError):
+            os.write(process.stdin.fileno(), b"end")
+        self._close_pipe()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _close_pipe(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
 
 _log = logs.get_logger(__name__)
 
@@ -61,14 +130,14 @@ def claim(store: StateStore, state: StateFile) -> StateFile:
 
 
 def resume(store: StateStore) -> StateFile:
-    """Take over the statefile of an arbiter that was killed.
+    """Take over the statefile of an arbiter that was killed; try for ten minutes where a full disk or a held lock forbids it.
 
     Returns:
         What was written.
 
     Raises:
-        ConfigError: its arbiter runs, or the file cannot be read.
         NotFoundError: there is no file, so the graph was stopped.
+        PenstockError: its arbiter runs, or the file could not be read or written in time.
     """
     made: list[str] = []
 
@@ -81,27 +150,15 @@ def resume(store: StateStore) -> StateFile:
         owned = replace(owned, arbiter=replace(owned.arbiter, restarts=state.arbiter.restarts + 1))
         return owned, owned
 
-    try:
-        return store.update(take)
-    except PenstockError:
-        for endpoint in made:
-            private.remove_endpoints(endpoint)
-        raise
-
-
-def resume_in_time(store: StateStore) -> StateFile:
-    """Take over as `resume` does, and try again for ten minutes where a full disk or a held lock forbids it.
-
-    Raises:
-        PenstockError: as `resume`; at once where there is no graph or another arbiter runs.
-    """
     deadline_s = time.monotonic() + RESUME_S
     while True:
         try:
-            return resume(store)
+            return store.update(take)
         except NotFoundError:
             raise
         except PenstockError as exc:
+            while made:
+                private.remove_endpoints(made.pop())
             if time.monotonic() > deadline_s or store.running() is not None:
                 raise
             _log.warning("cannot take over yet", why=str(exc))
@@ -130,7 +187,7 @@ def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> N
 async def supervise(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
     """Run the graph of a claimed statefile until it is stopped; leave neither processes nor file behind."""
     launcher = Launcher(endpoint=state.arbiter.endpoint, pubsub_endpoint=state.arbiter.pubsub_endpoint)
-    supervisor = Supervisor(store, launcher, state, Supervision())
+    supervisor = Supervisor(store, launcher, state, Limits())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.request_stop)
@@ -161,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure(options.log_level)
     store = StateStore(options.statefile)
     try:
-        state = resume_in_time(store) if options.resume else claim(store, _initial_state())
+        state = resume(store) if options.resume else claim(store, _initial_state())
         if state.arbiter.discovery_folder is not None:
             private.make_folder(Path(state.arbiter.discovery_folder))
     except PenstockError as exc:

@@ -1,23 +1,24 @@
-"""A graph becomes the statefile that its arbiter starts from. Pure.
+"""A graph becomes the statefile that its arbiter starts from, and an entry the command, ports and environment of a process.
 
-GPUs of the first replicas are allocated here; everything later goes through `replicas`.
+Pure but for asking whether a port is free and a model's folder there. GPUs of the first replicas are allocated here;
+everything later goes through `replicas`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from penstock.api import GraphDeployment, Role
-from penstock.core.errors import ConfigError
+from penstock.api import GatewayFailureMode, GraphDeployment, GraphSpec, Role
+from penstock.core.errors import ConfigError, InvalidSpecError, Problem
 from penstock.core.flags import flag, time_scale
 from penstock.core.local_state import STATE_DIR_VARIABLE, EntryState
-from penstock.local.gpus import GpuRefusal
-from penstock.local.ports import LAST_PORT
+from penstock.local.liveness import MARK_VARIABLE
+from penstock.local.ports import LAST_PORT, choose_port, is_free
 from penstock.local.private import SOCKET_PATH_BYTES
-from penstock.local.replicas import request_replica
+from penstock.local.replicas import GpuRefusal, request_replica
 from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, base_name
 from penstock.runtimes import (
     KV_EVENTS_PORT,
@@ -30,6 +31,81 @@ from penstock.runtimes import (
     runtime_of,
 )
 from penstock.runtimes.engine_flags import kv_events_endpoint
+
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def ports_for(entry: ProcessEntry, entries: Iterable[ProcessEntry]) -> dict[str, int]:
+    """Return a port for each placeholder: the router's stays, a worker's stays while no other process took it.
+
+    Raises:
+        ClusterError: no port is free.
+    """
+    taken = {port for other in entries for port in other.ports.values()}
+    ports: dict[str, int] = {}
+    for placeholder in entry.placeholders:
+        kept = entry.ports.get(placeholder)
+        if kept is None or not (entry.role == Role.ROUTER or is_free(kept)):
+            kept = choose_port(taken)
+        ports[placeholder] = kept
+        taken.add(kept)
+    return ports
+
+
+def argv_of(entry: ProcessEntry) -> list[str]:
+    """Return the command with the chosen ports filled in."""
+    return [fill(argument, entry.ports) for argument in entry.cmd]
+
+
+def environment_of(entry: ProcessEntry, statefile: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to set on top of ``inherited``: the entry's own, its GPUs and the arbiter's mark."""
+    environment = {name: fill(value, entry.ports) for name, value in entry.env.items()}
+    environment[MARK_VARIABLE] = statefile
+    if entry.is_worker:
+        environment[GPU_VARIABLE] = visible_devices(entry.gpus, inherited.get(GPU_VARIABLE))
+    return environment
+
+
+def visible_devices(gpus: tuple[int, ...], inherited: str | None) -> str:
+    """Return ``CUDA_VISIBLE_DEVICES`` for ids of the allocator.
+
+    The ids count the devices that the arbiter itself may see, so an inherited list is indexed.
+
+    Args:
+        gpus: Allocated ids.
+        inherited: The arbiter's own variable, or None when it sees every device.
+    """
+    labels = [label.strip() for label in inherited.split(",") if label.strip()] if inherited else []
+    return ",".join(labels[gpu] if gpu < len(labels) else str(gpu) for gpu in gpus)
+
+
+_MAKE = "`penstock make-model` makes a small one (docs/vllm.md)"
+
+
+def check_model(spec: GraphSpec) -> None:
+    """Refuse a model that is written as a path and is no folder: its workers would end at their start.
+
+    Raises:
+        InvalidSpecError: it is not there; the message says how to make one.
+    """
+    name = spec.model.name
+    if _is_absent(spec) and name.startswith(("/", "./", "../")):
+        raise InvalidSpecError(
+            [Problem(path="spec.model.name", message=f"{name} is no folder here; {_MAKE}")]
+        )
+
+
+def model_warnings(spec: GraphSpec) -> Iterator[Problem]:
+    """Tell of a model that may be meant as a folder: few ids on Hugging Face have no slash."""
+    name = spec.model.name
+    if _is_absent(spec) and "/" not in name:
+        message = f"{name} is no folder here, so workers will look for it on Hugging Face; {_MAKE}"
+        yield Problem(path="spec.model.name", message=message)
+
+
+def _is_absent(spec: GraphSpec) -> bool:
+    return not spec.traits.is_simulated and not Path(spec.model.name).is_dir()
+
 
 DEFAULT_GPUS = 8
 """GPUs of the host when neither --gpus nor the graph's budget says: the planner document's default budget."""
@@ -87,6 +163,11 @@ def initial_state(
         raise ConfigError(
             f"{graph.name}: spec.services: no service with role: router, which `penstock up` needs; "
             "add `frontend: {role: router}`"
+        )
+    if graph.spec.router.gateway.failure_mode is GatewayFailureMode.OPEN:
+        raise ConfigError(
+            f"{graph.name}: spec.router.gateway.failureMode: FailOpen, but on one machine there is no InferencePool that "
+            "says so to a Gateway; remove it, and set failure_mode_allow in Envoy's own configuration"
         )
     state = StateFile(_arbiter(graph, specs, options, context, str(log_dir)), {})
     has_router = False

@@ -1,4 +1,4 @@
-"""Stopping a graph, and making sure that nothing is left of it."""
+"""Stopping a graph, and clearing up what a killed arbiter or a failed start left; `up` and `penstock down` call it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,61 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
-from penstock.local import liveness, ports
+from penstock.local import liveness, ports, private
+from penstock.local.liveness import ProcessId
 from penstock.local.plan import Limits
-from penstock.local.recovery import kill, recover
 from penstock.local.statefile import StateFile
 from penstock.local.store import StateStore, namespaces
+
+_GRACE_S = 5.0
+"""Real seconds that processes of a killed arbiter get to end. Chosen."""
+
+
+def recover(store: StateStore) -> tuple[str, ...]:
+    """End what a killed arbiter left behind and remove its file; returns what was done, for people.
+
+    Raises:
+        ConfigError: the arbiter runs.
+        ClusterError: a process could not be ended.
+    """
+    store.refuse_running()
+    state = store.read_quietly()
+    left = liveness.leftovers(state, str(store.path))
+    pids = _pids(left)
+    resisting = liveness.end(left, grace_s=_GRACE_S)
+    if resisting:
+        names = ", ".join(str(pid) for pid in _pids(resisting))
+        raise ClusterError(f"processes {names} of an earlier run cannot be ended; end them and try again")
+    if not left and not store.path.exists():
+        return ()
+    if state is not None:
+        private.remove_endpoints(state.arbiter.endpoint)
+    private.remove_all_endpoints(store.path)
+    store.remove()
+    done = [f"ended process {pid} of an earlier run" for pid in pids]
+    return (*done, f"removed the stale statefile {store.path}")
+
+
+def kill(store: StateStore, state: StateFile) -> None:
+    """Kill the arbiter, its watchdog and every process of a graph at once.
+
+    Raises:
+        ClusterError: one cannot be killed.
+    """
+    arbiter = ProcessId(state.arbiter.pid, state.arbiter.started)
+    every = [*liveness.marked(str(store.path)), arbiter, *liveness.recorded(state)]
+    resisting = liveness.end(every, grace_s=0.0)
+    if resisting:
+        names = ", ".join(str(pid) for pid in _pids(resisting))
+        raise ClusterError(f"processes {names} cannot be ended; end them and run `penstock down` again")
+
+
+def _pids(leaders: list[ProcessId]) -> list[int]:
+    return [member.pid for leader in leaders for member in liveness.group_of(leader)]
+
 
 _POLL_S = 0.1
 _FORCE_S = 20.0
@@ -39,10 +85,6 @@ class Stopped:
     took_s: float
     forced: bool
     notes: tuple[str, ...]
-
-
-Progress = Callable[[StateFile], None]
-"""Called with the statefile while waiting."""
 
 
 def choose_namespace(given: str | None) -> str:
@@ -73,14 +115,13 @@ def default_timeout_s(state: StateFile) -> float:
     return max(front, default=0.0) + max(back, default=0.0) + _MARGIN_S
 
 
-def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progress) -> Stopped:
+def down(namespace: str, *, timeout_s: float | None, now: bool) -> Stopped:
     """Drain and stop a graph: planner, then router, then workers; returns when nothing is left.
 
     Args:
         namespace: Which graph.
         timeout_s: Real seconds until a drain is cut short; None: the processes' own grace periods.
         now: Do not drain.
-        progress: Told every tenth of a second.
 
     Raises:
         NotFoundError: nothing of this namespace is running or left over.
@@ -90,7 +131,7 @@ def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progre
     began_s = time.monotonic()
     state = store.running()
     if state is None:
-        notes = (*_end_unrecorded(store, now=now), *recover(store))
+        notes: tuple[str, ...] = (*_end_unrecorded(store, now=now), *recover(store))
         if not notes:
             raise NotFoundError(
                 f"namespace {namespace!r}: nothing is running; start it with `penstock up FILE`"
@@ -99,22 +140,23 @@ def down(namespace: str, *, timeout_s: float | None, now: bool, progress: Progre
     arbiter = liveness.ProcessId(state.arbiter.pid, state.arbiter.started)
     patience_s = default_timeout_s(state) if timeout_s is None else timeout_s
     forced = now
-    ended = not now and _stop(store, arbiter, signal.SIGTERM, patience_s, progress)
+    ended = not now and _stop(arbiter, signal.SIGTERM, patience_s)
     if not ended:
         forced = True
-        ended = _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, progress)
-    notes = () if ended else _force(store, state)
+        ended = _stop(arbiter, signal.SIGQUIT, _FORCE_S)
+    notes = ()
+    if not ended:
+        kill(store, store.read_quietly() or state)
+        notes = (f"killed arbiter {state.arbiter.pid}, which did not end",)
     notes = (*notes, *recover(store))
     _verify(store, state)
     return Stopped(namespace, time.monotonic() - began_s, forced=forced, notes=notes)
 
 
 def _stop(
-    store: StateStore,
     arbiter: liveness.ProcessId,
     sent: signal.Signals,
     patience_s: float,
-    progress: Progress,
 ) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(arbiter.pid, sent)
@@ -122,9 +164,6 @@ def _stop(
     while liveness.is_alive(arbiter):
         if time.monotonic() > deadline:
             return False
-        state = store.read_quietly()
-        if state is not None:
-            progress(state)
         time.sleep(_POLL_S)
     return True
 
@@ -133,22 +172,11 @@ def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
     """Stop the arbiters that run for a file which cannot be read; nobody can say how long their processes may drain."""
     arbiters = store.unrecorded_arbiters()
     for arbiter in arbiters:
-        if not now and _stop(store, arbiter, signal.SIGTERM, _UNRECORDED_S, _ignore):
+        if not now and _stop(arbiter, signal.SIGTERM, _UNRECORDED_S):
             continue
-        if not _stop(store, arbiter, signal.SIGQUIT, _FORCE_S, _ignore) and liveness.end(
-            [arbiter], grace_s=0.0
-        ):
+        if not _stop(arbiter, signal.SIGQUIT, _FORCE_S) and liveness.end([arbiter], grace_s=0.0):
             raise ClusterError(f"arbiter {arbiter.pid} cannot be ended; end it and run `penstock down` again")
     return tuple(f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" for arbiter in arbiters)
-
-
-def _ignore(_state: StateFile) -> None:
-    pass
-
-
-def _force(store: StateStore, state: StateFile) -> tuple[str, ...]:
-    kill(store, store.read_quietly() or state)
-    return (f"killed arbiter {state.arbiter.pid}, which did not end",)
 
 
 def _verify(store: StateStore, state: StateFile) -> None:

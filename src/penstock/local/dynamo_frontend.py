@@ -25,23 +25,8 @@ _COMPONENTS: Final = {Role.PREFILL: "prefill", Role.DECODE: "backend", Role.AGGR
 _ENDPOINT: Final = "generate"
 _BUCKETS: Final = ("instances", "mdc")
 """Of Dynamo's store of files: who listens where, and the model's card, by which the frontend finds a model's workers."""
-_WANTED: Final = (
-    names.DYNAMO_WORKER_INFLIGHT,
-    names.VLLM_KV_USAGE,
-)
+_WANTED: Final = (names.DYNAMO_WORKER_INFLIGHT, names.VLLM_KV_USAGE)
 _HEX: Final = re.compile(r"[0-9a-f]{1,16}")
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """One registered worker.
-
-    Attributes:
-        component: ``prefill`` or ``backend``.
-    """
-
-    id: int
-    component: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +61,7 @@ class DynamoFrontend:
         listed = await self._probes.get_json(f"{self._url}/v1/models")
         if isinstance(instances, NoAnswer) or isinstance(listed, NoAnswer):
             return False, "Dynamo's frontend does not answer yet"
-        registered = {each.component for each in instances}
+        registered = set(instances.values())
         roles = {Role(entry.role) for entry in entries.values() if entry.is_worker and entry.is_replica}
         missing = sorted(role.value for role in roles if _COMPONENTS[role] not in registered)
         if missing:
@@ -94,26 +79,35 @@ class DynamoFrontend:
         instances = await self._instances()
         if isinstance(instances, NoAnswer):
             return instances
-        return page.id not in {each.id for each in instances}
+        return page.id not in instances
 
     async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:
         """Return the workers as they count themselves; the frontend keeps no queue that a status would show."""
         instances = await self._instances()
         if isinstance(instances, NoAnswer):
             return instances
-        registered = {each.id for each in instances}
         asked = {name: entry for name, entry in entries.items() if entry.is_worker and entry.pid is not None}
         pages = await asyncio.gather(*(self._page(entry) for entry in asked.values()))
         workers = {
-            name: _worker_view(page, is_registered=page.id in registered)
+            name: _worker_view(page, is_registered=page.id in instances)
             for name, page in zip(asked, pages, strict=True)
             if isinstance(page, WorkerPage)
         }
         return RouterView(workers=workers, queue=None, lag_p99_s=None)
 
-    async def _instances(self) -> list[Instance] | NoAnswer:
-        answer = await self._probes.get_json(f"{self._url}/health")
-        return answer if isinstance(answer, NoAnswer) else registered_instances(answer)
+    async def _instances(self) -> dict[int, str] | NoAnswer:
+        """Return the component, ``prefill`` or ``backend``, of each worker that the frontend lists, by its number."""
+        answer: Any = await self._probes.get_json(f"{self._url}/health")
+        if isinstance(answer, NoAnswer):
+            return answer
+        try:
+            return {
+                int(each["instance_id"]): str(each["component"])
+                for each in answer["instances"]
+                if each["endpoint"] == _ENDPOINT
+            }
+        except (KeyError, TypeError, ValueError):
+            return NoAnswer.SILENT
 
     async def _page(self, entry: ProcessEntry) -> WorkerPage | NoAnswer:
         if entry.url is None:
@@ -132,19 +126,6 @@ def deregister(folder: Path, worker_id: int) -> None:
     for bucket in _BUCKETS:
         for path in (folder / "v1" / bucket).glob(f"*%2F{worker_id:x}"):
             path.unlink(missing_ok=True)
-
-
-def registered_instances(answer: object) -> list[Instance] | NoAnswer:
-    """Return the workers in the frontend's answer to ``/health``."""
-    try:
-        instances = answer["instances"]  # type: ignore[index]  # anything else is caught below
-        return [
-            Instance(int(each["instance_id"]), str(each["component"]))
-            for each in instances
-            if each["endpoint"] == _ENDPOINT
-        ]
-    except (KeyError, TypeError, ValueError):
-        return NoAnswer.SILENT
 
 
 def worker_page(samples: list[Sample]) -> WorkerPage | None:

@@ -130,21 +130,19 @@ def recorded(state: StateFile | None) -> list[ProcessId]:
 
 def marked(statefile: str) -> list[ProcessId]:
     """Return the running processes, but for this one, that carry the path of a statefile in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and process.environ().get(MARK_VARIABLE) == statefile:
-                found.append(identify(process.pid))
-    return [one for one in found if one is not None]
+    return _running(lambda process: process.environ().get(MARK_VARIABLE) == statefile)
 
 
 def arbiters_of(statefile: str) -> list[ProcessId]:
     """Return the running arbiters, but for this process, that were started for a statefile, whatever it says now."""
+    return _running(lambda process: process.cmdline()[1:4] == ["-m", ARBITER_MODULE, statefile])
+
+
+def _running(is_meant: Callable[[psutil.Process], bool]) -> list[ProcessId]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            _, *arguments = process.cmdline() or [""]
-            if process.pid != os.getpid() and arguments[:3] == ["-m", ARBITER_MODULE, statefile]:
+            if process.pid != os.getpid() and is_meant(process):
                 found.append(identify(process.pid))
     return [one for one in found if one is not None]
 
@@ -256,3 +254,35 @@ def _group_id(pid: int) -> int | None:
         return os.getpgid(pid)
     except OSError:
         return None
+
+
+def holds_port(leader: ProcessId, port: int) -> bool | None:
+    """Return whether a process, or one of its group or descendants, listens on a TCP port.
+
+    Returns:
+        None when the system does not let this user see all of their sockets, and none observed is this port.
+    """
+    is_unknown = False
+    for process in _family(leader):
+        try:
+            connections = process.net_connections("tcp")
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.Error:
+            is_unknown = True
+            continue
+        if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections):
+            return True
+    return None if is_unknown else False
+
+
+def _family(leader: ProcessId) -> list[psutil.Process]:
+    found: dict[int, psutil.Process] = {}
+    for member in group_of(leader):
+        try:
+            process = psutil.Process(member.pid)
+            found[member.pid] = process
+            found.update((child.pid, child) for child in process.children(recursive=True))
+        except psutil.Error:
+            continue
+    return list(found.values())

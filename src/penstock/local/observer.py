@@ -9,13 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from penstock.api import Role
-from penstock.core.engine_progress import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
 from penstock.core.local_state import EntryState
-from penstock.local.frontend import Frontend, frontend_of
-from penstock.local.listeners import holds_port
-from penstock.local.liveness import identify, stopped_in_group, stopped_words
+from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
+from penstock.local.liveness import holds_port, identify, stopped_in_group, stopped_words
 from penstock.local.plan import Fault, Limits, ObservedProcess
-from penstock.local.probes import Health, NoAnswer, Probes, RouterView
+from penstock.local.probes import Frontend, NoAnswer, Probes, RouterView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.status import read_planner
 from penstock.runtimes import LIVENESS_S, PLANNER_ROLE
@@ -102,7 +100,7 @@ class ProcessObserver:
 
     async def _answers(self, name: str, known: ObservedProcess, entry: ProcessEntry, url: str) -> bool:
         """Return whether the process itself answers its health check; note another one that does."""
-        is_healthy = await self._probes.health(url) is Health.HEALTHY
+        is_healthy = await self._probes.health(url) is None
         if is_healthy and known.healthy_s is None and not _is_own(known, entry):
             self._note(name, port_taken=True)
             return False

@@ -8,25 +8,70 @@ manifest's simulated durations are divided by the speed and have a real floor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.api import Role
 from penstock.core.local_state import EntryState
-from penstock.local.actions import (
-    Abandon,
-    Action,
-    BeginDrain,
-    Forget,
-    Kill,
-    MarkReady,
-    MarkUnready,
-    RestartLater,
-    Retire,
-    Start,
-    Terminate,
-)
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.runtimes import PLANNER_ROLE
+
+
+@dataclass(frozen=True)
+class Action:
+    """One step for the entry or process ``name``."""
+
+    name: str
+
+
+class Start(Action):
+    """Start a process for the entry."""
+
+
+class BeginDrain(Action):
+    """Ask the router to send nothing new, and begin to watch what is in flight."""
+
+
+class Terminate(Action):
+    """Send SIGTERM."""
+
+
+class Retire(Action):
+    """The process is gone for good: take the entry out (the base entry becomes ``stopped``)."""
+
+
+class Forget(Action):
+    """Drop what is remembered about a name that is in the file no more."""
+
+
+@dataclass(frozen=True)
+class ReasonedAction(Action):
+    """A step with its reason, for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Mark(Action):
+    """Write ``ready``, or ``starting`` with the reason for a process that runs and cannot serve, so that it gets no request."""
+
+    state: EntryState
+    reason: str | None = None
+
+
+class Abandon(ReasonedAction):
+    """Write ``failed`` and free the GPUs."""
+
+
+class Kill(ReasonedAction):
+    """Send SIGKILL to the process and its group; the reason becomes the cause of its exit."""
+
+
+@dataclass(frozen=True)
+class RestartLater(ReasonedAction):
+    """Write the reason and start again at ``at_s``, after so many failures in a row."""
+
+    at_s: float
+    failures: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +86,19 @@ class Limits:
         settle_s: How long after marking a worker ``draining`` a router that is away is given to come back
             and read that from the file; a worker that is idle or finishing by itself need not wait longer.
         quiet_start_s: A process without a health check counts as ready after running this long.
+        first_delay_s: Pause after the first failure in a row; each further one doubles it, up to ``max_delay_s``.
+        give_up_after: Failures in a row after which a process is left alone: its GPUs are free after 3.75 s of pauses.
+        stable_after_s: A process that was ready and ran this long starts a new count.
     """
 
     grace_floor_s: float = 5.0
     startup_floor_s: float = 60.0
     settle_s: float = 1.0
     quiet_start_s: float = 0.5
+    first_delay_s: float = 0.25
+    max_delay_s: float = 30.0
+    give_up_after: int = 5
+    stable_after_s: float = 10.0
 
     def grace_s(self, entry: ProcessEntry, speed: float) -> float:
         """Return how long ``entry`` may take to stop."""
@@ -55,28 +107,6 @@ class Limits:
     def startup_s(self, entry: ProcessEntry, speed: float) -> float:
         """Return how long ``entry`` may take to become healthy."""
         return max(entry.startup_s / speed, self.startup_floor_s)
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """When a crashed process is started again: exponential backoff with a cap and an end.
-
-    Attributes:
-        first_delay_s: Pause after the first failure in a row, real seconds.
-        factor: Each further failure multiplies the pause by this.
-        max_delay_s: Longest pause, real seconds.
-        give_up_after: Failures in a row after which the process is left alone.
-        stable_after_s: A process that was ready and ran this long, real seconds, starts a new count.
-
-    All values are chosen: a worker that cannot start is given up after 3.75 s of pauses and its GPUs are free
-    again, while one that dies once is on its way back before a planner's next interval.
-    """
-
-    first_delay_s: float = 0.25
-    factor: float = 2.0
-    max_delay_s: float = 30.0
-    give_up_after: int = 5
-    stable_after_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +175,8 @@ class ObservedProcess:
     verdict: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Supervision:
-    """The figures of the plan."""
-
-    limits: Limits = field(default_factory=Limits)
-    restarts: RestartPolicy = field(default_factory=RestartPolicy)
-
-
 def plan(
-    state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, figures: Supervision
+    state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, limits: Limits
 ) -> tuple[Action, ...]:
     """Return at most one action per name, in the file's order, strangers last.
 
@@ -162,9 +184,9 @@ def plan(
         state: The desired state, as just read.
         observed: What is known of each name's process; a name never started may be absent.
         now_s: Real monotonic seconds.
-        figures: Limits and restart policy.
+        limits: Bounds of waiting.
     """
-    view = _View(now_s, state.arbiter.speed, figures)
+    view = _View(now_s, state.arbiter.speed, limits)
     actions: list[Action] = []
     for name, entry in state.entries.items():
         action: Action | None = _next(name, entry, observed.get(name, ObservedProcess()), view)
@@ -174,7 +196,7 @@ def plan(
         if name in state.entries:
             continue
         gone = known.pid is None
-        action = Forget(name) if gone else _wind_up(name, known, now_s, figures.limits.grace_floor_s)
+        action = Forget(name) if gone else _wind_up(name, known, now_s, limits.grace_floor_s)
         if action is not None:
             actions.append(action)
     return tuple(actions)
@@ -184,10 +206,10 @@ def plan(
 class _View:
     now_s: float
     speed: float
-    figures: Supervision
+    limits: Limits
 
     def grace_s(self, entry: ProcessEntry) -> float:
-        return self.figures.limits.grace_s(entry, self.speed)
+        return self.limits.grace_s(entry, self.speed)
 
 
 def _next(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
@@ -206,7 +228,7 @@ def _next(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -
 
 def _bring_back(name: str, known: ObservedProcess, view: _View) -> Action | None:
     if known.exited is not None:
-        return _after_exit(name, known, known.exited, view.figures.restarts)
+        return _after_exit(name, known, known.exited, view.limits)
     if known.restart_at_s is not None and view.now_s < known.restart_at_s:
         return None
     return Start(name)
@@ -215,7 +237,7 @@ def _bring_back(name: str, known: ObservedProcess, view: _View) -> Action | None
 def _watch(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
     if known.verdict is not None:
         return None
-    limits = view.figures.limits
+    limits = view.limits
     if known.healthy_s is not None:
         return _watch_served(name, entry, known, view.now_s - known.healthy_s)
     if known.port_taken:
@@ -237,17 +259,17 @@ def _watch_served(
     if unhealthy_s > entry.liveness_s:
         return Kill(name, f"answered no health check for {entry.liveness_s:g} s (real)")
     if fault is not None:
-        return MarkUnready(name, fault.reason) if entry.state is EntryState.READY else None
-    return MarkReady(name) if entry.state is EntryState.STARTING else None
+        return Mark(name, EntryState.STARTING, fault.reason) if entry.state is EntryState.READY else None
+    return Mark(name, EntryState.READY) if entry.state is EntryState.STARTING else None
 
 
-def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit, policy: RestartPolicy) -> Action:
+def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit, limits: Limits) -> Action:
     ran_s = exited.at_s - (exited.at_s if known.started_s is None else known.started_s)
-    is_stable = known.healthy_s is not None and ran_s >= policy.stable_after_s
+    is_stable = known.healthy_s is not None and ran_s >= limits.stable_after_s
     failures = 1 if is_stable else known.failures + 1
-    if failures >= policy.give_up_after:
+    if failures >= limits.give_up_after:
         return Abandon(name, f"gave up after {failures} failures in a row; the last: {exited.reason}")
-    delay_s = min(policy.first_delay_s * policy.factor ** (failures - 1), policy.max_delay_s)
+    delay_s = min(limits.first_delay_s * 2 ** (failures - 1), limits.max_delay_s)
     return RestartLater(name, exited.reason, exited.at_s + delay_s, failures)
 
 
@@ -261,7 +283,7 @@ def _drain(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) 
         return BeginDrain(name)
     waited_s = view.now_s - known.drain.since_s
     is_idle = known.drain.acknowledged and known.drain.idle is True
-    unwatched = known.drain.router_away and waited_s >= view.figures.limits.settle_s
+    unwatched = known.drain.router_away and waited_s >= view.limits.settle_s
     return Terminate(name) if is_idle or unwatched or waited_s >= grace_s else None
 
 

@@ -1,7 +1,8 @@
-"""Questions over HTTP to the graph's own processes: is a worker healthy, is it idle, what does the router see.
+"""Questions over HTTP to the graph's own processes: is one healthy or idle, what does the one that takes requests say.
 
-Nothing here raises for a process that is away. Where it matters, "nothing listens there" is distinguished from "no
-answer in time": a router that is away sends no requests, one that is slow may still.
+That is Penstock's router, or a runtime's own frontend: it registers a class that follows `Frontend` as an entry point of
+group ``penstock.frontends``. Nothing here raises for a process that is away. Where it matters, "nothing listens there" is
+distinguished from "no answer in time": a router that is away sends no requests, one that is slow may still.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Final, Protocol, cast
 
-from penstock.core.engine_progress import PROGRESS_NAMES, EngineReading, read_engine
 from penstock.core.errors import (
     ConfigError,
     ObservationError,
@@ -24,6 +26,9 @@ from penstock.core.errors import (
 from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Response, Timeouts
 from penstock.core.metric_names import DYNAMO_WORKER_INFLIGHT, VLLM_KV_USAGE, VLLM_RUNNING, VLLM_WAITING
+from penstock.core.plugins import plugin
+from penstock.core.worker_metrics import PROGRESS_NAMES, EngineReading, read_engine
+from penstock.local.statefile import ProcessEntry, StateFile
 
 _TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
 """Real seconds. Chosen: loopback answers in milliseconds; an overloaded process may take seconds."""
@@ -38,14 +43,6 @@ class NoAnswer(Enum):
 
     AWAY = "nothing listens there"
     SILENT = "it did not answer in time, or not in a form that can be read"
-
-
-class Health(Enum):
-    """What a health check found."""
-
-    HEALTHY = "it answered 200"
-    LISTENING = "its port accepts connections, but it answered late, or not with 200"
-    AWAY = "nothing listens there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +125,14 @@ class Probes:
             async with asyncio.timeout(_CLOSE_S):
                 await self._pool.close()
 
-    async def health(self, url: str) -> Health:
-        """Return what ``GET url`` finds."""
+    async def health(self, url: str) -> str | None:
+        """Return what is wrong with the answer to ``GET url``; None: it is 200."""
         answer = await self.ask("GET", url)
         if answer is NoAnswer.AWAY:
-            return Health.AWAY
-        is_healthy = isinstance(answer, Response) and answer.status == 200
-        return Health.HEALTHY if is_healthy else Health.LISTENING
+            return "nothing listens there"
+        if isinstance(answer, Response) and answer.status == 200:
+            return None
+        return "its port accepts connections, but it answered late, or not with 200"
 
     async def get_text(self, url: str) -> str | NoAnswer:
         """Return the body of a 200, else why there is none."""
@@ -192,3 +190,97 @@ class Probes:
             return NoAnswer.AWAY
         except (UpstreamError, SaturatedError):
             return NoAnswer.SILENT
+
+
+GROUP: Final = "penstock.frontends"
+
+
+class Frontend(Protocol):
+    """Where requests come in.
+
+    Attributes:
+        settle_s: Real seconds after a drain has begun in which a request that was assigned before may still reach
+            the worker.
+    """
+
+    settle_s: float
+
+    async def readiness(self, entries: Mapping[str, ProcessEntry]) -> tuple[bool, str]:
+        """Return whether a request would be served now, and why not."""
+        ...
+
+    async def drain(self, name: str, entry: ProcessEntry) -> bool | NoAnswer:
+        """See to it that the worker is sent nothing new; True when that is certain."""
+        ...
+
+    async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:
+        """Return what the frontend says of workers.
+
+        Args:
+            entries: At least those that the caller wants to know of.
+        """
+        ...
+
+
+class RouterFrontend:
+    """Penstock's router, which knows its workers."""
+
+    settle_s = 0.0
+
+    def __init__(self, probes: Probes, url: str) -> None:
+        self._probes = probes
+        self._url = url
+
+    async def readiness(self, entries: Mapping[str, ProcessEntry]) -> tuple[bool, str]:  # noqa: ARG002 - the router counts them
+        """Return what its ``/ready`` says."""
+        answer = await self._probes.ask("GET", f"{self._url}/ready")
+        if isinstance(answer, NoAnswer):
+            return False, "the router does not answer yet"
+        return answer.status == 200, answer.body.decode("utf-8", errors="replace")
+
+    async def drain(self, name: str, entry: ProcessEntry) -> bool | NoAnswer:  # noqa: ARG002 - it knows the name
+        """Ask it to send nothing new; one that does not know the worker (404) sends it nothing either."""
+        answer = await self._probes.ask("POST", f"{self._url}/workers/{name}/drain")
+        return answer if isinstance(answer, NoAnswer) else answer.status in {200, 404}
+
+    async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:  # noqa: ARG002 - it reads the file itself
+        """Return what its ``/workers`` says, of all."""
+        answer = await self._probes.ask("GET", f"{self._url}/workers")
+        if isinstance(answer, NoAnswer):
+            return answer
+        try:
+            return _router_view(json.loads(answer.body))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return NoAnswer.SILENT
+
+
+def frontend_of(state: StateFile, probes: Probes) -> Frontend:
+    """Return the frontend of a graph."""
+    made_by = plugin(GROUP, state.arbiter.runtime)
+    if made_by is None:
+        return RouterFrontend(probes, state.arbiter.router_url)
+    return cast(Frontend, made_by(probes, state.arbiter))
+
+
+def _router_view(data: dict[str, Any]) -> RouterView:
+    queue = data.get("prefill_queue") or {}
+    workers = {
+        each["name"]: WorkerView(
+            state=each["state"],
+            inflight_requests=int(each["inflight_requests"]),
+            inflight_tokens=float(each["inflight_tokens"]),
+            kv_usage_fraction=each.get("kv_usage_fraction"),
+            reason=each.get("reason"),
+        )
+        for each in data["workers"]
+    }
+    return RouterView(
+        workers=workers,
+        queue=RouterQueue(
+            requests=int(queue.get("requests") or 0),
+            tokens=int(queue.get("tokens") or 0),
+            oldest_s=float(queue.get("oldest_s") or 0.0),
+        ),
+        lag_p99_s=data.get("lag_p99_s"),
+        traffic=None if data.get("traffic") is None else Traffic(**data["traffic"]),
+    )

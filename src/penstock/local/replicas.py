@@ -1,14 +1,64 @@
-"""Pure edits of the statefile that add and withdraw replicas; the planner's target applies them under the lock."""
+"""Pure edits of the statefile that add and withdraw replicas with GPUs of their own; applied under its lock."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.core.local_state import EntryState
-from penstock.local.gpus import GpuRefusal, allocate
 from penstock.local.statefile import ProcessEntry, StateFile, base_name, free_name, retire
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRefusal:
+    """No ids could be given; ``reason`` says how many are in use, the bound and the remedy."""
+
+    reason: str
+
+
+def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) -> tuple[int, ...] | GpuRefusal:
+    """Choose ``needed`` free ids, neighbours if there are such, else the lowest.
+
+    Neighbours come first because GPUs with adjacent ids usually share the fastest link.
+    Among runs of neighbours the shortest that fits is cut, so that long runs stay whole.
+
+    Args:
+        needed: GPUs of one replica, >= 0.
+        in_use: Ids held by any process that still exists, draining ones included.
+        gpus: GPUs of the host; ids are 0 to gpus - 1.
+        budget: Most ids in use at once, >= 0.
+
+    Returns:
+        Exactly ``needed`` ids, ascending, or the refusal with its reason.
+    """
+    if needed <= 0:
+        return ()
+    ceiling = min(budget, gpus)
+    used = len(set(in_use))
+    if used + needed > ceiling:
+        bound = f"maxGpuBudget {budget}" if budget <= gpus else f"the host's {gpus} GPUs (--gpus)"
+        return GpuRefusal(
+            f"needs {needed} GPU{'s' if needed > 1 else ''}, but {used} of {bound} are held by existing workers, "
+            "draining ones included; wait for a drain to end, or raise the bound"
+        )
+    free = sorted(set(range(gpus)) - set(in_use))
+    if len(free) < needed:
+        return GpuRefusal(f"needs {needed} GPUs, but only {len(free)} of the host's {gpus} are free (--gpus)")
+    fitting = [run for run in _runs(free) if len(run) >= needed]
+    chosen = min(fitting, key=lambda run: (len(run), run[0])) if fitting else free
+    return tuple(chosen[:needed])
+
+
+def _runs(ids: list[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for gpu in ids:
+        if runs and runs[-1][-1] == gpu - 1:
+            runs[-1].append(gpu)
+        else:
+            runs.append([gpu])
+    return runs
+
 
 _VICTIM_RANK = {EntryState.REQUESTED: 0, EntryState.STARTING: 1, EntryState.READY: 2}
 WITHDRAWN = "withdrawn before it was ready"
@@ -49,15 +99,15 @@ def request_replica(state: StateFile, base: ProcessEntry) -> tuple[StateFile, st
         The new file and the entry's name, or the allocator's refusal.
     """
     name = free_name(state, base.service)
-    grant = allocate(
+    gpus = allocate(
         base.gpus_per_replica, state.gpus_in_use(), gpus=state.arbiter.gpus, budget=state.arbiter.budget
     )
-    if isinstance(grant, GpuRefusal):
-        return grant
+    if isinstance(gpus, GpuRefusal):
+        return gpus
     entry = replace(
         base,
         state=EntryState.REQUESTED,
-        gpus=grant.gpus,
+        gpus=gpus,
         url=None,
         ports={},
         pid=None,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from penstock.core.errors import NotFoundError
 from penstock.core.local_state import PLANNER_STATE_FILE, EntryState
 from penstock.local import liveness
-from penstock.local.frontend import frontend_of
 from penstock.local.ledger_tail import DecisionStatus, HeldDecisions, LedgerTail
-from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView
+from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
 from penstock.runtimes import PLANNER_ROLE
@@ -99,10 +98,6 @@ class LocalGraphStatus:
     decisions: tuple[DecisionStatus, ...]
     held: HeldDecisions | None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for ``--json``."""
-        return asdict(self)
-
 
 def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
     """Return what the planner with ``pid`` last wrote; None when there is nothing of this process."""
@@ -136,8 +131,10 @@ class StatusReader:
         self._with_unchanged = with_unchanged
         self._ledger: LedgerTail | None = None
 
-    async def close(self) -> None:
-        """Close the connections."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc_info: object) -> None:
         await self._probes.close()
 
     async def read(self) -> LocalGraphStatus:

@@ -22,8 +22,7 @@ from penstock.core.errors import ConfigError, ConflictError, NotFoundError
 from penstock.core.local_state import STATE_DIR_VARIABLE, state_dir
 from penstock.local import private
 from penstock.local.liveness import ProcessId, arbiter_is_alive, arbiters_of
-from penstock.local.statefile import StateFile
-from penstock.local.statefile_json import from_json, to_json
+from penstock.local.statefile import StateFile, from_json, to_json
 from penstock.runtimes import DISCOVERY_SUFFIX, KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX
 
 LOCK_TIMEOUT_S = 5.0

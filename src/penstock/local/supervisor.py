@@ -17,24 +17,28 @@ from penstock.core import logs
 from penstock.core.errors import ClusterError, ConfigError, ConflictError
 from penstock.core.local_state import EntryState
 from penstock.local import process_log
-from penstock.local.actions import (
+from penstock.local.build import argv_of, environment_of
+from penstock.local.launcher import Ended, Launcher
+from penstock.local.liveness import ProcessId
+from penstock.local.observer import ProcessObserver
+from penstock.local.plan import (
     Abandon,
     Action,
     BeginDrain,
+    Drain,
     Forget,
     Kill,
-    MarkReady,
-    MarkUnready,
+    Limits,
+    Mark,
+    ObservedProcess,
+    ProcessExit,
     RestartLater,
     Retire,
     Start,
     Terminate,
+    plan,
+    plan_stop,
 )
-from penstock.local.commands import argv_of, environment_of
-from penstock.local.launcher import Ended, Launcher
-from penstock.local.liveness import ProcessId
-from penstock.local.observer import ProcessObserver
-from penstock.local.plan import Drain, ObservedProcess, ProcessExit, Supervision, plan, plan_stop
 from penstock.local.record import Record
 from penstock.local.statefile import StateFile
 from penstock.local.store import StateStore
@@ -55,20 +59,20 @@ LOG_CHECK_S = 5.0
 class Supervisor:
     """Keeps the processes of one statefile as the file wants them."""
 
-    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile, figures: Supervision) -> None:
+    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile, limits: Limits) -> None:
         """Take charge of a statefile that has just been written.
 
         Args:
             store: The file.
             launcher: Starts and signals processes.
             state: What was written.
-            figures: Limits and restart policy.
+            limits: Bounds of waiting.
         """
         self._record = Record(store, state)
         self._launcher = launcher
-        self._figures = figures
+        self._limits = limits
         self._observed: dict[str, ObservedProcess] = {}
-        self._observer = ProcessObserver(self._observed, figures.limits)
+        self._observer = ProcessObserver(self._observed, limits)
         self._log_starts: dict[str, int] = {}
         self._logs_due_s = 0.0
         self._is_stopping = False
@@ -101,7 +105,6 @@ class Supervisor:
                 await self._survive(self.tick())
                 await asyncio.sleep(TICK_S)
             _log.info("stopping the graph", force=self._is_forced)
-            await self._survive(self._announce_stop())
             last_kill_s = time.monotonic()
             while running := [known for known in self._observed.values() if known.pid is not None]:
                 await self._survive(self.stop_tick())
@@ -118,7 +121,7 @@ class Supervisor:
         await self._collect_exits(now_s)
         state = self._record.read()
         self._observer.probe(state)
-        for action in plan(state, self._observed, now_s, self._figures):
+        for action in plan(state, self._observed, now_s, self._limits):
             await self._survive(self._act(action, now_s))
         if now_s >= self._logs_due_s:
             self._logs_due_s = now_s + LOG_CHECK_S
@@ -129,9 +132,12 @@ class Supervisor:
         """Take the next steps of stopping."""
         now_s = time.monotonic()
         await self._collect_exits(now_s)
-        limits, force = self._figures.limits, self._is_forced
-        for action in plan_stop(self._record.state, self._observed, now_s, limits, force=force):
+        for action in plan_stop(
+            self._record.state, self._observed, now_s, self._limits, force=self._is_forced
+        ):
             await self._act(action, now_s)
+        if not self._record.state.arbiter.stopping:
+            self._record.stopping()
 
     async def _survive(self, step: Coroutine[Any, Any, None]) -> None:
         try:
@@ -140,9 +146,6 @@ class Supervisor:
             _log.warning("step postponed", why=str(exc))
         except Exception:  # noqa: BLE001 - task root: a fault of the supervisor must not end what it supervises
             _log.exception("step failed")
-
-    async def _announce_stop(self) -> None:
-        self._record.stopping()
 
     async def _collect_exits(self, now_s: float) -> None:
         for ended in self._launcher.reap():
@@ -175,14 +178,18 @@ class Supervisor:
         match action:
             case Start():
                 await self._start(name, now_s)
-            case MarkReady() | MarkUnready():
-                self._mark(action)
+            case Mark(state=state, reason=reason):
+                served = {"served": True} if state is EntryState.READY else {}
+                self._record.change(name, state=state, reason=reason, **served)
+                _log.info("marked", name=name, state=state.value, reason=reason)
             case RestartLater():
                 self._record.restarting(name, action.reason)
                 self._observed[name] = ObservedProcess(failures=action.failures, restart_at_s=action.at_s)
                 _log.warning("restart scheduled", name=name, failures=action.failures, reason=action.reason)
             case Abandon():
-                self._record.failed(name, action.reason)
+                self._record.change(
+                    name, state=EntryState.FAILED, gpus=(), pid=None, started=None, reason=action.reason
+                )
                 self._drop(name)
                 _log.error("gave up", name=name, reason=action.reason)
             case BeginDrain():
@@ -202,14 +209,6 @@ class Supervisor:
                 _log.info("replica removed", name=name)
             case Forget():
                 self._drop(name)
-
-    def _mark(self, action: MarkReady | MarkUnready) -> None:
-        if isinstance(action, MarkReady):
-            self._record.ready(action.name)
-            _log.info("ready", name=action.name)
-        else:
-            self._record.unready(action.name, action.reason)
-            _log.warning("not ready any more", name=action.name, reason=action.reason)
 
     async def _start(self, name: str, now_s: float) -> None:
         entry = self._record.claim_start(name)

@@ -12,8 +12,7 @@ from penstock.api import WORKER_ROLES, Role
 from penstock.core import logs
 from penstock.core.errors import ClusterError, ConfigError
 from penstock.core.local_state import EntryState
-from penstock.local.frontend import frontend_of
-from penstock.local.probes import NoAnswer, Probes, WorkerView
+from penstock.local.probes import NoAnswer, Probes, frontend_of
 from penstock.local.replicas import ScaleOutcome, scale, template
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
@@ -44,14 +43,12 @@ def target_state(state: StateFile) -> TargetState:
 
 
 def _pool(role: Role, base: ProcessEntry, entries: list[ProcessEntry]) -> PoolState:
-    def count(states: frozenset[EntryState]) -> int:
-        return sum(entry.state in states for entry in entries)
-
+    states = [entry.state for entry in entries]
     return PoolState(
         role=role,
-        ready=count(frozenset({EntryState.READY})),
-        starting=count(_ON_THE_WAY),
-        draining=count(frozenset({EntryState.DRAINING})),
+        ready=states.count(EntryState.READY),
+        starting=sum(state in _ON_THE_WAY for state in states),
+        draining=states.count(EntryState.DRAINING),
         gpus_per_replica=base.gpus_per_replica,
         failed=tuple(entry.reason or "" for entry in entries if entry.state is EntryState.FAILED),
     )
@@ -66,18 +63,8 @@ class LocalTarget:
     """Implements `penstock.planner.targets.base.Target` on one namespace's statefile."""
 
     def __init__(self, store: StateStore) -> None:
-        """Use the statefile of ``store``; nothing is opened yet."""
         self._store = store
         self._probes = Probes()
-
-    @classmethod
-    def of(cls, namespace: str) -> LocalTarget:
-        """Return the target of ``namespace`` in the configured state folder.
-
-        Raises:
-            ConfigError: the namespace cannot be a file name.
-        """
-        return cls(StateStore.of(namespace))
 
     async def close(self) -> None:
         """Close the connections to the router."""
@@ -153,9 +140,8 @@ class LocalTarget:
         view = await frontend_of(state, self._probes).view(state.entries)
         if isinstance(view, NoAnswer):
             return {}
-        return {name: _load(worker) for name, worker in view.workers.items()}
-
-
-def _load(worker: WorkerView) -> float:
-    """Return the tokens in flight, or the requests at a frontend that counts those: one frontend's are compared with each other."""
-    return worker.inflight_requests if worker.inflight_tokens is None else worker.inflight_tokens
+        # A frontend that counts requests alone does so of every worker, so they are compared with each other.
+        return {
+            name: worker.inflight_requests if worker.inflight_tokens is None else worker.inflight_tokens
+            for name, worker in view.workers.items()
+        }

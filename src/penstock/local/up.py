@@ -21,20 +21,18 @@ from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, Po
 from penstock.core.flags import check_bounds
 from penstock.core.local_state import EMPTY_STATES, EntryState
 from penstock.engine.profiles.performance import planning_profile
-from penstock.local import liveness, private, process_log, recovery
-from penstock.local.build import UpOptions, initial_state
-from penstock.local.frontend import frontend_of
-from penstock.local.model_folder import check_model
+from penstock.local import liveness, private, process_log
+from penstock.local.build import UpOptions, check_model, initial_state
+from penstock.local.down import kill, recover
 from penstock.local.plan import Limits
 from penstock.local.ports import is_free
-from penstock.local.probes import Probes
-from penstock.local.statefile import ProcessEntry, StateFile
-from penstock.local.statefile_json import to_json
+from penstock.local.probes import Probes, frontend_of
+from penstock.local.statefile import ProcessEntry, StateFile, to_json
 from penstock.local.store import StateStore, log_root
 from penstock.planner.learnt import start_from
 from penstock.planner.options import join
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
-from penstock.runtimes.extras import needed_extras
+from penstock.runtimes.extras import missing_extras
 
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0
@@ -80,8 +78,9 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     namespace = options.namespace or graph.name
     store = StateStore.of(namespace)
     store.refuse_running()
-    _check_extras(graph, with_planner=options.with_planner)
-    if options.with_planner:
+    if problems := missing_extras(graph, with_planner=options.with_planner):
+        raise InvalidSpecError(problems)
+    if options.with_planner and graph.spec.planner.enabled:
         _check_profile(graph, options.planner)
     check_bounds(options)
     SimulatedClock(options.speed)  # refuses a speed that is none
@@ -93,19 +92,9 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
     return store, replace(state, arbiter=replace(state.arbiter, run_id=secrets.token_hex(8)))
 
 
-def _check_extras(graph: GraphDeployment, *, with_planner: bool) -> None:
-    """Refuse a graph whose planner or router would end at its start for want of an optional package."""
-    needs = [need for need in needed_extras(graph) if with_planner or need.process != PLANNER_ROLE]
-    problems = [need.problem() for need in needs if need.missing]
-    if problems:
-        raise InvalidSpecError(problems)
-
-
 def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
     """Refuse a graph whose planner would end at its start for want of a profile or of a fitting memory."""
     options = join(given=dict(overrides), graph=graph)
-    if not graph.spec.planner.enabled:
-        return
     if options.mode == PlannerMode.SLA:
         planning_profile(graph.spec, options.profile)
     start_from(options, graph)
@@ -134,13 +123,6 @@ _APPLIED = frozenset({"log-dir", "environment"})
 """Options that `up` passes to the planner in its own way."""
 
 
-def _check_port(port: int) -> None:
-    if not is_free(port):
-        raise PortInUseError(
-            f"--port: 127.0.0.1:{port} is in use by another process; stop it or choose another --port"
-        )
-
-
 def _context(
     graph: GraphDeployment, file: Path, store: StateStore, options: UpOptions, log_dir: Path
 ) -> RuntimeContext:
@@ -153,16 +135,12 @@ def _context(
         speed=options.speed,
         log_dir=str(Path(planner_dir).absolute() if planner_dir else log_dir / "planner"),
         planner_args=tuple(
-            f"--{name}={_of_any_folder(name, value)}"
+            # A planner that restarts elsewhere understands an absolute path, too.
+            f"--{name}={Path(value).expanduser().absolute() if name == 'memory' else value}"
             for name, value in options.planner.items()
             if name not in _APPLIED
         ),
     )
-
-
-def _of_any_folder(name: str, value: str) -> str:
-    """Return an option's value as a planner that restarts elsewhere understands it, too."""
-    return str(Path(value).expanduser().absolute()) if name == "memory" else value
 
 
 async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph:
@@ -179,8 +157,11 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph
         ClusterError: it was started and did not come to serve; everything was stopped again.
     """
     store, state = prepare(file, options)
-    recovered = recovery.recover(store)
-    _check_port(options.port)
+    recovered = recover(store)
+    if not is_free(options.port):
+        raise PortInUseError(
+            f"--port: 127.0.0.1:{options.port} is in use by another process; stop it or choose another --port"
+        )
     began_s = time.monotonic()
     arbiter = _spawn_arbiter(store, state)
     try:
@@ -235,8 +216,8 @@ async def _roll_back(store: StateStore, requested: StateFile, arbiter: subproces
         arbiter.kill()
     left = store.read_quietly()
     if left is not None and left.arbiter.run_id == requested.arbiter.run_id:
-        await asyncio.to_thread(recovery.kill, store, left)
-        await asyncio.to_thread(recovery.recover, store)
+        await asyncio.to_thread(kill, store, left)
+        await asyncio.to_thread(recover, store)
 
 
 async def _wait_claimed(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:

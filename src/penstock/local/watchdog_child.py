@@ -1,6 +1,6 @@
 """Waits for the arbiter's end and becomes its successor when that was not orderly.
 
-Run as a plain script, ``python -I -S watchdog_child.py PROGRAM ARG…``, by `watchdog`. Its stdin is a pipe whose other
+Run as a plain script, ``python -I -S watchdog_child.py PROGRAM ARG…``, by `arbiter`. Its stdin is a pipe whose other
 end only the arbiter holds: a word on it means that the arbiter ends by itself, its closing without a word that
 the arbiter was killed. Imports nothing of Penstock, so that it is small and starts at once.
 """

@@ -8,10 +8,12 @@ Called by `penstock.operator.reconcile` alone.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from penstock.api import GraphDeployment, Role
 from penstock.core.errors import (
     ClusterError,
     ConflictError,
@@ -23,10 +25,12 @@ from penstock.core.errors import (
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER, kind_of
-from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR
-from penstock.operator.lru_cache import LruCache
+from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR, ROLE_LABEL
+from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.drift import FieldDifference, differences, drifted, stamped
+from penstock.operator.resources.metadata import BuildContext
+from penstock.operator.resources.router_config import graph_secret
 from penstock.operator.trim import POSTED, VERSION, Object, is_posted, version_of
 from penstock.operator.workloads import WORKLOADS
 
@@ -90,18 +94,14 @@ class Applied:
 
 
 class Applier:
-    """Brings the cluster's objects to what is desired; remembers only what the server insists on."""
+    """Brings the cluster's objects to what is desired; remembers only what the server insists on.
+
+    Its methods raise ClusterError where the server refuses or fails.
+    """
 
     def __init__(
         self, client: KubeClient, metrics: OperatorMetrics, *, on_written: Callable[[Object], None]
     ) -> None:
-        """Remember nothing yet.
-
-        Args:
-            client: Writes.
-            metrics: Counts writes.
-            on_written: Gets every object as the server answered it, before the watch shows it.
-        """
         self._client = client
         self._metrics = metrics
         self._on_written = on_written
@@ -140,20 +140,12 @@ class Applier:
         return found
 
     async def status(self, obj: Object) -> None:
-        """Apply the status of a graph or an adapter.
-
-        Raises:
-            ClusterError: the server refused or failed.
-        """
+        """Apply the status of a graph or an adapter."""
         call = self._client.apply(obj, field_manager=OPERATOR, subresource="status")
         await self._written("status", call, obj)
 
     async def create_once(self, obj: Object) -> None:
-        """Create an object that no watch shows; one that is there stays as it is.
-
-        Raises:
-            ClusterError: the server refused or failed.
-        """
+        """Create an object that no watch shows; one that is there stays as it is."""
         try:
             await self._client.create(obj, field_manager=OPERATOR)
         except ConflictError:
@@ -164,11 +156,7 @@ class Applier:
         self._metrics.wrote(obj["kind"], "create")
 
     async def patch(self, obj: Object, patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Object:
-        """Patch an object that has kind and metadata: JSON patch for a list, else merge patch.
-
-        Raises:
-            ClusterError: the server refused or failed.
-        """
+        """Patch an object that has kind and metadata: JSON patch for a list, else merge patch."""
         metadata = obj["metadata"]
         call = self._client.patch(
             kind_of(obj), metadata["name"], patch, namespace=metadata["namespace"], field_manager=OPERATOR
@@ -181,9 +169,6 @@ class Applier:
         Args:
             obj: With its kind and metadata.
             grace_s: Seconds that a pod is given; None leaves its own.
-
-        Raises:
-            ClusterError: the server refused or failed.
         """
         metadata = obj["metadata"]
         kind = kind_of(obj)
@@ -409,3 +394,48 @@ async def _all(calls: Sequence[Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+_BYTES: Final = 32
+"""Of randomness: as many as an AES-256 key's."""
+
+
+async def make_router_secret(
+    applier: Applier,
+    graph: GraphDeployment,
+    context: BuildContext,
+    desired: Iterable[Object],
+    live: Mapping[tuple[str, str], Object],
+) -> list[str]:
+    """Make the Secret, unless it is there, where a router's workload is about to be written.
+
+    Args:
+        applier: Writes.
+        graph: A valid graph.
+        context: Of the build.
+        desired: Its children.
+        live: What the watches show, by kind and name.
+
+    Returns:
+        Why it cannot be made, in the words of `Applied.refused`.
+    """
+    routers = [each for each in desired if each["kind"] in WORKLOADS and _role(each) == Role.ROUTER]
+    there = [live.get((each["kind"], each["metadata"]["name"])) for each in routers]
+    is_right = [
+        old is not None and not applier.differences(each, old)
+        for each, old in zip(routers, there, strict=True)
+    ]
+    if all(is_right) or graph.spec.traits.frontend is not None:
+        return []
+    wanted = graph_secret(graph, context, secrets.token_urlsafe(_BYTES))
+    try:
+        await applier.create_once(wanted)
+    except (ForbiddenError, InvalidObjectError) as exc:
+        return [f"Secret {wanted['metadata']['name']}: {exc}"]
+    return []
+
+
+def _role(workload: Object) -> str | None:
+    """Return the role of a workload's pods."""
+    labels: dict[str, str] = workload["metadata"].get("labels", {})
+    return labels.get(ROLE_LABEL)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -23,6 +23,7 @@ from penstock.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     GRAPH_DEPLOYMENT,
+    INFERENCE_POOL,
     LEADER_WORKER_SET,
     NETWORK_POLICY,
     POD,
@@ -51,13 +52,16 @@ CHILD_KINDS: Final = (
     POD_DISRUPTION_BUDGET,
     NETWORK_POLICY,
 )
-"""Kinds of children with informers that every cluster knows; LeaderWorkerSet is watched once its CRD is there."""
+"""Kinds of children with informers that every cluster knows."""
+
+OPTIONAL_KINDS: Final = (LEADER_WORKER_SET, INFERENCE_POOL)
+"""Kinds of children that are watched once a graph needs them and their CRD is there."""
 
 CONFIRM_S: Final = 30.0
 """How long an answered write counts without the watch's word; real seconds, chosen: longer than a reconnect."""
 
 LIST_S: Final = 5.0
-"""Longest wait for the first list of LeaderWorkerSets; real seconds, chosen: a graph that needs them tries again."""
+"""Longest wait for the first list of an optional kind; real seconds, chosen: a graph that needs them tries again."""
 
 MAX_TOMBSTONES: Final = 10_000
 """Deleted objects remembered, so that a late answer does not revive them. Chosen: about two megabytes."""
@@ -80,7 +84,7 @@ class GraphSnapshot:
     Attributes:
         graph: The GraphDeployment, trimmed; None if there is none.
         children: By kind's name and object's name, ScalingAdapters included.
-        pods: Its pods by name, as `trim_pod` leaves them.
+        pods: Its pods by name, as `trim_pod` leaves them; the plans read their `views`.
     """
 
     graph: Object | None = None
@@ -102,22 +106,11 @@ class GraphSnapshot:
         graph = None if self.graph is None else self.graph[VERSION]
         return (graph, len(self.children), len(self.pods), *sorted(versions))
 
-    def adapters(self) -> Iterator[Object]:
-        """Yield its ScalingAdapters."""
-        return (each for (kind, _), each in self.children.items() if kind == SCALING_ADAPTER.kind)
-
 
 class Cluster:
     """The operator's view of one namespace, or of all."""
 
     def __init__(self, client: KubeClient, *, namespace: str | None, enqueue: Enqueue) -> None:
-        """Prepare the informers; `run` starts them.
-
-        Args:
-            client: Reads.
-            namespace: None watches all.
-            enqueue: Called for every change that the plans would see.
-        """
         self._client = client
         self._namespace = namespace
         self._enqueue = enqueue
@@ -128,12 +121,12 @@ class Cluster:
         self._tombstones: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         self._trims: dict[Kind, Trim] = {
             GRAPH_DEPLOYMENT: trim_graph,
-            **dict.fromkeys((*CHILD_KINDS, LEADER_WORKER_SET), trim_child),
+            **dict.fromkeys((*CHILD_KINDS, *OPTIONAL_KINDS), trim_child),
             POD: trim_pod,
         }
         self._informers = {kind: self._informer(kind) for kind in (*CHILD_KINDS, POD)}
         self._group: asyncio.TaskGroup | None = None
-        self._lws_lock = asyncio.Lock()
+        self._optional_lock = asyncio.Lock()
 
     async def run(self) -> None:
         """Keep the view of the kinds with informers fresh until cancelled; kopf does the others."""
@@ -164,28 +157,24 @@ class Cluster:
         """Return what is known of a graph now."""
         return self._snapshots.get(key, GraphSnapshot())
 
-    async def has_leader_worker_sets(self) -> bool:
-        """Return whether the cluster knows LeaderWorkerSet, and watch them from then on.
-
-        Raises:
-            ClusterError: the API server refused or failed.
-        """
-        async with self._lws_lock:
-            if LEADER_WORKER_SET not in self._informers:
-                if not await self.knows(LEADER_WORKER_SET) or self._group is None:
+    async def watches(self, kind: Kind) -> bool:
+        """Return whether the cluster knows a kind of `OPTIONAL_KINDS`, and watch its objects from then on."""
+        async with self._optional_lock:
+            if kind not in self._informers:
+                if not await self.knows(kind) or self._group is None:
                     return False
-                informer = self._informer(LEADER_WORKER_SET)
-                self._informers[LEADER_WORKER_SET] = informer
+                informer = self._informer(kind)
+                self._informers[kind] = informer
                 self._group.create_task(informer.run())
-                log.info("LeaderWorkerSets are watched from now on")
-            informer = self._informers[LEADER_WORKER_SET]
+                log.info("watched from now on", kind=kind.kind)
+            informer = self._informers[kind]
             try:
                 async with asyncio.timeout(LIST_S):
                     await informer.synced.wait()
             except TimeoutError as exc:
-                # Other graphs need neither these sets nor the worker that would wait for them here.
+                # Other graphs need neither these objects nor the worker that would wait for them here.
                 why = informer.problem or "not listed yet"
-                raise UnavailableError(f"{LEADER_WORKER_SET.plural}: {why}") from exc
+                raise UnavailableError(f"{kind.plural}: {why}") from exc
             return True
 
     async def knows(self, kind: Kind) -> bool:
@@ -193,9 +182,6 @@ class Cluster:
 
         Args:
             kind: The kind.
-
-        Raises:
-            ClusterError: the API server refused or failed.
         """
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")

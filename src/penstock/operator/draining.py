@@ -1,151 +1,132 @@
-"""Carries out the scale plans of a graph's worker services: asks for loads, marks victims, restores pods.
+"""Scales worker services down, and takes graphs away, in order: drained first, deleted afterwards.
 
-The plan itself is pure (`penstock.operator.plan.drain`); replicas are written with the workload, afterwards.
+The plans are pure (`plan.drain`, `plan.deletion`); replicas are written with the workload, after this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from penstock.core.errors import NotFoundError
+from penstock.api import Role
+from penstock.core.errors import ForbiddenError, NotFoundError
 from penstock.core.stamps import stamp
-from penstock.kube.kinds import POD
+from penstock.kube.kinds import LEADER_WORKER_SET, POD
 from penstock.kube.objects.names import (
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,
     DRAINING,
+    ROLE_LABEL,
+    SERVICE_LABEL,
     SERVING,
     SERVING_LABEL,
 )
 from penstock.operator.apply import Applier
+from penstock.operator.cluster import GraphSnapshot
 from penstock.operator.loads import LoadReader
-from penstock.operator.plan.drain import plan_scale
+from penstock.operator.plan.deletion import Child, DeletionStep, next_step
+from penstock.operator.plan.drain import ScalePlan, WorkerPool, is_idle, plan_scale, pods_to_ask
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.scale import Load, ScalePlan
 from penstock.operator.trim import Object
+from penstock.operator.workloads import WORKLOADS, is_own, known_replicas, replicas_of
 
-SETTLE_S: Final = 3.0
-"""After its marking a pod may still get requests from routers that have not heard; real seconds, chosen."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainingPool:
-    """One worker service as the drains see it.
-
-    Attributes:
-        service: Its name.
-        desired: Replicas wanted, within bounds.
-        spec_replicas: The workload's number now; the desired number while there is no workload.
-        grace_s: Longest drain, seconds.
-        rolling: Whether a rollout makes progress.
-        pods: Its pods, as `trim_pod` leaves them.
-        has_senders: Whether a router may still send its pods requests, so that a marked one has to wait until
-            all have heard of it.
-        known_replicas: Replicas that the workload's controller counts; more than ``pods`` shows while the
-            view of pods is behind.
-    """
-
-    service: str
-    desired: int
-    spec_replicas: int
-    grace_s: float
-    rolling: bool
-    pods: tuple[Object, ...]
-    has_senders: bool = True
-    known_replicas: int = 0
-
-    @property
-    def views(self) -> list[PodView]:
-        """Return its pods as the plans read them."""
-        return [each["view"] for each in self.pods]
+IDLE_END_S: Final = 1
+"""Grace of an idle router of a graph that goes, and of an idle worker behind it; real seconds, the shortest that still
+sends SIGTERM."""
 
 
 class Drains:
-    """Takes the next step of every service's scaling."""
+    """Takes the next step of every service's scaling, and of every deletion; every step may be taken again.
+
+    Its methods raise ClusterError where the API server does not answer or refuses.
+    """
 
     def __init__(self, applier: Applier, loads: LoadReader) -> None:
         self._applier = applier
         self._loads = loads
 
-    async def loads(self, pods: Sequence[Object]) -> dict[str, Load | None]:
-        """Return what each pod does, by name; None where it is unknown."""
-        return await self._loads.read([(each["view"], each["ip"]) for each in pods])
-
-    async def step(self, pool: DrainingPool, *, now_s: float) -> ScalePlan:
-        """Mark and unmark pods as the plan says; return the plan, whose ``spec_replicas`` is yet to be written.
-
-        Args:
-            pool: The service.
-            now_s: Seconds since the epoch.
-
-        Raises:
-            ClusterError: the API server does not answer or refused.
-        """
-        loads = await self._loads.read(_to_ask(pool))
-        plan = _plan(pool, loads, now_s)
-        patches = pod_patches(plan, now_s=now_s)
-        by_name = {each["metadata"]["name"]: each for each in pool.pods}
-        for name, patch in patches.items():
-            view: PodView = by_name[name]["view"]
-            patch["metadata"]["uid"] = view.uid
-            pod = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": by_name[name]["metadata"]}
-            try:
-                await self._applier.patch(pod, patch)
-            except NotFoundError:
-                continue  # it is gone already; the watch will say so
+    async def step(self, pool: WorkerPool, *, now_s: float) -> ScalePlan:
+        """Mark and unmark pods as the plan says; return the plan, whose ``spec_replicas`` is yet to be written."""
+        loads = await self._loads.read(pods_to_ask(pool))
+        plan = plan_scale(pool, loads=loads, now_s=now_s)
+        pods = {each.name: each for each in pool.pods}
+        for name, change in _changes(plan, now_s).items():
+            head = {"name": name, "namespace": pods[name].namespace}
+            with suppress(NotFoundError):  # it is gone already; the watch will say so
+                await self._applier.patch(POD.of(head), {"metadata": {**change, "uid": pods[name].uid}})
         return plan
 
+    async def delete_graph(self, raw: Object, snapshot: GraphSnapshot, *, now_s: float) -> DeletionStep:
+        """Take the next step of a graph's deletion and return it; the finalizer is the caller's."""
+        uid = raw["metadata"]["uid"]
+        own = {key: each for key, each in snapshot.children.items() if is_own(each, uid)}
+        ended = await self._end_idle_routers(snapshot.views(), now_s)
+        step = next_step([_child(each) for each in own.values()], snapshot.views(), ended=ended)
+        for (kind, _), child in sorted(own.items()):
+            if kind in WORKLOADS and _label(child, SERVICE_LABEL) in step.drain:
+                await self._drain(child, snapshot, now_s, has_senders=False)
+        for gone in step.delete:
+            await self._applier.delete(own[gone.kind, gone.name])
+        return step
 
-def pod_patches(plan: ScalePlan, *, now_s: float) -> dict[str, dict[str, Any]]:
-    """Return one merge patch per pod that the plan changes, victims first.
+    async def retire(self, workload: Object, snapshot: GraphSnapshot, *, now_s: float) -> None:
+        """Take the next step of removing a workload that is no longer wanted: drain its pods, then delete it."""
+        if workload["metadata"].get("deletionTimestamp"):
+            return
+        is_router = _label(workload, ROLE_LABEL) == Role.ROUTER
+        if is_router or not any(each.alive for each in _pods_of(workload, snapshot)):
+            await self._applier.delete(workload)
+        else:
+            await self._drain(workload, snapshot, now_s, has_senders=True)
 
-    Args:
-        plan: Of one service.
-        now_s: Beginning of the drains that start now, seconds since the epoch.
-    """
-    patches: dict[str, dict[str, Any]] = {}
+    async def _drain(
+        self, workload: Object, snapshot: GraphSnapshot, now_s: float, *, has_senders: bool
+    ) -> None:
+        pods, number = _pods_of(workload, snapshot), replicas_of(workload) or 0
+        pool = WorkerPool(
+            pods=pods,
+            desired=0,
+            spec_replicas=number,
+            grace_s=max((each.grace_s for each in pods), default=0.0),
+            has_senders=has_senders,
+            known_replicas=known_replicas(workload),
+        )
+        plan = await self.step(pool, now_s=now_s)
+        if plan.spec_replicas != number:
+            await self._applier.patch(workload, {"spec": {"replicas": plan.spec_replicas}})
+        if has_senders or plan.spec_replicas:
+            return
+        for each in pods:
+            # One that leaves because its grace is over may still stream: it keeps its own end.
+            since_s = now_s if each.drain_since_s is None else each.drain_since_s
+            if each.name in plan.leaving and now_s - since_s < each.grace_s:
+                await self._end(each)
 
-    def metadata(name: str) -> dict[str, Any]:
-        found: dict[str, Any] = patches.setdefault(name, {"metadata": {}})["metadata"]
-        return found
+    async def _end_idle_routers(self, views: Sequence[PodView], now_s: float) -> frozenset[str]:
+        """End the routers once all leave and all are idle, without their hooks' pause; return those that end.
 
-    for name in plan.begin:
-        metadata(name)["labels"] = {SERVING_LABEL: DRAINING}
-        metadata(name)["annotations"] = {DRAIN_ANNOTATION: stamp(now_s)}
-    for name in plan.restore:
-        metadata(name)["labels"] = {SERVING_LABEL: SERVING}
-        metadata(name)["annotations"] = {DRAIN_ANNOTATION: None}
-    for name, cost in plan.deletion_costs.items():
-        value = None if cost == 0 else str(cost)
-        metadata(name).setdefault("annotations", {})[DELETION_COST_ANNOTATION] = value
-    return patches
+        One that is idle may pass requests on for another, so a busy one keeps all. Workers are asked as well, because
+        their idleness counts from the first look.
+        """
+        pods = [each for each in views if not each.finished]
+        routers = [each for each in pods if each.role == Role.ROUTER]
+        leaving = {each: each.deleted_s for each in routers if each.deleted_s is not None}
+        ended = {each.name for each, deleted_s in leaving.items() if deleted_s <= now_s + IDLE_END_S}
+        rest = [each for each in leaving if each.name not in ended]
+        if rest and len(leaving) == len(routers):
+            loads = await self._loads.read(pods)
+            if all(is_idle(loads[each.name]) for each in rest):
+                ended |= {each.name for each in rest if await self._end(each)}
+        return frozenset(ended)
 
-
-def _to_ask(pool: DrainingPool) -> list[tuple[PodView, str]]:
-    """Return the pods whose load the plan needs: none at rest; all while victims are to be chosen."""
-    able = [each for each in pool.pods if each["view"].alive and each["view"].may_hold_requests]
-    alive = sum(view.alive for view in pool.views)
-    if alive <= pool.desired or (pool.rolling and pool.desired < pool.spec_replicas):
-        return []
-    marked = [each for each in able if each["view"].draining]
-    asked = marked if len(marked) >= alive - pool.desired else able
-    return [(each["view"], each["ip"]) for each in asked]
-
-
-def _plan(pool: DrainingPool, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
-    return plan_scale(
-        pool.views,
-        desired=pool.desired,
-        current_spec_replicas=pool.spec_replicas,
-        loads=loads,
-        now_s=now_s,
-        grace_s=pool.grace_s,
-        settle_s=SETTLE_S if pool.has_senders else 0.0,
-        status_replicas=pool.known_replicas,
-        rolling=pool.rolling,
-    )
+    async def _end(self, pod: PodView) -> bool:
+        """Delete a pod with the shortest grace; return False where that right is missing."""
+        head = {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
+        with suppress(ForbiddenError):  # rights of an older chart: the pod ends a little later by itself
+            await self._applier.delete(POD.of(head), grace_s=IDLE_END_S)
+            return True
+        return False
 
 
 def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
@@ -157,6 +138,40 @@ def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
     return None
 
 
+def _changes(plan: ScalePlan, now_s: float) -> dict[str, dict[str, Any]]:
+    """Return by pod what the plan changes of its metadata, victims first."""
+    serving: dict[str, tuple[str, str | None]] = dict.fromkeys(plan.begin, (DRAINING, stamp(now_s)))
+    serving |= dict.fromkeys(plan.restore, (SERVING, None))
+    found: dict[str, dict[str, Any]] = {
+        name: {"labels": {SERVING_LABEL: label}, "annotations": {DRAIN_ANNOTATION: since}}
+        for name, (label, since) in serving.items()
+    }
+    for name, cost in plan.deletion_costs.items():
+        annotations = found.setdefault(name, {}).setdefault("annotations", {})
+        annotations[DELETION_COST_ANNOTATION] = None if cost == 0 else str(cost)
+    return found
+
+
 def _names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
+    """Return the pods of a workload; a Deployment and a set of the same service are told apart by groups."""
+    service, is_set = _label(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
+    return [each for each in snapshot.views() if each.service == service and bool(each.group) == is_set]
+
+
+def _child(obj: Object) -> Child:
+    return Child(
+        kind=obj["kind"],
+        name=obj["metadata"]["name"],
+        service=_label(obj, SERVICE_LABEL),
+        role=_label(obj, ROLE_LABEL),
+        terminating=bool(obj["metadata"].get("deletionTimestamp")),
+    )
+
+
+def _label(obj: Object, name: str) -> str:
+    return str(obj["metadata"].get("labels", {}).get(name, ""))

@@ -9,29 +9,14 @@ remembers nothing: it may give such GPUs to another service, and never more than
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from penstock.core.errors import InvalidObjectError, NotFoundError
 from penstock.kube.kinds import POD
 from penstock.kube.objects.names import BUDGET_GATE
 from penstock.operator.apply import Applier
-from penstock.operator.plan.budget import Releases, releases
-from penstock.operator.plan.holdings import Holding, holdings
+from penstock.operator.plan.budget import Holding, Releases, holdings, releases
+from penstock.operator.plan.pods import PodView
 from penstock.operator.queue import Key
-from penstock.operator.trim import Object
-
-
-@dataclass(frozen=True, slots=True)
-class UngateResult:
-    """What one look at the gates came to.
-
-    Attributes:
-        plan: What the budget allowed and who waits.
-        released: Names of the pods whose gate was lifted now.
-    """
-
-    plan: Releases
-    released: tuple[str, ...] = field(default=())
 
 
 class Gates:
@@ -45,7 +30,7 @@ class Gates:
     def plan(
         self,
         key: Key,
-        pods: Sequence[Object],
+        pods: Sequence[PodView],
         *,
         budget: int | None,
         priorities: Mapping[str, int],
@@ -53,7 +38,7 @@ class Gates:
     ) -> Releases:
         """Return what the budget allows now; arguments as in `ungate`."""
         return releases(
-            [each["view"] for each in pods],
+            pods,
             budget=budget,
             priorities=priorities,
             held=self._held.get(key, {}),
@@ -64,32 +49,29 @@ class Gates:
     async def ungate(
         self,
         key: Key,
-        pods: Sequence[Object],
+        pods: Sequence[PodView],
         *,
         budget: int | None,
         priorities: Mapping[str, int],
         replicas: Mapping[str, int],
         now_s: float,
-    ) -> UngateResult:
-        """Lift what the budget allows now.
+    ) -> tuple[Releases, list[str]]:
+        """Lift what the budget allows now; return that, and the names of the pods whose gate was lifted.
 
         Args:
             key: Graph.
-            pods: Its worker pods, as `trim_pod` leaves them.
+            pods: Its worker pods.
             budget: GPUs; None: no ceiling.
             priorities: By service.
             replicas: By service, the number that its workload is to have; more are not given back to it.
             now_s: Seconds since the epoch.
-
-        Raises:
-            ClusterError: the API server does not answer or refused.
         """
-        by_uid = {each["view"].uid: each for each in pods}
+        by_uid = {each.uid: each for each in pods}
         pending = set(self._pending(key, pods))
         self._remember(key, pending)
         plan = self.plan(key, pods, budget=budget, priorities=priorities, now_s=now_s)
         self._held[key] = holdings(
-            [each["view"] for each in pods],
+            pods,
             self._held.get(key, {}),
             already_released=frozenset({*pending, *plan.release}),
             replicas=replicas,
@@ -100,22 +82,22 @@ class Gates:
             pending.add(uid)
             self._remember(key, pending)
             if await self._ungate(by_uid[uid]):
-                names.append(by_uid[uid]["metadata"]["name"])
+                names.append(by_uid[uid].name)
             else:
                 pending.discard(uid)
         # A release whose answer was lost is tried again: it may or may not have happened.
         for uid in pending - set(plan.release):
             await self._ungate(by_uid[uid])
-        return UngateResult(plan, tuple(names))
+        return plan, names
 
     def forget(self, key: Key) -> None:
         """Drop what is remembered of a graph that is gone."""
         self._released.pop(key, None)
         self._held.pop(key, None)
 
-    def _pending(self, key: Key, pods: Sequence[Object]) -> frozenset[str]:
+    def _pending(self, key: Key, pods: Sequence[PodView]) -> frozenset[str]:
         """Return what was released and still looks gated."""
-        gated = {each["view"].uid for each in pods if each["view"].gated}
+        gated = {each.uid for each in pods if each.gated}
         return frozenset(self._released.get(key, set()) & gated)
 
     def _remember(self, key: Key, pending: set[str]) -> None:
@@ -124,18 +106,16 @@ class Gates:
         else:
             self._released.pop(key, None)
 
-    async def _ungate(self, pod: Object) -> bool:
+    async def _ungate(self, pod: PodView) -> bool:
         """Remove the gate from this very pod; return False if it is certain that nothing was ungated."""
-        metadata = pod["metadata"]
-        target = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}
-        path = f"/spec/schedulingGates/{pod['view'].gates.index(BUDGET_GATE)}"
+        path = f"/spec/schedulingGates/{pod.gates.index(BUDGET_GATE)}"
         patch = [
-            {"op": "test", "path": "/metadata/uid", "value": pod["view"].uid},
+            {"op": "test", "path": "/metadata/uid", "value": pod.uid},
             {"op": "test", "path": f"{path}/name", "value": BUDGET_GATE},
             {"op": "remove", "path": path},
         ]
         try:
-            await self._applier.patch(target, patch)
+            await self._applier.patch(POD.of({"name": pod.name, "namespace": pod.namespace}), patch)
         except NotFoundError:
             return False
         except InvalidObjectError:

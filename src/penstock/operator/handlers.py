@@ -1,9 +1,11 @@
-"""Kopf, on the operator's own event loop: its handlers drive GraphDeployments and ProfileRequests. With `kopf_memory` the only importer of kopf.
+"""Kopf, on the operator's own event loop: its handlers drive GraphDeployments and ProfileRequests. The only importer of kopf.
 
 A handler reports its object to the view that the reconciler reads, which enqueues it. Kopf holds the drain finalizer:
 a graph is reported only once it carries it, so no child is made before, and it goes when the reconciler has nothing
 left of a deleted graph. A graph can therefore not vanish while kopf's watch is broken. Of a ProfileRequest, which has
 no finalizer, the reconciler learns that from its next write.
+What kopf has handled it keeps in this process's memory, so that it writes nothing at rest: after a restart every object is
+new to it, which costs one reconcile that changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import aiohttp
 import kopf
@@ -26,8 +28,66 @@ from penstock.kube.informer import STREAM_S, ObjectKey, key_of
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.objects.names import drain_finalizer, is_of_class
 from penstock.kube.transport import ANSWER_S, CONNECT_S, SILENCE_S
-from penstock.operator.kopf_memory import MemoryDiffBase, MemoryProgress
 from penstock.operator.trim import Object
+
+TOUCH_ANNOTATION: Final = "penstock.dev/touch"
+"""On a graph whose deletion lasts: when kopf came back to it last."""
+
+
+class MemoryDiffBase(kopf.DiffBaseStorage):
+    """The version of every object that its handlers saw; whatever changes an object is an update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, kopf.BodyEssence] = {}
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:  # noqa: ARG002 - kopf's
+        """Return what is compared."""
+        return cast(
+            "kopf.BodyEssence", {"metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}}
+        )
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Return what was handled last."""
+        return self._seen.get(body["metadata"]["uid"])
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002 - kopf's
+        """Remember what is handled now."""
+        self._seen[body["metadata"]["uid"]] = essence
+
+    def forget(self, uid: str) -> None:
+        """Drop an object that is gone."""
+        self._seen.pop(uid, None)
+
+
+class MemoryProgress(kopf.ProgressStorage):
+    """How far each handler of each object is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: dict[tuple[str, str], kopf.ProgressRecord] = {}
+
+    def fetch(self, *, key: str, body: kopf.Body) -> kopf.ProgressRecord | None:
+        """Return a handler's record."""
+        return self._records.get((body["metadata"]["uid"], key))
+
+    def store(self, *, key: str, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
+        """Keep a handler's record."""
+        self._records[body["metadata"]["uid"], key] = record
+
+    def purge(self, *, key: str, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
+        """Drop a handler's record."""
+        self._records.pop((body["metadata"]["uid"], key), None)
+
+    def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
+        """Change the object, so that its event brings the retry that is due."""
+        if value is not None or TOUCH_ANNOTATION in body["metadata"].get("annotations", {}):
+            patch.metadata.annotations[TOUCH_ANNOTATION] = value
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        """Return an essence, which holds no records."""
+        return essence
+
 
 DELETION_S: Final = 30.0
 """Chosen: how long one call of a deletion's handler waits; each further one costs a write that brings it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -26,8 +26,8 @@ from penstock.core.metric_names import (
     VLLM_WAITING,
 )
 from penstock.kube.objects.names import WORKER_PORT
+from penstock.operator.plan.drain import Load
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.scale import Load
 
 PARALLEL: Final = 32
 """Pages read at once. Chosen: a hundred draining workers take four rounds of milliseconds."""
@@ -45,12 +45,8 @@ FORGET_S: Final = 60.0
 class LoadReader(Protocol):
     """Reads the loads of pods; tests and simulated clusters bring their own."""
 
-    async def read(self, pods: Iterable[tuple[PodView, str]]) -> dict[str, Load | None]:
-        """Return the load of each pod by its name, None where it is unknown.
-
-        Args:
-            pods: Pods with their addresses; an empty address is unknown.
-        """
+    async def read(self, pods: Sequence[PodView]) -> dict[str, Load | None]:
+        """Return the load of each pod by its name, None where it is unknown."""
         ...
 
 
@@ -63,17 +59,16 @@ class MetricsReader:
         self._slots = asyncio.Semaphore(PARALLEL)
         self._idle_since: dict[str, tuple[float, float]] = {}
 
-    async def read(self, pods: Iterable[tuple[PodView, str]]) -> dict[str, Load | None]:
+    async def read(self, pods: Sequence[PodView]) -> dict[str, Load | None]:
         """Return the load of each pod by its name; never raises for a pod that is away."""
-        asked = list(pods)
-        loads = await asyncio.gather(*(self._load(pod, address) for pod, address in asked))
+        loads = await asyncio.gather(*map(self._load, pods))
         now_s = self._now_s()
         self._idle_since = {u: each for u, each in self._idle_since.items() if now_s - each[1] < FORGET_S}
-        return {pod.name: load for (pod, _), load in zip(asked, loads, strict=True)}
+        return {pod.name: load for pod, load in zip(pods, loads, strict=True)}
 
-    async def _load(self, pod: PodView, address: str) -> Load | None:
+    async def _load(self, pod: PodView) -> Load | None:
         uid = pod.uid
-        page = await self._page(address) if address else None
+        page = await self._page(pod.ip) if pod.ip else None
         found = None if page is None else _load_of(page, is_router=pod.role == Role.ROUTER)
         if found is None:
             self._idle_since.pop(uid, None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 
 import orjson
 from prometheus_client import (
@@ -20,37 +18,19 @@ from prometheus_client.registry import Collector
 
 from penstock.api import GraphPhase
 from penstock.core import metric_names as names
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
+from penstock.operator.trim import Object
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Chosen: a look that finds nothing takes a millisecond, one that writes twenty objects tenths of a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class GraphReplicas:
-    """What one graph's series say.
-
-    Attributes:
-        namespace: Its namespace.
-        name: Its name.
-        ready: Ready replicas of every role that it declares, zeros included.
-        target: Wanted replicas of every role of which the status says so.
-        is_planned: Whether a planner is to plan it.
-    """
-
-    namespace: str
-    name: str
-    ready: Mapping[str, int]
-    target: Mapping[str, int]
-    is_planned: bool
-
-
 class _GraphCollector(Collector):
-    """Series of each graph; those of a deleted one end with it."""
+    """Series of the graphs as the watches show them; those of a deleted one end with it."""
 
     def __init__(self) -> None:
-        self.graphs: Callable[[], Iterable[GraphReplicas]] = tuple
+        self.graphs: Callable[[], Iterable[Object]] = tuple
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
@@ -68,14 +48,36 @@ class _GraphCollector(Collector):
         planned = GaugeMetricFamily(
             names.OPERATOR_PLANNED, "1 for each graph that a planner is to plan.", labels=labels
         )
+        phases = GaugeMetricFamily(names.OPERATOR_GRAPHS, "Graphs by phase.", labels=["phase"])
+        found = dict.fromkeys((each.value for each in GraphPhase), 0)
         for graph in self.graphs():
-            for role, count in graph.ready.items():
-                ready.add_metric([graph.namespace, graph.name, role], count)
-            for role, count in graph.target.items():
-                target.add_metric([graph.namespace, graph.name, role], count)
-            if graph.is_planned:
-                planned.add_metric([graph.namespace, graph.name], 1)
-        yield from (ready, target, planned)
+            metadata, status = graph["metadata"], graph.get("status") or {}
+            phase = status.get("phase") or GraphPhase.PENDING.value
+            found[phase] = found.get(phase, 0) + 1
+            if "deletionTimestamp" in metadata:
+                continue
+            of_graph = [metadata["namespace"], metadata["name"]]
+            for role, (count, wanted) in _replicas(graph["spec"], status.get("services") or {}).items():
+                ready.add_metric([*of_graph, role], count)
+                if wanted is not None:
+                    target.add_metric([*of_graph, role], wanted)
+            if (graph["spec"].get("planner") or {}).get("enabled", True):
+                planned.add_metric(of_graph, 1)
+        for phase, count in found.items():
+            phases.add_metric([phase], count)
+        yield from (ready, target, planned, phases)
+
+
+def _replicas(spec: Object, shown: Object) -> dict[str, tuple[int, int | None]]:
+    """Return the ready and the wanted replicas of every declared role; None: the status does not say."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for name, service in spec.get("services", {}).items():
+        ready, target = found.get(service["role"], (0, None))
+        said = shown.get(name) or {}
+        wanted = said.get("target")
+        target = target if wanted is None else (target or 0) + wanted
+        found[service["role"]] = ready + said.get("ready", 0), target
+    return found
 
 
 class OperatorMetrics:
@@ -109,7 +111,6 @@ class OperatorMetrics:
         self._events_dropped = Counter(
             names.OPERATOR_EVENTS_DROPPED, "Events that could not be recorded.", registry=registry
         )
-        self._graphs = Gauge(names.OPERATOR_GRAPHS, "Graphs by phase.", ["phase"], registry=registry)
         self._depth = Gauge(names.OPERATOR_QUEUE_DEPTH, "Graphs that wait for a worker.", registry=registry)
         self._leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
         self._depth.set_function(lambda: 0)
@@ -133,18 +134,10 @@ class OperatorMetrics:
         """Count an Event that could not be recorded."""
         self._events_dropped.inc()
 
-    def watch(
-        self,
-        *,
-        depth: Callable[[], float],
-        phases: Callable[[], Mapping[str, int]],
-        graphs: Callable[[], Iterable[GraphReplicas]],
-    ) -> None:
-        """Read queue depth, graphs by phase and their ready replicas from their owners at every scrape."""
+    def watch(self, *, depth: Callable[[], float], graphs: Callable[[], Iterable[Object]]) -> None:
+        """Read the queue's depth and the GraphDeployments, trimmed, at every scrape."""
         self._depth.set_function(depth)
         self._by_graph.graphs = graphs
-        for phase in GraphPhase:
-            self._graphs.labels(phase.value).set_function(partial(_count, phases, phase.value))
 
     def leads(self, leads: bool) -> None:  # noqa: FBT001 - a state
         """Note whether this process acts."""
@@ -216,7 +209,3 @@ class StatusServer:
         else:
             message = "path: only /metrics, /healthz and /readyz are here"
             responder.send(404, error_body(message, code="not_found"))
-
-
-def _count(phases: Callable[[], Mapping[str, int]], phase: str) -> float:
-    return phases().get(phase, 0)

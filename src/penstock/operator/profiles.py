@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, ProfilePhase, ProfileRequest, dotted
-from penstock.api.manifests.profile_requests import template_of
-from penstock.api.manifests.validation import validate
+from penstock.api.manifests.validation import template_of, validate
 from penstock.core.errors import InvalidSpecError, NotFoundError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
@@ -28,7 +27,7 @@ from penstock.operator.apply import Applied, Applier, Owner
 from penstock.operator.plan.pods import pod_view
 from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
-from penstock.operator.resources.context import BuildContext
+from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.resources.profile import profile_objects
 from penstock.operator.trim import Object, trim_child
 from penstock.operator.validity import manifest_of
@@ -81,14 +80,6 @@ class Profiles:
         pace: RateLimits,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; `run` starts it.
-
-        Args:
-            parts: What it works with.
-            namespace: None watches all.
-            pace: Of the queue.
-            now_s: Seconds since the epoch.
-        """
         self._parts = parts
         self._now_s = now_s
         self.queue = WorkQueue(pace)
@@ -118,11 +109,7 @@ class Profiles:
             del self._requests[key]
 
     async def reconcile(self, key: Key) -> float | None:
-        """Reconcile one request; return seconds until it is to be looked at again, None if not.
-
-        Raises:
-            ClusterError: the API server does not answer or refused; looking again later loses nothing.
-        """
+        """Reconcile one request; return seconds until it is to be looked at again, None if not."""
         raw = self._requests.get(key)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None

@@ -1,4 +1,4 @@
-"""What the operator may do: exactly the calls that this package makes, for the chart to grant and tests to compare.
+"""What operator, planner and users must be allowed to do; the doctor asks for it. The operator's are exactly its calls.
 
 Every API group with its resources and their verbs; writing the own Lease is granted apart, by its name. Pure data.
 """
@@ -6,6 +6,7 @@ Every API group with its resources and their verbs; writing the own Lease is gra
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 _CHILD: Final = frozenset({"create", "delete", "get", "list", "patch", "watch"})
@@ -22,6 +23,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
     # Held only because nobody may grant (to routers) what they do not hold.
     ("discovery.k8s.io", "endpointslices"): frozenset({"get", "list", "watch"}),
+    ("inference.networking.k8s.io", "inferencepools"): _CHILD,
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     # So too: Dynamo's workers register themselves there.
@@ -40,3 +42,51 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("rbac.authorization.k8s.io", "roles"): _CHILD,
 }
 """Verbs by API group and resource."""
+
+_OF_OTHERS: Final = ("leaderworkerset.x-k8s.io", "nvidia.com")
+"""Groups that the chart grants only where the cluster knows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One thing that somebody must be allowed to do: a verb such as ``list``, and the plural with its subresource."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        resource, _, sub = self.resource.partition("/")
+        full = f"{resource}.{self.group}" if self.group else resource
+        return f"{self.verb} {full}{'/' if sub else ''}{sub}"
+
+
+OPERATOR_RIGHTS: Final = tuple(
+    Right(group, resource, verb)
+    for (group, resource), verbs in RULES.items()
+    if group not in _OF_OTHERS
+    for verb in sorted(verbs)
+)
+
+
+def _rights(group: str, resources: tuple[str, ...], verbs: tuple[str, ...]) -> tuple[Right, ...]:
+    return tuple(Right(group, resource, verb) for resource in resources for verb in verbs)
+
+
+PLANNER_RIGHTS: Final = (
+    *_rights("", ("configmaps",), ("get",)),
+    *_rights("", ("events",), ("create", "patch")),
+    *_rights("", ("pods",), ("list", "watch")),
+    *_rights("penstock.dev", ("graphdeployments",), ("list", "watch")),
+    *_rights("penstock.dev", ("scalingadapters",), ("get", "list", "watch")),
+    *_rights("penstock.dev", ("graphdeployments/status", "scalingadapters/scale"), ("patch",)),
+)
+
+USER_RIGHTS: Final = (
+    *_rights("penstock.dev", ("graphdeployments",), ("create", "delete", "get", "list", "patch")),
+    *_rights("penstock.dev", ("profilerequests",), ("create", "delete", "get", "list")),
+    *_rights("penstock.dev", ("scalingadapters/scale",), ("patch",)),
+    *_rights("", ("pods",), ("get", "list")),
+    *_rights("", ("pods/log", "pods/proxy"), ("get",)),
+)
+"""For `kubectl apply`, `kubectl scale`, `kubectl logs` and this doctor."""

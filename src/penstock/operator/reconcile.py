@@ -18,35 +18,33 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock.core.logs import get_logger
 from penstock.kube.events import EventMessage, EventRecorder
-from penstock.kube.kinds import LEADER_WORKER_SET, SCALING_ADAPTER
+from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer
-from penstock.operator.apply import Applied, Applier, Owner
+from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
-from penstock.operator.deleting import Deletion
-from penstock.operator.draining import DrainingPool, Drains, scale_message
-from penstock.operator.facts import ReconcileState, graph_facts
+from penstock.operator.draining import Drains, scale_message
 from penstock.operator.gates import Gates
-from penstock.operator.lru_cache import LruCache
+from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.bounds import bounded
+from penstock.operator.plan.bounds import bounded, held, pause_reason
 from penstock.operator.plan.budget import blocked, blocked_on_budget
-from penstock.operator.plan.conditions import ConditionFacts, Failure
-from penstock.operator.plan.definitions import (
+from penstock.operator.plan.conditions import (
+    ConditionFacts,
+    Failure,
     kind_of_runtime,
     missing_definition,
     needs_leader_worker_set,
+    observed_services,
 )
-from penstock.operator.plan.diagnose import Category
-from penstock.operator.plan.observed import observed_services
-from penstock.operator.plan.pause import held, pause_reason
-from penstock.operator.plan.refusal import refusal
-from penstock.operator.plan.rollout import may_roll, rollout_view, unavailable
+from penstock.operator.plan.diagnose import Category, refusal
+from penstock.operator.plan.drain import WorkerPool
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.rollout import held_rollouts, rollout_view, unavailable
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
-from penstock.operator.resources.labels import inherit
+from penstock.operator.resources.metadata import inherit
 from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
-from penstock.operator.router_secret import make_router_secret
-from penstock.operator.statuses import Statuses
+from penstock.operator.statuses import ReconcileState, Statuses, graph_facts
 from penstock.operator.trim import Object
 from penstock.operator.validity import Models
 from penstock.operator.workloads import (
@@ -130,9 +128,9 @@ class _Graph:
         return str(self.raw["metadata"]["uid"])
 
     @property
-    def workers(self) -> list[Object]:
+    def workers(self) -> list[PodView]:
         """Its worker pods."""
-        return [each for each in self.snapshot.pods.values() if each["view"].role != "router"]
+        return [each for each in self.snapshot.views() if each.role != "router"]
 
     @property
     def priorities(self) -> dict[str, int]:
@@ -147,7 +145,6 @@ class Reconciler:
     def __init__(self, parts: Dependencies, *, now_s: Callable[[], float] = time.time) -> None:
         self._parts = parts
         self._now_s = now_s
-        self._deletion = Deletion(parts.applier, parts.drains)
         self._models = Models()
         self._statuses = Statuses(parts.applier)
         self._settled: dict[Key, tuple[object, ...]] = {}
@@ -211,7 +208,8 @@ class Reconciler:
             inherit(self._parts.context, raw["metadata"], spec.inherited_annotations),
             owner_uid=raw["metadata"]["uid"],
             namespace=key[0],
-            has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.has_leader_worker_sets(),
+            has_leader_worker_set=needs_leader_worker_set(spec) and await cluster.watches(LEADER_WORKER_SET),
+            has_inference_pool=spec.router.gateway.enabled and await cluster.watches(INFERENCE_POOL),
         )
         kind = kind_of_runtime(spec)
         has_kind = kind is not None and await cluster.knows(kind)
@@ -312,7 +310,6 @@ class Reconciler:
     async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
         messages = []
         pods = graph.workers
-        views = [each["view"] for each in pods]
         allowed = self._parts.gates.plan(
             graph.key,
             pods,
@@ -320,19 +317,18 @@ class Reconciler:
             priorities=graph.priorities,
             now_s=graph.now_s,
         )
-        seen.blocked = blocked(allowed, views)
+        seen.blocked = blocked(allowed, pods)
         # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
-        waiting = blocked_on_budget(allowed, views)
+        waiting = blocked_on_budget(allowed, pods)
         for name, service in graph.model.spec.workers.items():
             rollout = seen.rollouts.get(name)
             is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
-            pool = DrainingPool(
-                service=name,
+            pool = WorkerPool(
                 desired=seen.bounds[name].replicas,
                 spec_replicas=seen.desired[name],
                 grace_s=service.termination_grace_period_seconds,
                 rolling=is_rolling and name not in waiting,
-                pods=tuple(each for each in graph.snapshot.pods.values() if each["view"].service == name),
+                pods=[each for each in pods if each.service == name],
                 known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
             )
             plan = await self._parts.drains.step(pool, now_s=graph.now_s)
@@ -391,7 +387,7 @@ class Reconciler:
                 found = self._parts.applier.differences(want, there)
                 if template_changed(want, there, found):
                     changed.add(names[want["metadata"]["name"]])
-        seen.held = may_roll(changed, seen.rollouts.values()).held
+        seen.held = held_rollouts(changed, seen.rollouts.values())
         now: list[Object] = []
         later: list[Object] = []
         for want in wanted:
@@ -418,14 +414,14 @@ class Reconciler:
             names |= {key for key in graph.snapshot.children if key[0] == LEADER_WORKER_SET.kind}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
         for child in workloads:
-            await self._deletion.retire(child, graph.snapshot, now_s=graph.now_s)
+            await self._parts.drains.retire(child, graph.snapshot, now_s=graph.now_s)
         for child in rest:
             if not child["metadata"].get("deletionTimestamp"):
                 await self._parts.applier.delete(child)
         return bool(workloads or rest)
 
     async def _ungate(self, graph: _Graph, seen: ReconcileState) -> bool:
-        ungated = await self._parts.gates.ungate(
+        allowed, released = await self._parts.gates.ungate(
             graph.key,
             graph.workers,
             budget=gpu_ceiling(graph.model),
@@ -433,8 +429,8 @@ class Reconciler:
             replicas=seen.desired,
             now_s=graph.now_s,
         )
-        seen.waiting = ungated.plan.waiting
-        return bool(ungated.released)
+        seen.waiting = allowed.waiting
+        return bool(released)
 
     async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> ConditionFacts:
         generation = graph.raw["metadata"].get("generation", 0)
@@ -470,7 +466,7 @@ class Reconciler:
         if drain_finalizer(self._parts.operator_class) not in finalizers:
             return ReconcileResult("unchanged")
         if "orphan" not in finalizers:  # the user wants to keep the children
-            step = await self._deletion.step(raw, snapshot, now_s=self._now_s())
+            step = await self._parts.drains.delete_graph(raw, snapshot, now_s=self._now_s())
             if not step.release:
                 facts = ConditionFacts(
                     generation=raw["metadata"].get("generation", 0),
@@ -493,8 +489,4 @@ def _failure(applied: Applied, graph: _Graph) -> Failure | None:
         return Failure("NameConflict", "; ".join(sorted(applied.conflicts)))
     if applied.refused:
         return Failure("ApplyFailed", "; ".join(sorted(applied.refused)))
-    return missing_definition(
-        graph.model.spec,
-        has_leader_worker_set=graph.context.has_leader_worker_set,
-        has_kind_of_runtime=graph.has_kind_of_runtime,
-    )
+    return missing_definition(graph.model.spec, graph.context, has_kind_of_runtime=graph.has_kind_of_runtime)

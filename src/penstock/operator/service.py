@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-import socket
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.api import GraphDeployment, GraphPhase
+from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
@@ -21,18 +18,18 @@ from penstock.kube.client import KubeClient
 from penstock.kube.events import EventRecorder, EventReporter
 from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
-from penstock.kube.lease import Election, own_pod
-from penstock.kube.objects.names import CLASS_LABEL, COMPONENT_LABEL, OPERATOR, lease_name
+from penstock.kube.lease import Election, election_of, instance, run_until
+from penstock.kube.objects.names import OPERATOR, lease_name
 from penstock.operator.apply import Applier
 from penstock.operator.cluster import Cluster
 from penstock.operator.draining import Drains
 from penstock.operator.gates import Gates
 from penstock.operator.loads import LoadReader, MetricsReader
-from penstock.operator.metrics import GraphReplicas, OperatorMetrics, StatusServer
+from penstock.operator.metrics import OperatorMetrics, StatusServer
 from penstock.operator.profiles import ProfileParts, Profiles
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.reconcile import Dependencies, Reconciler
-from penstock.operator.resources.context import BuildContext
+from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.settings import OperatorSettings
 from penstock.operator.trim import Object
 from penstock.operator.validity import validated
@@ -41,10 +38,6 @@ log = get_logger(__name__)
 
 SERVED_S: Final = 2.0
 """Between two looks for a kind that the API server does not serve yet; real seconds, chosen."""
-
-STOP_S: Final = 20.0
-"""Longest wait for the work's end at SIGTERM; real seconds, chosen: more than a term of the Lease, behind which
-another operator works anyway."""
 
 
 class Operator:
@@ -59,15 +52,6 @@ class Operator:
         metrics: OperatorMetrics,
         pace: RateLimits | None = None,
     ) -> None:
-        """Put the parts together.
-
-        Args:
-            client: Reads and writes.
-            settings: Of the process.
-            loads: Asks draining workers.
-            metrics: Counts.
-            pace: Of the queue; None: the default.
-        """
         namespace = watched_namespace(settings, client)
         self._client = client
         self._namespace = namespace
@@ -110,6 +94,7 @@ class Operator:
         """
         from penstock.operator.handlers import Handled, KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
+        settings, port = self._settings, self._settings.kopf_liveness_port
         handled = Handled(
             graphs=self.cluster,
             requests=self.profiles,
@@ -123,7 +108,7 @@ class Operator:
             namespace=self._namespace,
             operator_class=self._settings.operator_class,
             resync_s=self._settings.resync_interval,
-            liveness_endpoint=_liveness_endpoint(self._settings),
+            liveness_endpoint=f"http://{settings.host}:{port}/healthz" if port else None,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -162,21 +147,11 @@ class Operator:
             log.warning("kind not looked up", kind=kind.kind, error=str(exc), retry_s=SERVED_S)
             return False
 
-    def phases(self) -> Mapping[str, int]:
-        """Return the number of graphs in each phase."""
-        found: Counter[str] = Counter()
-        for key in self.cluster.known():
-            graph = self.cluster.snapshot(key).graph
-            if graph is not None:
-                found[graph.get("status", {}).get("phase") or GraphPhase.PENDING.value] += 1
-        return found
-
-    def replicas(self) -> Iterator[GraphReplicas]:
-        """Yield the ready replicas of each graph that is not being deleted."""
-        for key in self.cluster.known():
-            graph = self.cluster.snapshot(key).graph
-            if graph is not None and "deletionTimestamp" not in graph["metadata"]:
-                yield graph_replicas(graph)
+    def graphs(self) -> Iterator[Object]:
+        """Yield the GraphDeployments, trimmed."""
+        return (
+            graph for key in self.cluster.known() if (graph := self.cluster.snapshot(key).graph) is not None
+        )
 
     def _graph(self, key: Key) -> tuple[GraphDeployment | None, str]:
         """Return a graph as the validated model, and what is wrong with it."""
@@ -207,20 +182,12 @@ class OperatorService:
         """
         settings = self._settings
         log.info("operator options", **settings.model_dump(mode="json"))
-        client = await KubeClient.connect(kubeconfig=_path(settings.kubeconfig), context=settings.context)
-        self._metrics.watch(depth=self._depth, phases=self._phases, graphs=self._replicas)
+        kubeconfig = None if settings.kubeconfig is None else Path(settings.kubeconfig)
+        client = await KubeClient.connect(kubeconfig=kubeconfig, context=settings.context)
+        self._metrics.watch(depth=self._depth, graphs=self._graphs)
         try:
             async with self._status_server():
-                work = asyncio.create_task(self._elect(client), name="operator")
-                stopped = asyncio.create_task(stop.wait(), name="stop")
-                try:
-                    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    stopped.cancel()
-                    work.cancel()
-                    await asyncio.wait({work}, timeout=STOP_S)
-                if work.done() and not work.cancelled():
-                    work.result()
+                await run_until(stop, self._elect(client))
         finally:
             await client.close()
         log.info("operator stopped")
@@ -230,13 +197,12 @@ class OperatorService:
             await self._lead(client)
             return
         namespace, name = lease_of(self._settings, client)
-        election = Election(
+        election = election_of(
             client,
-            name=name,
+            "operator",
             namespace=namespace,
-            identity=f"{instance()}-{random.SystemRandom().randrange(16**8):08x}",
-            labels={COMPONENT_LABEL: "operator", CLASS_LABEL: self._settings.operator_class},
-            owner=own_pod(os.environ, namespace),
+            name=name,
+            operator_class=self._settings.operator_class,
         )
         self._election = election
         fenced = client.fenced(lambda: election.is_leading)
@@ -290,26 +256,8 @@ class OperatorService:
     def _depth(self) -> float:
         return 0 if self._operator is None else self._operator.queue.depth
 
-    def _phases(self) -> Mapping[str, int]:
-        return {} if self._operator is None else self._operator.phases()
-
-    def _replicas(self) -> Iterable[GraphReplicas]:
-        return () if self._operator is None else self._operator.replicas()
-
-
-def graph_replicas(graph: Object) -> GraphReplicas:
-    """Return what a graph's specification and status say of its replicas."""
-    spec, shown = graph["spec"], (graph.get("status") or {}).get("services") or {}
-    ready: Counter[str] = Counter()
-    target: Counter[str] = Counter()
-    for name, service in spec.get("services", {}).items():
-        said = shown.get(name) or {}
-        ready[service["role"]] += said.get("ready", 0)
-        if "target" in said:
-            target[service["role"]] += said["target"]
-    is_planned = (spec.get("planner") or {}).get("enabled", True)
-    metadata = graph["metadata"]
-    return GraphReplicas(metadata["namespace"], metadata["name"], ready, target, is_planned)
+    def _graphs(self) -> Iterable[Object]:
+        return () if self._operator is None else self._operator.graphs()
 
 
 def watched_namespace(settings: OperatorSettings, client: KubeClient) -> str | None:
@@ -324,19 +272,5 @@ def lease_of(settings: OperatorSettings, client: KubeClient) -> ObjectKey:
     return namespace or _own_namespace(client), name
 
 
-def instance() -> str:
-    """Return this process's name: the pod's, or the host's."""
-    return os.environ.get("POD_NAME") or socket.gethostname()
-
-
-def _liveness_endpoint(settings: OperatorSettings) -> str | None:
-    port = settings.kopf_liveness_port
-    return f"http://{settings.host}:{port}/healthz" if port else None
-
-
 def _own_namespace(client: KubeClient) -> str:
     return os.environ.get("POD_NAMESPACE") or client.namespace
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.kube.objects.names import INITIAL, OPERATOR
-from penstock.operator.interning import InterningPool
+from penstock.operator.memory import InterningPool
 from penstock.operator.plan.pods import pod_view
 
 Object = dict[str, Any]
@@ -67,12 +67,11 @@ def trim_child(obj: Object) -> Object:
 
 
 def trim_pod(obj: Object) -> Object:
-    """Return a pod as the view of the plans, with its address."""
+    """Return a pod as the view of the plans."""
     metadata = obj["metadata"]
     return {
         "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
         "view": pod_view(obj),
-        "ip": obj.get("status", {}).get("podIP", ""),
         VERSION: _version(metadata),
     }
 

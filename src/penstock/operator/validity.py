@@ -8,7 +8,7 @@ from penstock.api import GraphDeployment, dotted
 from penstock.api.manifests.former_defaults import without_former_defaults
 from penstock.api.manifests.validation import validate
 from penstock.core.errors import Problem
-from penstock.operator.lru_cache import LruCache
+from penstock.operator.memory import LruCache
 from penstock.operator.queue import Key
 from penstock.operator.trim import Object
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
+from penstock.performance.profile import DecodeTable
 from penstock.performance.queueing import most_in_flight, wait_quantile_s
 from penstock.performance.recommend import DecodeChoice, Targets, decode_choices, prefill_choice
 from penstock.performance.sweep import Sweep
-from penstock.performance.tables import DecodeTable
 
 MAX_REPLICAS = 10_000
 """Chosen: beyond any deployment; a load that needs more is a mistake in its unit."""
@@ -166,11 +166,6 @@ def figures(sweep: Sweep, targets: Targets) -> list[EngineFigures]:
 def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
     """Return the pools of the fewest GPUs that hold the targets.
 
-    Args:
-        sweep: Without errors by `quality.sweep_findings`.
-        targets: What requests look like and may take.
-        load: What arrives.
-
     Raises:
         ConfigError: the lengths lie beyond what was measured.
         UnreachableError: no number of replicas meets a target; the message names the nearest and what it takes.
@@ -310,4 +305,6 @@ def _unreachable(engines: Sequence[EngineFigures], targets: Targets, load: Load)
             " fastest measured"
         )
     both = f"TTFT {targets.ttft_s * 1000:g} ms and ITL {targets.itl_s * 1000:g} ms at once, with any size measured"
-    return "no number of replicas meets " + ("; nor ".join(found) or both)
+    return (
+        f"no number of replicas meets {'; nor '.join(found) or both}; allow more, or profile a faster engine"
+    )

@@ -1,25 +1,22 @@
 """Dynamo's profile format: arrays by name, TTFT and ITL in milliseconds, throughput per GPU; read and written.
 
 ``prefill``: prefill_isl, prefill_ttft, prefill_thpt_per_gpu. ``decode``: x_kv_usage, y_context_length, z_itl,
-z_thpt_per_gpu, max_kv_tokens. The same names are the arrays of its ``raw_data.npz`` and the keys of its JSON files. A
-pre-swept table holds both under names of its own.
+z_thpt_per_gpu, max_kv_tokens. The same names are the arrays of its ``raw_data.npz`` and the keys of its JSON files.
 
 Source: ai-dynamo/dynamo, profiler and planner of releases 0.4 to 1.0.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep
+from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint
 
 _MS = 1e-3
 
 PREFILL_KEYS = ("prefill_isl", "prefill_ttft", "prefill_thpt_per_gpu")
 DECODE_KEYS = ("x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu", "max_kv_tokens")
-_TABLE_NAME = re.compile(r"_(?P<model>.+)_tp(?P<gpus>\d+)$")
 
 
 def prefill_arrays(engine: EngineSweep) -> dict[str, list[float]]:
@@ -108,45 +105,6 @@ def kv_tokens_of(arrays: Mapping[str, Any]) -> float:
         raise ValueError("max_kv_tokens is missing; give a profile that says how many tokens the cache holds")
     value = arrays["max_kv_tokens"]
     return float(value[0] if isinstance(value, Sequence) else value)
-
-
-def tables_sweep(tables: Mapping[str, Any]) -> Sweep:
-    """Return the sweep of pre-swept tables, one per engine size, named ``GPU_MODEL_tpN``.
-
-    Raises:
-        ValueError: a table is broken, or they are of more than one model; the message says which to leave out.
-    """
-    engines, models = [], set()
-    for name, table in tables.items():
-        match = _TABLE_NAME.search(name)
-        if match is None:
-            raise ValueError(f"{name}: the name of a table must end in _tpN, N being its GPUs")
-        models.add(name[: match.start("gpus") - len("_tp")])
-        engines.append(_table_engine(name, table, int(match["gpus"])))
-    if len(models) != 1:
-        listed = ", ".join(sorted(models))
-        raise ValueError(f"tables of {len(models)} models ({listed}); choose one by FILE#NAME")
-    model = models.pop().rpartition("_")[2]
-    return Sweep(tuple(sorted(engines, key=lambda engine: engine.gpus)), model)
-
-
-def _table_engine(name: str, table: Mapping[str, Any], gpus: int) -> EngineSweep:
-    try:
-        lengths, ttfts = _columns(table, ("prefill_isl", "prefill_ttft_ms"))
-        decode = tuple(
-            DecodePoint(
-                float(row["ctx"]),
-                float(row["batch"]),
-                float(row["itl_ms"]) * _MS,
-                float(row["tok_s_gpu"]) * gpus,
-            )
-            for row in sorted(table["decode"], key=lambda row: (row["ctx"], row["batch"]))
-        )
-        kv_tokens = float(table["max_kv_tokens"])
-    except (KeyError, TypeError) as exc:
-        raise ValueError(f"{name}: {exc} is missing, or is no number") from exc
-    prefill = tuple(PrefillPoint(n, ms * _MS) for n, ms in sorted(zip(lengths, ttfts, strict=True)))
-    return EngineSweep(gpus, kv_tokens, prefill, decode, name)
 
 
 def _columns(arrays: Mapping[str, Any], keys: Sequence[str]) -> list[list[float]]:

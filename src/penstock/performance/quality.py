@@ -12,7 +12,6 @@ from enum import StrEnum
 from itertools import pairwise
 
 from penstock.core.errors import ConfigError
-from penstock.performance.fit import decode_errors, prefill_errors
 from penstock.performance.profile import PerformanceProfile
 from penstock.performance.sweep import DecodePoint, EngineSweep, Sweep, by_context
 
@@ -21,9 +20,6 @@ GAP_RATIO = 4.0
 third in between."""
 NOISE = 0.05
 """A fall of less than this share is noise. Chosen: repeated measurements of an idle engine differ by a few percent."""
-FIT_ERROR = 0.25
-"""A point further from the fitted curve is doubtful. Chosen: two and a half times the mean error of the least smooth of the
-published sweeps, 9.8%."""
 LEAST_S = 1e-4
 """No engine answers faster, so a smaller figure holds another unit: Dynamo's files hold milliseconds."""
 
@@ -60,48 +56,32 @@ def sweep_findings(sweep: Sweep) -> list[Finding]:
     return sorted(found, key=lambda each: each.severity is Severity.WARNING)
 
 
-def mismatches(
-    profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int
-) -> list[Finding]:
-    """Return why a profile is not one of the engines that a graph runs.
+def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int) -> None:
+    """Refuse a profile that was measured of another model or engine size than a graph runs.
 
     Args:
         profile: What was measured.
         model: Model that the graph serves.
         prefill_gpus: GPUs of one replica that prefills.
         decode_gpus: GPUs of one replica that decodes.
+
+    Raises:
+        ConfigError: with every difference, and what to do about it.
     """
     found = []
-    if not profile.model:
-        found.append(
-            _warning("model", f"the profile does not say which it measured; the graph serves {model}")
-        )
-    elif not is_same_model(profile.model, model):
-        found.append(
-            _error("model", f"measured of {profile.model}, but the graph serves {model}; profile that one")
-        )
+    if profile.model and not is_same_model(profile.model, model):
+        found.append(f"model: measured of {profile.model}, but the graph serves {model}; profile that one")
     for role, measured, served in (
         ("prefill", profile.prefill_gpus, prefill_gpus),
         ("decode", profile.decode_gpus, decode_gpus),
     ):
         if measured != served:
-            remedy = f"set gpusPerReplica {measured}, or profile with --tp {served}"
             found.append(
-                _error(f"{role}_gpus", f"measured with {measured}, but a replica has {served}; {remedy}")
+                f"{role}_gpus: measured with {measured}, but a replica has {served}; set gpusPerReplica {measured}, or"
+                f" profile with --tp {served}"
             )
-    return found
-
-
-def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int) -> None:
-    """Refuse a profile that was measured of another model or engine size; arguments as of `mismatches`.
-
-    Raises:
-        ConfigError: with every difference, and what to do about it.
-    """
-    found = mismatches(profile, model=model, prefill_gpus=prefill_gpus, decode_gpus=decode_gpus)
-    errors = [str(each) for each in found if each.severity is Severity.ERROR]
-    if errors:
-        raise ConfigError("; ".join(errors))
+    if found:
+        raise ConfigError("; ".join(found))
 
 
 def is_same_model(one: str, other: str) -> bool:
@@ -130,8 +110,7 @@ def prefill_findings(engine: EngineSweep) -> list[Finding]:
             found.append(
                 _falls(key, "TTFT", (left.prompt_tokens, left.ttft_s), (right.prompt_tokens, right.ttft_s))
             )
-    places = [f"{each.prompt_tokens:,.0f} prompt tokens" for each in points]
-    return [*found, *_doubtful(key, "TTFT", prefill_errors(points), places)]
+    return found
 
 
 def decode_findings(engine: EngineSweep) -> list[Finding]:
@@ -155,8 +134,7 @@ def decode_findings(engine: EngineSweep) -> list[Finding]:
     for (left, _), (right, _) in pairwise(rows):
         if right > GAP_RATIO * left:
             found.append(_gap(key, left, right, "tokens of context"))
-    places = [f"{each.concurrency:,.0f} requests of {each.context:,.0f} tokens" for each in points]
-    return [*found, *_doubtful(key, "ITL", decode_errors(points), places)]
+    return found
 
 
 def _row(key: str, row: Sequence[DecodePoint]) -> Iterator[Finding]:
@@ -191,17 +169,6 @@ def _gap(key: str, left: float, right: float, unit: str) -> Finding:
 def _falls(key: str, what: str, left: tuple[float, float], right: tuple[float, float]) -> Finding:
     text = f"{what} falls from {left[1] * 1000:.1f} ms at {left[0]:,.0f} to {right[1] * 1000:.1f} ms at {right[0]:,.0f}"
     return _warning(key, f"{text}, though more work cannot take less time; measure both again")
-
-
-def _doubtful(key: str, what: str, errors: Sequence[float], places: Sequence[str]) -> Iterator[Finding]:
-    far = sorted((error, place) for place, error in zip(places, errors, strict=True) if error > FIT_ERROR)
-    if far:
-        error, place = far[-1]
-        others = f", {len(far) - 1} of the other {len(places) - 1} too" if len(far) > 1 else ""
-        text = (
-            f"{what} at {place} is {error:.0%} off the curve of all points, more than {FIT_ERROR:.0%}{others}"
-        )
-        yield _warning(key, f"{text}; measure again on a quiet machine, or trust results near it less")
 
 
 def _error(key: str, message: str) -> Finding:

@@ -1,21 +1,26 @@
 """Which engine size to run per role under TTFT and ITL targets: the best throughput per GPU of those that meet them.
 
 Nothing outside the measured points is recommended. Where no size meets a target, the nearest is chosen, the result
-says so and what it would take.
+says so and what it would take. The bounds for the planner's load mode are by the formulas of Dynamo's planner document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
-from penstock.performance.bounds import Bounds, kv_bounds, queue_bounds
 from penstock.performance.sweep import EngineSweep, Sweep, by_context
 
-_T = TypeVar("_T")
+LEAST = 0.1
+"""The document's floor of every bound."""
+_QUEUE_UP, _QUEUE_DOWN = 1.2, 0.8
+_KV_MARGIN = 0.2
+_DIGITS = 2
+"""Bounds are printed with two digits, and written to the graph as they are printed."""
 
 SAME_CONTEXT = 0.01
 """A context this close to the one asked for is that one, relatively: prompts come out a token or two longer."""
@@ -50,6 +55,11 @@ class PrefillChoice:
     tokens_per_s_per_gpu: float
     meets: bool
 
+    @property
+    def latency_s(self) -> float:
+        """What the target bounds."""
+        return self.ttft_s
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
@@ -67,6 +77,30 @@ class DecodeChoice:
     tokens_per_s_per_gpu: float
     kv_usage: float
     meets: bool
+
+    @property
+    def latency_s(self) -> float:
+        """What the target bounds."""
+        return self.itl_s
+
+
+_ChoiceT = TypeVar("_ChoiceT", PrefillChoice, DecodeChoice)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """An upper bound, above which a pool grows, and a lower one, below which it shrinks.
+
+    Attributes:
+        upper: Greater than ``lower``.
+        lower: At least 0.1.
+        is_spread: The formulas gave one number for both, and they were set 0.1 apart: a planner whose bounds are equal
+            refuses to run.
+    """
+
+    upper: float
+    lower: float
+    is_spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +147,7 @@ def recommend(sweep: Sweep, targets: Targets) -> Recommendation:
     if sweep.is_aggregated:
         prefill, decode = _best_pair(prefills, decodes, targets)
     else:
-        prefill = _best(
-            prefills,
-            lambda each: each.meets,
-            lambda each: each.ttft_s,
-            lambda each: each.tokens_per_s_per_gpu,
-        )
-        decode = _best(
-            decodes, lambda each: each.meets, lambda each: each.itl_s, lambda each: each.tokens_per_s_per_gpu
-        )
+        prefill, decode = _best(prefills), _best(decodes)
     queue, kv = queue_bounds(targets.ttft_s, prefill.ttft_s), kv_bounds(decode.kv_usage)
     return Recommendation(
         targets, prefill, decode, queue, kv, _misses(sweep, targets, prefill, decode), _notes(queue, kv)
@@ -148,10 +174,7 @@ def best_batch(engine: EngineSweep, targets: Targets) -> DecodeChoice:
     Raises:
         ConfigError: the context lies beyond what was measured.
     """
-    choices = decode_choices(engine, targets)
-    return _best(
-        choices, lambda each: each.meets, lambda each: each.itl_s, lambda each: each.tokens_per_s_per_gpu
-    )
+    return _best(decode_choices(engine, targets))
 
 
 def decode_choices(engine: EngineSweep, targets: Targets) -> list[DecodeChoice]:
@@ -199,15 +222,12 @@ def _between(engine: EngineSweep, context: float) -> list[tuple[float, float, fl
     return [(count, itl_s := table.itl_of(count, context), count / itl_s) for count in counts]
 
 
-def _best(
-    choices: Sequence[_T],
-    meets: Callable[[_T], bool],
-    latency_s: Callable[[_T], float],
-    throughput: Callable[[_T], float],
-) -> _T:
+def _best(choices: Sequence[_ChoiceT]) -> _ChoiceT:
     """Return the one of highest throughput of those that meet a target, else that of the lowest latency."""
-    meeting = [each for each in choices if meets(each)]
-    return max(meeting, key=throughput) if meeting else min(choices, key=latency_s)
+    meeting = [each for each in choices if each.meets]
+    if meeting:
+        return max(meeting, key=lambda each: each.tokens_per_s_per_gpu)
+    return min(choices, key=lambda each: each.latency_s)
 
 
 def _best_pair(
@@ -268,3 +288,40 @@ def _check_inside(key: str, value: float, bounds: tuple[float, float], unit: str
             f"{key}: {value:g} {unit} lie outside what was measured, {low:,.0f} to {high:,.0f}; nothing is recommended"
             " beyond it: profile with these lengths"
         )
+
+
+def queue_bounds(ttft_target_s: float, ttft_s: float) -> Bounds:
+    """Return the bounds of the prefill queue, in requests.
+
+    A queue of q prompts makes the next one wait q times its TTFT. Upper: max(0.1, 1.2 · target / TTFT - 1); lower: the
+    same with 0.8.
+
+    Example: target 50 ms, TTFT 48.37 ms: 0.24 and 0.10.
+
+    Args:
+        ttft_target_s: Seconds, > 0.
+        ttft_s: Of a prompt that does not wait, seconds, > 0.
+    """
+    ratio = ttft_target_s / ttft_s
+    return _spread(max(LEAST, _QUEUE_UP * ratio - 1), max(LEAST, _QUEUE_DOWN * ratio - 1))
+
+
+def kv_bounds(kv_usage: float) -> Bounds:
+    """Return the bounds of decode's KV usage: the chosen point's ± 0.2, clipped to 0.1 to 1.
+
+    Args:
+        kv_usage: requests · (ISL + OSL / 2) / tokens of the KV cache, >= 0.
+    """
+    return _spread(_clipped(kv_usage + _KV_MARGIN), _clipped(kv_usage - _KV_MARGIN), most=1.0)
+
+
+def _clipped(value: float) -> float:
+    return min(1.0, max(LEAST, value))
+
+
+def _spread(upper: float, lower: float, most: float = math.inf) -> Bounds:
+    upper, lower = round(upper, _DIGITS), round(lower, _DIGITS)
+    if upper > lower:
+        return Bounds(upper, lower)
+    upper = min(most, lower + LEAST)
+    return Bounds(round(upper, _DIGITS), round(upper - LEAST, _DIGITS), is_spread=True)

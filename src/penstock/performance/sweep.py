@@ -13,8 +13,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.core.validation import findings
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable, interpolated
+from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable, interpolated
 
 
 @dataclass(frozen=True, slots=True)

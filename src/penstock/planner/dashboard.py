@@ -1,80 +1,77 @@
 """TensorBoard dashboard: signals with their thresholds, demand with its forecast, latencies with their targets, decisions.
 
-Steps are simulated seconds since the planner first started; wall times are real. Events are written by a
-thread of this module's own, because tensorboardX's queue blocks for ever once its writer has died (full
-disk): then points are dropped and counted, and the planner goes on.
+Steps are simulated seconds since the planner first started; wall times are real. A disk that cannot be written ends the
+drawing with one warning, and the planner goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
+from penstock.api import Role
 from penstock.core.logs import get_logger
-from penstock.planner.dashboard_layout import layout_of
-from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Decision
 from penstock.planner.figures import Figures
 from penstock.planner.observers import View
 from penstock.planner.series import points
 
-MAX_WAITING = 2000
-"""Chosen: a minute of points at speed 20; beyond it the disk is not coming back soon."""
-
 POINTS_PER_INTERVAL = 15
 """Chosen: enough to see a ramp within one interval, few enough for a day's run to open quickly."""
 
-FLUSH_S = 2.0
-"""Real seconds without an event after which the file is flushed."""
+FLUSH_S = 5.0
+"""Real seconds between two flushes of the file. Chosen: TensorBoard reads it every 30 s."""
 
-CLOSE_TIMEOUT_S = 5.0
-"""Real seconds to wait for the last points."""
+Charts = dict[str, list[Any]]
 
 log = get_logger(__name__)
 
 
-def folder_of(log_folder: Path, config: DecideConfig, *, is_chosen: bool, now: datetime) -> Path | None:
-    """Return TensorBoard's folder; None: no dashboard.
-
-    Args:
-        log_folder: Of ledger and state.
-        config: A planner that only observes is run for its dashboard, so it has one in any case.
-        is_chosen: The user gave the folder, so the dashboard lies in it; else in a folder of this run below it.
-        now: Names that folder, ``runs/2026-11-22_07-30-00``.
-    """
-    if is_chosen:
-        return log_folder
-    return log_folder / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}" if config.no_operation else None
-
-
 class Dashboard:
-    """A listener that draws."""
+    """An observer that draws."""
 
     def __init__(self, folder: Path, config: DecideConfig) -> None:
-        """Start the writing thread, which makes the folder.
+        """Name the folder, which is made with the first point.
 
         Args:
             folder: TensorBoard's ``--logdir``.
             config: For thresholds and budget.
         """
+        self._folder = folder
         self._config = config
         self._period_s = config.adjustment_interval_s / POINTS_PER_INTERVAL
         self._drawn_s = float("-inf")
+        self._flushed_s = float("-inf")
         self._figures = Figures(config, is_held=False)
-        self._has_layout = False
-        self._waiting: queue.Queue[Event | None] = queue.Queue(MAX_WAITING)
-        self.dropped = 0
-        self._folder = folder
-        self._thread = threading.Thread(target=self._write_all, name="dashboard", daemon=True)
-        self._thread.start()
+        self._writer: EventsWriter | None = None
+        self._has_layout = self._is_stopped = False
+
+    @classmethod
+    def of(cls, log_folder: Path, config: DecideConfig, *, is_chosen: bool) -> Dashboard | None:
+        """Return the dashboard of a planner that keeps its ledger in a folder; None: it has none.
+
+        Args:
+            log_folder: Of ledger and state.
+            config: A planner that only observes is run for its dashboard, so it has one in any case.
+            is_chosen: The user gave the folder, so the dashboard lies in it; else in a folder of this run below it,
+                ``runs/2026-11-22_07-30-00``.
+        """
+        if not is_chosen and not config.no_operation:
+            log.info("no --log-dir: no dashboard", ledger=str(log_folder))
+            return None
+        run = f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S}"
+        folder = log_folder if is_chosen else log_folder / "runs" / run
+        log.info("dashboard", folder=str(folder))
+        return cls(folder, config)
 
     def tick(self, view: View) -> None:
         """Draw the newest numbers, a few times per adjustment interval."""
@@ -102,12 +99,10 @@ class Dashboard:
         self._draw(points(self._figures, is_decided=True), view)
 
     def close(self) -> None:
-        """Write what waits, for at most `CLOSE_TIMEOUT_S`."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=CLOSE_TIMEOUT_S)
-            self._thread.join(CLOSE_TIMEOUT_S)
-        if self.dropped:
-            log.warning("dashboard points dropped", points=self.dropped)
+        """Flush and close the file."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.close()
 
     def _draw(self, found: dict[str, float], view: View, *, at_s: float | None = None) -> None:
         if found:
@@ -117,33 +112,80 @@ class Dashboard:
             self._put(Summary(value=values), view, step=step)
 
     def _put(self, content: Summary, view: View, *, step: int) -> None:
+        if self._is_stopped:
+            return
         try:
-            self._waiting.put_nowait(Event(wall_time=view.wall_s, step=step, summary=content))
-        except queue.Full:
-            if not self.dropped:
-                log.warning("dashboard does not keep up: points are dropped")
-            self.dropped += 1
-
-    def _write_all(self) -> None:
-        """Run the thread: one event after another until None; the first error ends the writing, with one warning."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            writer = EventsWriter(str(self._folder / "events"))
-            while True:
-                try:
-                    event = self._waiting.get(timeout=FLUSH_S)
-                except queue.Empty:
-                    writer.flush()
-                    continue
-                if event is None:
-                    break
-                writer.write_event(event)
-            writer.close()
-        except Exception as exc:  # noqa: BLE001 - root of the thread; the planner must outlive the dashboard
+            if self._writer is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._writer = EventsWriter(str(self._folder / "events"))
+            self._writer.write_event(Event(wall_time=view.wall_s, step=step, summary=content))
+            if view.wall_s - self._flushed_s >= FLUSH_S:
+                self._flushed_s = view.wall_s
+                self._writer.flush()
+        except OSError as exc:
+            self._is_stopped = True
             log.warning("dashboard stopped; planning goes on", error=repr(exc))
-            self._drain()
 
-    def _drain(self) -> None:
-        """Take events off until None, so that none is counted as dropped for a disk that is not coming back."""
-        while self._waiting.get() is not None:
-            pass
+
+def layout_of(roles: Collection[Role], mode: str) -> dict[str, Charts]:
+    """Return the custom-scalars layout: categories of charts, each scalar in exactly one of them.
+
+    What the mode decides by comes first; thresholds are there in the one mode that compares with them.
+    """
+    kinds = [role.value for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED) if role in roles]
+    thresholds = ("scale_up", "scale_down") if mode == Mode.LOAD else ()
+    load = {"KV usage": _lines("kv/mean", *(f"kv/{each}" for each in thresholds))}
+    if Role.PREFILL in roles:
+        queue = (f"prefill_queue/{each}" for each in ("compared", *thresholds))
+        load["Prefill queue"] = _lines(*queue)
+    return {
+        **({"Load and thresholds": load} if thresholds else {}),
+        **({"Targets and profile": _targets()} if mode == Mode.SLA else {}),
+        "Demand and supply": _demand(kinds),
+        **({} if thresholds else {"Load": load}),
+        "Replicas": {f"{kind} replicas": _replicas(kind) for kind in kinds},
+        "GPUs": {
+            "In use and budget": _lines("gpus/in_use", "gpus/budget"),
+            "GPU-hours": _lines("gpu_hours/cumulative"),
+        },
+        "Latency": {name.upper(): _latency(name) for name in ("ttft", "itl")},
+        "Planner": {"Lag": _lines("lag/p99_seconds")},
+    }
+
+
+def _targets() -> Charts:
+    return {
+        "Share within the targets": _lines("attainment/ttft", "attainment/itl", "attainment/goal"),
+        "Observed over profile": _lines("correction/prefill", "correction/ttft", "correction/itl"),
+    }
+
+
+def _demand(kinds: Sequence[str]) -> Charts:
+    return {
+        "Requests per second": _lines(
+            "demand/arrivals_per_second", "demand/completed_per_second", "demand/rejected_per_second"
+        ),
+        "Prefill tokens per second": _lines(
+            "prefill/uncached_tokens_per_second",
+            "prefill/computed_tokens_per_second",
+            "prefill/forecast_tokens_per_second",
+            "prefill/supply_tokens_per_second",
+        ),
+        "Oldest wait and SLO": _lines("wait/oldest_seconds", "wait/slo_seconds"),
+        "Waiting requests": _lines("wait/requests"),
+        "Start-up": _lines(*(f"startup/{kind}_seconds" for kind in kinds)),
+    }
+
+
+def _replicas(kind: str) -> list[Any]:
+    states = ("ready", "desired", "needed", "starting", "draining")
+    return _lines(*(f"replicas/{kind}_{state}" for state in states))
+
+
+def _latency(name: str) -> list[Any]:
+    return _lines(*(f"{name}/{kind}_seconds" for kind in ("mean", "p50", "p99", "target")))
+
+
+def _lines(*tags: str) -> list[Any]:
+    # TensorBoard matches tags as regular expressions; without anchors kv/mean would also match a longer tag.
+    return ["Multiline", [f"^{tag}$" for tag in tags]]

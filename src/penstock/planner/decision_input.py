@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from penstock.api import PlannerMode, Role
 from penstock.core.errors import ConfigError, InvalidSpecError
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.reading import read_profile
+from penstock.performance.profile import PerformanceProfile, read_profile
+from penstock.planner.core.records import MALFORMED
 from penstock.planner.decide.codec import config_from, demand_from, state_from, window_from
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
@@ -39,26 +39,16 @@ ReadProfile = Callable[[str], PerformanceProfile]
 """Reads the performance profile that a name or path stands for; raises `ConfigError`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Profiles:
-    """Where the profile of mode sla comes from, if the input does not hold it.
-
-    Attributes:
-        read: Of a name or path.
-        named: One given beside the file, which goes before the file's own; None: none.
-    """
-
-    read: ReadProfile
-    named: str | None = None
-
-
-def parse(text: str, *, name: str, profiles: Profiles) -> tuple[Window, PlannerState, DecideConfig]:
+def parse(
+    text: str, *, name: str, read: ReadProfile, profile: str | None = None
+) -> tuple[Window, PlannerState, DecideConfig]:
     """Return a decision's inputs.
 
     Args:
-        text: YAML or JSON in the form of `decision_examples`, or a ledger's decision record, alone or as the one of a list.
+        text: YAML or JSON in the form of the files in ``examples``, or a ledger's decision record, alone or as the one of a list.
         name: For messages.
-        profiles: For mode sla.
+        read: Reads the profile of mode sla, if the input does not hold it.
+        profile: One named beside the file, which goes before the file's own; None: none.
 
     Raises:
         ConfigError: it cannot be read; the message names the key.
@@ -67,17 +57,17 @@ def parse(text: str, *, name: str, profiles: Profiles) -> tuple[Window, PlannerS
     try:
         if "window" in data:
             recorded = _checked(window_from(data["window"]))
-            return recorded, state_from(data["before"]), _recorded(config_from(data["config"]), profiles)
+            return recorded, state_from(data["before"]), _recorded(config_from(data["config"]), profile, read)
         window = _checked(_window(data))
         pools = window.pulls[-1].pools if window.pulls else {}
-        return window, state_from(data.get("state") or {}), _config(data, pools, profiles)
+        return window, state_from(data.get("state") or {}), _config(data, pools, profile, read)
     except InvalidSpecError as exc:
         problem = exc.problems[0]
         raise ConfigError(f"{name}: config.{problem.path.removeprefix('--')}: {problem.message}") from exc
     except ValidationError as exc:
         first = exc.errors()[0]
         raise ConfigError(f"{name}: config.{first['loc'][0]}: {first['msg'].lower()}") from exc
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+    except MALFORMED as exc:
         raise ConfigError(f"{name}: {type(exc).__name__}: {exc}; print a valid one with --example") from exc
 
 
@@ -96,11 +86,11 @@ def _loaded(text: str, name: str) -> Mapping[str, Any]:
     return data
 
 
-def _recorded(config: DecideConfig, profiles: Profiles) -> DecideConfig:
+def _recorded(config: DecideConfig, named: str | None, read: ReadProfile) -> DecideConfig:
     """Return a record's configuration with the profile, which a ledger holds in the header before."""
-    if profiles.named is not None:
+    if named is not None:
         _refuse_profile_beside(config.mode)
-        return replace(config, performance=profiles.read(profiles.named))
+        return replace(config, performance=read(named))
     if config.mode == Mode.SLA and config.performance is None:
         raise ConfigError(
             "the record is of mode sla and has no performance profile, which the ledger's header holds; take it with"
@@ -109,17 +99,19 @@ def _recorded(config: DecideConfig, profiles: Profiles) -> DecideConfig:
     return config
 
 
-def _config(data: Mapping[str, Any], pools: Collection[Role], profiles: Profiles) -> DecideConfig:
+def _config(
+    data: Mapping[str, Any], pools: Collection[Role], profile: str | None, read: ReadProfile
+) -> DecideConfig:
     # Thresholds need no demand at the frontend, so that the shortest file is one of mode load.
     options = PlannerOptions.model_validate({"mode": Mode.LOAD.value, **(data.get("config") or {})})
     refuse_contradictions(options, is_aggregated=Role.AGGREGATED in pools)
-    named, inline = profiles.named or options.profile, data.get("performance")
+    named, inline = profile or options.profile, data.get("performance")
     if options.mode != PlannerMode.SLA:
         if named is not None or inline is not None:
             _refuse_profile_beside(options.mode)
         return options.decide_config()
     if named is not None:
-        return options.decide_config(performance=profiles.read(named))
+        return options.decide_config(performance=read(named))
     if inline is None:
         raise ConfigError(
             "mode sla plans by a performance profile: give it as `performance:`, its file as config.profile, or --profile"

@@ -8,7 +8,7 @@ from typing import Any, Final
 from penstock.core.errors import ConfigError
 from penstock.core.printable import printable
 from penstock.planner.core.records import Record
-from penstock.planner.forecast import forecast_of
+from penstock.planner.decision_steps import forecast_of
 from penstock.planner.ledger import LedgerFile
 
 _LEAST_SHOWN: Final = 0.0001

@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError, LedgerError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.planner.core.following import restore
-from penstock.planner.core.records import ANCHORS, Record
+from penstock.planner.core.records import ANCHORS, MALFORMED, Record
 from penstock.planner.decide.adaptive import hindsight, work
 from penstock.planner.decide.adaptive.hindsight import Hindsight
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory
@@ -76,7 +76,7 @@ def learnt(folder: Path) -> Learnt:
         config = config_from(header["config"])
         memory = resumed(state, -newest["at_s"], 0.0).memory
         adaptive = MEMORIES["adaptive"].read(memory)
-    except (KeyError, TypeError, ValueError) as exc:
+    except MALFORMED as exc:
         raise LedgerError(
             f"{folder}: the newest state is incomplete ({exc!r}); use the version that wrote it"
         ) from exc
@@ -242,7 +242,7 @@ def reset(folder: Path) -> None:
             "state": replace(history.state, memory={}),
         }
         ledger.append(forgetting, durable=True)
-    except (KeyError, TypeError, ValueError) as exc:
+    except MALFORMED as exc:
         raise LedgerError(f"{folder}: incomplete record ({exc!r}); use the version that wrote it") from exc
     finally:
         ledger.close()

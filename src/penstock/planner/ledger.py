@@ -23,7 +23,7 @@ import orjson
 from penstock.core.errors import ConfigError, LedgerError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.planner.core.following import LedgerFollower
-from penstock.planner.core.records import ANCHORS, SCHEMA, Record
+from penstock.planner.core.records import ANCHORS, MALFORMED, SCHEMA, Record
 from penstock.planner.decide.config import DecideConfig
 
 FILE_NAME: Final = "ledger.jsonl"
@@ -110,12 +110,7 @@ def _anchor_before(records: Sequence[Record], decisions: int) -> int:
 
 
 def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]]:
-    """Return the records by their line, with the decisions that the ledger only counts made again in their places.
-
-    Args:
-        records: As the files have them.
-        first: Index of the anchor from which on they are made again.
-    """
+    """Return the records by their line, with the decisions that the ledger only counts made again in their places."""
     found: list[tuple[int, Record]] = []
     made: list[int] = []
     follower = LedgerFollower(DecideConfig())
@@ -132,7 +127,7 @@ def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]
             continue
         try:
             held = follower.follow(record)
-        except (KeyError, TypeError, ValueError, PenstockError):
+        except (*MALFORMED, PenstockError):
             # Whoever needs the record says what it lacks; nothing can be made again before the next header.
             follower = LedgerFollower(DecideConfig())
             continue

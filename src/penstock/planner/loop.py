@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock.core.clock import SimulatedClock
+from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import LedgerError, PenstockError
-from penstock.core.lag import LagTracker
 from penstock.core.logs import get_logger
 from penstock.planner.core import records, state
 from penstock.planner.core.following import restore
@@ -40,11 +38,9 @@ from penstock.planner.core.planner import PlannerCore
 from penstock.planner.core.records import ANCHORS, Change, Header, History, Record
 from penstock.planner.core.state import CoreSettings
 from penstock.planner.decide.budget import existing_gpus
-from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Observation, PoolCounts, Pull, kv_role, summarise
 from penstock.planner.decide.ownership import owner
-from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import Ledger
 from penstock.planner.observers import Observers, View
 from penstock.planner.sources.base import Query, Readings, ReadingSource
@@ -60,26 +56,6 @@ TARGET_TIMEOUT_S = 30.0
 """Real seconds for one call of the backend. Chosen: beyond the local statefile's 5 s lock and a busy API server."""
 
 log = get_logger(__name__)
-
-
-class Time(Protocol):
-    """What the loop knows of time."""
-
-    def now_s(self) -> float:
-        """Return simulated seconds."""
-        ...
-
-    def wall_s(self) -> float:
-        """Return real seconds since 1970, for people and for what lies between two timelines."""
-        ...
-
-    def to_model_s(self, real_s: float) -> float:
-        """Return how many simulated seconds pass in ``real_s`` real ones."""
-        ...
-
-    async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
-        """Return at ``at_s`` simulated seconds, or as soon as ``stop`` is set."""
-        ...
 
 
 class ModelTime:
@@ -113,27 +89,19 @@ class ModelTime:
             await asyncio.wait_for(stop.wait(), real_s)
 
 
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings(CoreSettings):
     """What one planner is set to.
 
     Attributes:
-        config: Of the decision.
         max_age_s: Oldest fresh metric; simulated seconds.
-        adjustment_deadline_s: Longest wait for an adjustment before it is rolled back or ignored; simulated seconds.
-        timeline: Names the clock: times of another timeline cannot be compared.
         about: For the ledger's header: namespace, environment, speed.
         first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
-        memory: Of another graph's planner, to start from where the ledger has none.
     """
 
-    config: DecideConfig
     max_age_s: float
-    adjustment_deadline_s: float
-    timeline: str
     about: Mapping[str, str | float | None]
     first_sequence: int = 0
-    memory: Memory = field(default_factory=dict)
 
 
 class PlannerLoop:
@@ -146,19 +114,9 @@ class PlannerLoop:
         target: Target,
         source: ReadingSource,
         ledger: Ledger,
-        time: Time,
+        time: ModelTime,
         observers: Observers,
     ) -> None:
-        """Build it; nothing is read or written yet.
-
-        Args:
-            settings: Fixed.
-            target: Observed at every tick, and asked for replicas.
-            source: Of metrics.
-            ledger: Written before anything has an effect.
-            time: The clock.
-            observers: Shown every tick and decision.
-        """
         self._settings = settings
         self._target = target
         self._source = source
@@ -166,11 +124,8 @@ class PlannerLoop:
         self._time = time
         self._observers = observers
         self.lag = LagTracker(LAG_TICKS)
-        core = CoreSettings(
-            settings.config, settings.adjustment_deadline_s, settings.timeline, memory=settings.memory
-        )
-        self._core = PlannerCore(core)
-        self._state = state.begin(core, time.now_s())
+        self._core = PlannerCore(settings)
+        self._state = state.begin(settings, time.now_s())
         self._observed: TargetState | None = None
         self._is_target_unavailable = False
         self._readings: Readings | None = None

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import error_body
 from penstock.core.http.server import HttpServer, Request, Responder
 from penstock.planner.figures import Figures
 from penstock.planner.series import SERIES

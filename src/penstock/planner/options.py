@@ -47,21 +47,18 @@ class Setting:
     Attributes:
         key: Attribute path below ``spec.planner`` that declares bounds, default and help.
         decides: Field of `DecideConfig`; None: the decision does not read it.
-        is_what_if: Replay may change it.
     """
 
     key: tuple[str, ...]
     decides: str | None = None
-    is_what_if: bool = False
 
 
-def _declared(key: str, decides: str | None = None, *, is_what_if: bool = False, **overrides: Any) -> Any:
+def _declared(key: str, decides: str | None = None, **overrides: Any) -> Any:
     """Return a field with the bounds, default and help of ``spec.planner``'s.
 
     Args:
         key: Dotted attribute path below ``spec.planner``.
         decides: As in `Setting`.
-        is_what_if: As in `Setting`.
         overrides: A default or help that differs without a graph.
     """
     path = tuple(key.split("."))
@@ -70,7 +67,7 @@ def _declared(key: str, decides: str | None = None, *, is_what_if: bool = False,
         model = model.model_fields[section].annotation
     field: FieldInfo = model.model_fields[path[-1]]
     shared = {"default": field.default, "description": field.description, **bounds(field), **overrides}
-    setting = Setting(path, decides, is_what_if)
+    setting = Setting(path, decides)
     return Field(**shared, json_schema_extra={"setting": setting})  # type: ignore[dict-item]
 
 
@@ -100,38 +97,27 @@ class PlannerOptions(BaseModel):
         description="Folder of dashboard, ledger and state. Without it the ledger lies beside the statefile, and "
         "there is a dashboard only with --no-operation, in a folder named by the time.",
     )
-    adjustment_interval: float = _declared(
-        "adjustment_interval_seconds", "adjustment_interval_s", is_what_if=True
-    )
+    adjustment_interval: float = _declared("adjustment_interval_seconds", "adjustment_interval_s")
     metric_pulling_interval: float = _declared("metric_pulling_interval_seconds", "metric_pulling_interval_s")
     max_gpu_budget: Annotated[int | None, BeforeValidator(_none_word)] = _declared(
         "max_gpu_budget",
         "max_gpu_budget",
-        is_what_if=True,
         description="Most GPUs of prefill plus decode; none: no ceiling.",
     )
-    min_gpu_budget: int = _declared("min_gpu_budget", "min_gpu_budget", is_what_if=True)
-    decode_kv_scale_up_threshold: float = _declared("decode_kv_scale_up_threshold", "kv_up", is_what_if=True)
-    decode_kv_scale_down_threshold: float = _declared(
-        "decode_kv_scale_down_threshold", "kv_down", is_what_if=True
-    )
-    prefill_queue_scale_up_threshold: float = _declared(
-        "prefill_queue_scale_up_threshold", "queue_up", is_what_if=True
-    )
-    prefill_queue_scale_down_threshold: float = _declared(
-        "prefill_queue_scale_down_threshold", "queue_down", is_what_if=True
-    )
+    min_gpu_budget: int = _declared("min_gpu_budget", "min_gpu_budget")
+    decode_kv_scale_up_threshold: float = _declared("decode_kv_scale_up_threshold", "kv_up")
+    decode_kv_scale_down_threshold: float = _declared("decode_kv_scale_down_threshold", "kv_down")
+    prefill_queue_scale_up_threshold: float = _declared("prefill_queue_scale_up_threshold", "queue_up")
+    prefill_queue_scale_down_threshold: float = _declared("prefill_queue_scale_down_threshold", "queue_down")
     decode_engine_num_gpu: int = _declared(
         "decode_engine_num_gpu",
         "decode_gpus",
-        is_what_if=True,
         default=1,
         description="GPUs of one decode (or aggregated) engine.",
     )
     prefill_engine_num_gpu: int = _declared(
         "prefill_engine_num_gpu",
         "prefill_gpus",
-        is_what_if=True,
         default=1,
         description="GPUs of one prefill engine.",
     )
@@ -142,14 +128,12 @@ class PlannerOptions(BaseModel):
         description="What to scale on: adaptive (demand at the router), load (thresholds) or sla (TTFT and ITL targets).",
     )
     max_step: int = _declared("max_step", "max_step")
-    min_total_gpus: int = _declared("min_total_gpus", "min_total_gpus", is_what_if=True)
+    min_total_gpus: int = _declared("min_total_gpus", "min_total_gpus")
     scale_to_zero_after: Annotated[float | None, BeforeValidator(_none_word)] = _declared(
         "scale_to_zero_after_seconds", "scale_to_zero_after_s"
     )
-    in_time: float = _declared("objective.in_time", "in_time", is_what_if=True)
-    gpu_percent_per_point: float = _declared(
-        "objective.gpu_percent_per_point", "gpu_percent_per_point", is_what_if=True
-    )
+    in_time: float = _declared("objective.in_time", "in_time")
+    gpu_percent_per_point: float = _declared("objective.gpu_percent_per_point", "gpu_percent_per_point")
     ttft_slo: Annotated[float, Field(gt=0)] = Field(
         5,
         description="TTFT that counts as in time, modes adaptive and sla; simulated seconds. A graph in mode sla has it in "
@@ -161,7 +145,7 @@ class PlannerOptions(BaseModel):
     attainment: float = _declared(
         "sla.attainment", description="Share of the requests to hold the targets for, mode sla; below 1."
     )
-    predictor: DemandPredictor = _declared("sla.predictor", "predictor", is_what_if=True)
+    predictor: DemandPredictor = _declared("sla.predictor", "predictor")
     profile: str | None = _declared(
         "sla.profile",
         description="What mode sla plans by: file or folder that `penstock profile` wrote, or a latency profile by name. "
@@ -186,12 +170,7 @@ class PlannerOptions(BaseModel):
     def decide_config(
         self, graph: GraphDeployment | None = None, performance: PerformanceProfile | None = None
     ) -> DecideConfig:
-        """Return the rules' configuration; replica bounds come from the graph where there is one.
-
-        Args:
-            graph: Planned for.
-            performance: What mode sla plans by.
-        """
+        """Return the rules' configuration; replica bounds come from the graph where there is one."""
         is_sla = self.mode == PlannerMode.SLA
         bounds = _replica_bounds(graph)
         rules = graph.spec.planner if graph is not None else PlannerConfig()

@@ -12,7 +12,14 @@ from pydantic import ValidationError
 from penstock.api import Role
 from penstock.core.errors import ConfigError, LedgerError
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.core.records import DecisionKind, Outcome, Record, recorded_changes, without_asked
+from penstock.planner.core.records import (
+    MALFORMED,
+    DecisionKind,
+    Outcome,
+    Record,
+    recorded_changes,
+    without_asked,
+)
 from penstock.planner.decide.codec import config_from, pull_from, state_from, to_plain, window_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
@@ -25,7 +32,7 @@ from penstock.planner.options import SETTINGS, PlannerOptions
 SETTABLE: Mapping[str, str] = {
     name.replace("_", "-"): setting.decides
     for name, setting in SETTINGS.items()
-    if setting.is_what_if and setting.decides
+    if setting.decides and name not in {"mode", "no_operation"}
 }
 """Options that a what-if may change, and their field in the decision's configuration."""
 
@@ -81,16 +88,16 @@ def replay(ledger: LedgerFile) -> ReplayResult:
                 continue
             decisions += 1
             decision, after = remake(record, configs.of(record))
-        except (KeyError, TypeError, ValueError) as exc:
+            name = record["decision"]["id"]
+            pairs = [
+                ("decision", record["decision"], to_plain(decision)),
+                ("state", _plain(state_from(record["state"])), to_plain(after)),
+                *([("chain", _plain(state_from(record["before"])), broken)] if broken is not None else []),
+            ]
+        except MALFORMED as exc:
             raise LedgerError(
                 f"line {line}: incomplete {record['type']} record ({exc!r}); it cannot be replayed"
             ) from exc
-        name = record["decision"]["id"]
-        pairs = [
-            ("decision", record["decision"], to_plain(decision)),
-            ("state", _plain(state_from(record["state"])), to_plain(after)),
-            *([("chain", _plain(state_from(record["before"])), broken)] if broken is not None else []),
-        ]
         differences += [
             ReplayDifference(line, name, what, recorded, made)
             for what, recorded, made in pairs
@@ -113,10 +120,6 @@ def what_if(ledger: LedgerFile, changes: Mapping[str, Any]) -> tuple[int, list[t
 
     Each is made from its recorded window and state, so this answers "what would it have decided then", not
     how the load would have gone on after a different decision.
-
-    Args:
-        ledger: As read.
-        changes: Fields of `DecideConfig`.
     """
     different: list[tuple[Record, Decision]] = []
     total = 0

@@ -48,12 +48,7 @@ class Series:
 
 
 def points(figures: Figures, *, is_decided: bool) -> dict[str, float]:
-    """Return the dashboard's known and finite numbers by tag.
-
-    Args:
-        figures: Newest numbers.
-        is_decided: Those of a decision, else those of a tick.
-    """
+    """Return the dashboard's known and finite numbers by tag."""
     return {
         series.tag.format_map(dict(zip(series.labels, labels, strict=True))): value
         for series in SERIES

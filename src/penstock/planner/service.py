@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
-from penstock.api import GraphDeployment, MetricsSource
+from penstock.api import GraphDeployment
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, unwritable
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.dashboard import Dashboard, folder_of
+from penstock.planner.dashboard import Dashboard
 from penstock.planner.decide.state import Memory
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
@@ -22,11 +21,10 @@ from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observer, Observers
 from penstock.planner.options import PlannerOptions
 from penstock.planner.snapshot import SnapshotWriter
-from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
-from penstock.planner.sources.frontend import frontend_source
+from penstock.planner.sources.frontend import FrontendMetrics, sources_of
 from penstock.planner.sources.pages import MetricsPages
-from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
+from penstock.planner.sources.prometheus import GraphLabels
 from penstock.planner.sources.router import at
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.base import Target
@@ -106,9 +104,7 @@ async def run_until_stopped(
     clock = SimulatedClock(service.speed)
     pool = ConnectionPool()
     metrics = PlannerMetrics()
-    is_chosen = options.log_dir is not None
-    charts = folder_of(folder, settings.config, is_chosen=is_chosen, now=datetime.now().astimezone())
-    dashboard = Dashboard(charts, settings.config) if charts is not None else None
+    dashboard = Dashboard.of(folder, settings.config, is_chosen=options.log_dir is not None)
     graph = service.graph.name if service.graph is not None else options.namespace
     shown = metrics.of(options.namespace, graph)
     shown.begin(settings.config)
@@ -116,11 +112,7 @@ async def run_until_stopped(
         shown,
         SnapshotWriter(folder, settings.config, now_s=time.monotonic),
     ]
-    if dashboard is not None:
-        listeners.append(dashboard)
-        log.info("dashboard", folder=str(charts))
-    else:
-        log.info("no --log-dir: no dashboard", ledger=str(folder / FILE_NAME))
+    listeners += [dashboard] if dashboard is not None else []
     ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
     server = None
     log.info("planner options", **options.model_dump(mode="json"))
@@ -140,7 +132,7 @@ async def run_until_stopped(
     finally:
         ledger.close()
         if dashboard is not None:
-            await asyncio.to_thread(dashboard.close)
+            dashboard.close()
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
         await pool.close()
@@ -150,29 +142,12 @@ def _sources(
     service: PlannerService, pool: ConnectionPool, router_url: str | None, clock: SimulatedClock
 ) -> SourceChain:
     """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
-    options = service.options
     pages = MetricsPages(pool, real_now_s=time.monotonic)
-    known: dict[MetricsSource, ReadingSource] = {}
-    scrape = ScrapeSource(pages)
-    if router_url is not None:
-        known[MetricsSource.ROUTER] = frontend_source(
-            service.graph, pages, at(router_url), workers=scrape, clock=clock
-        )
-    known[MetricsSource.SCRAPE] = scrape
-    if options.prometheus_url is not None:
-        graph = service.graph.name if service.graph is not None else None
-        known[MetricsSource.PROMETHEUS] = PrometheusSource(
-            connect(options.prometheus_url),
-            GraphLabels(options.served_model_name, graph),
-            clock=clock,
-            routers=at(router_url) if router_url is not None else None,
-        )
-    if options.metrics_source not in known:
-        raise ConfigError(
-            "--router-url: not given and not in the statefile, yet --metrics-source is router; give http://host:port"
-        )
-    first = known.pop(options.metrics_source)
-    return SourceChain([first, *known.values()], now_s=clock.now_s, real_now_s=time.monotonic)
+    urls = at(router_url or "")
+    frontend = FrontendMetrics(pages, urls, ScrapeSource(pages), clock)
+    labels = GraphLabels(service.options.served_model_name, service.graph.name if service.graph else None)
+    sources = sources_of(service.options, service.graph, frontend, labels, has_router=router_url is not None)
+    return SourceChain(sources, now_s=clock.now_s, real_now_s=time.monotonic)
 
 
 def made_folder(folder: Path) -> Path:

@@ -29,13 +29,6 @@ class SnapshotWriter:
     """Replaces ``state.json`` at ticks and decisions."""
 
     def __init__(self, folder: Path, config: DecideConfig, *, now_s: Callable[[], float]) -> None:
-        """Name the folder.
-
-        Args:
-            folder: Must exist by the first tick.
-            config: Whose mode and thresholds readers are told.
-            now_s: Function that returns real monotonic seconds.
-        """
         self._path = folder / PLANNER_STATE_FILE
         self._now_s = now_s
         self._rules = {

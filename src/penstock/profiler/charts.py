@@ -19,13 +19,7 @@ DECODE_PICTURE = "decode_performance.png"
 
 
 def draw_all(sweep: Sweep, recommendation: Recommendation, directory: Path) -> list[Path]:
-    """Write both plots, and return their paths.
-
-    Args:
-        sweep: Every point.
-        recommendation: Its choices are marked, its targets drawn.
-        directory: Exists.
-    """
+    """Write both plots, and return their paths."""
     drawn = {PREFILL_PICTURE: prefill_figure, DECODE_PICTURE: decode_figure}
     return save_all(((name, partial(draw, sweep, recommendation)) for name, draw in drawn.items()), directory)
 

@@ -1,37 +1,16 @@
-"""How many GPUs this machine has: by NVIDIA's library where it is installed, else by ``nvidia-smi``."""
+"""How many GPUs this machine has, by ``nvidia-smi``, which comes with every driver."""
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import subprocess
-from typing import Any
 
 _TIMEOUT_S = 20.0
 """Real seconds. Chosen: a driver that wakes every GPU of a large node takes ten."""
 
 
 def detect() -> int | None:
-    """Return the number of GPUs; None: neither the library nor the program can tell."""
-    return _by_library() or _by_program()
-
-
-def _by_library() -> int | None:
-    try:
-        library: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        library.nvmlInit()
-        try:
-            return int(library.nvmlDeviceGetCount())
-        finally:
-            library.nvmlShutdown()
-    except library.NVMLError:
-        return None
-
-
-def _by_program() -> int | None:
+    """Return the number of GPUs; None: the program is not there, or does not tell."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

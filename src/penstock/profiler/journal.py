@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ class Journal:
             text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
             whole, _, torn = text.rpartition("\n")
             for number, line in enumerate(whole.splitlines(), start=1):
-                self._take(line, number)
+                self._parse(line, number)
             self._stream = self.path.open("a", encoding="utf-8")
         except OSError as exc:
             raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
@@ -66,8 +67,7 @@ class Journal:
                 f" {known.get(key)!r}, now {wanted.get(key)!r}; give another --output-dir, or delete that file"
             )
         if known is None:
-            self._write({"kind": "conditions", "gpus": gpus, "name": name, "conditions": wanted})
-            self._conditions[gpus] = wanted
+            self._keep({"kind": "conditions", "gpus": gpus, "name": name, "conditions": wanted})
         self._names[gpus] = name
 
     def kv_tokens(self, gpus: int, phase: Phase) -> float | None:
@@ -77,8 +77,7 @@ class Journal:
     def set_kv_tokens(self, gpus: int, phase: Phase, kv_tokens: float) -> None:
         """Record the KV cache of the engine that a phase is measured on."""
         if self._kv_tokens.get((gpus, phase)) != kv_tokens:
-            self._write({"kind": "engine", "gpus": gpus, "phase": phase.value, "kv_tokens": kv_tokens})
-            self._kv_tokens[gpus, phase] = kv_tokens
+            self._keep({"kind": "engine", "gpus": gpus, "phase": phase.value, "kv_tokens": kv_tokens})
 
     def prefill(self, gpus: int, asked: int) -> PrefillPoint | None:
         """Return a finished point."""
@@ -86,23 +85,16 @@ class Journal:
 
     def set_prefill(self, gpus: int, asked: int, point: PrefillPoint) -> None:
         """Record a point, for the prompt length that was asked for."""
-        plain = {"prompt_tokens": point.prompt_tokens, "ttft_s": point.ttft_s}
-        self._write({"kind": "prefill", "gpus": gpus, "asked": asked, **plain})
-        self._prefill[gpus, asked] = point
+        self._keep({"kind": "prefill", "gpus": gpus, "asked": asked, **asdict(point)})
 
     def has_decode(self, gpus: int, context: int, count: int) -> bool:
         """Tell whether a batch was tried."""
         return (gpus, context, count) in self._decode
 
-    def decode(self, gpus: int, context: int, count: int) -> DecodePoint | None:
-        """Return the point of a batch that was tried; None: the engine does not run so many at once."""
-        return self._decode[gpus, context, count]
-
     def set_decode(self, gpus: int, context: int, count: int, point: DecodePoint | None) -> None:
         """Record a batch, or that it does not run at once."""
         plain = {} if point is None else {"itl_s": point.itl_s, "tokens_per_s": point.tokens_per_s}
-        self._write({"kind": "decode", "gpus": gpus, "context": context, "concurrency": count, **plain})
-        self._decode[gpus, context, count] = point
+        self._keep({"kind": "decode", "gpus": gpus, "context": context, "concurrency": count, **plain})
 
     def row(self, gpus: int, context: int) -> list[DecodePoint]:
         """Return the points of one context, by requests in flight."""
@@ -125,40 +117,34 @@ class Journal:
             self._names[gpus],
         )
 
-    def _take(self, line: str, number: int) -> None:
-        try:
-            record = json.loads(line)
-            gpus = int(record["gpus"])
-            if record["kind"] == "conditions":
-                self._conditions[gpus] = {str(key): str(value) for key, value in record["conditions"].items()}
-            elif record["kind"] == "engine":
-                self._kv_tokens[gpus, Phase(record["phase"])] = float(record["kv_tokens"])
-            elif record["kind"] == "prefill":
-                point = PrefillPoint(float(record["prompt_tokens"]), float(record["ttft_s"]))
-                self._prefill[gpus, int(record["asked"])] = point
-            else:
-                key = (gpus, int(record["context"]), int(record["concurrency"]))
-                self._decode[key] = _decode_point(record)
-        except (AttributeError, KeyError, TypeError, ValueError) as exc:
-            raise ConfigError(
-                f"{self.path}:{number}: not a line of a profile ({exc}); give another --output-dir, or delete that file"
-            ) from exc
-
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _keep(self, record: Mapping[str, Any]) -> None:
         try:
             self._stream.write(json.dumps(record) + "\n")
             self._stream.flush()
             os.fsync(self._stream.fileno())
         except OSError as exc:
             raise PenstockError(unwritable(str(self.path), exc)) from exc
+        self._take(record)
 
+    def _parse(self, line: str, number: int) -> None:
+        try:
+            self._take(json.loads(line))
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            raise ConfigError(
+                f"{self.path}:{number}: not a line of a profile ({exc}); give another --output-dir, or delete that file"
+            ) from exc
 
-def _decode_point(record: Mapping[str, Any]) -> DecodePoint | None:
-    if "itl_s" not in record:
-        return None
-    return DecodePoint(
-        float(record["context"]),
-        float(record["concurrency"]),
-        float(record["itl_s"]),
-        float(record["tokens_per_s"]),
-    )
+    def _take(self, record: Mapping[str, Any]) -> None:
+        gpus = int(record["gpus"])
+        if record["kind"] == "conditions":
+            self._conditions[gpus] = {str(key): str(value) for key, value in record["conditions"].items()}
+        elif record["kind"] == "engine":
+            self._kv_tokens[gpus, Phase(record["phase"])] = float(record["kv_tokens"])
+        elif record["kind"] == "prefill":
+            point = PrefillPoint(float(record["prompt_tokens"]), float(record["ttft_s"]))
+            self._prefill[gpus, int(record["asked"])] = point
+        else:
+            place = (float(record["context"]), float(record["concurrency"]))
+            values = (float(record["itl_s"]), float(record["tokens_per_s"])) if "itl_s" in record else None
+            key = (gpus, int(record["context"]), int(record["concurrency"]))
+            self._decode[key] = None if values is None else DecodePoint(*place, *values)

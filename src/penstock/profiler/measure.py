@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError, UpstreamError
 from penstock.core.http.client import ConnectionPool
 from penstock.performance.sweep import DecodePoint, PrefillPoint
 from penstock.profiler.points import OUTPUT_TOKENS
-from penstock.profiler.window import Steady, Stream, steady
 from penstock.workload.exchange import NO_TOKENS, RequestSender, SendSettings
 from penstock.workload.prompts import BYTES_PER_TOKEN, unique_text
 from penstock.workload.record import RequestResult, RequestStatus
@@ -77,13 +79,6 @@ class Measurer:
     """Measures one server; holds its connections until `close`."""
 
     def __init__(self, sending: SendSettings, *, speed: float, seed: int) -> None:
-        """Name the server.
-
-        Args:
-            sending: Where and how requests are sent.
-            speed: The server's time scale.
-            seed: Of the prompts.
-        """
         self._pool = ConnectionPool()
         self._clock = SimulatedClock(speed)
         self._sender = RequestSender(self._pool, self._clock, sending, on_first=lambda _: None)
@@ -243,3 +238,58 @@ def _doubts(results: Sequence[RequestResult]) -> tuple[str, ...]:
     return (
         f"{len(missed)} of {len(results)} warmed prompts were not in the cache, so prefill may have disturbed ITL",
     )
+
+
+LEAST_TOKENS = 12
+"""Tokens that each stream must show in the window. Chosen: fewer give a mean that one late read can double."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Token times of one request.
+
+    Attributes:
+        first_s: When its first token came, seconds.
+        gaps_s: Between successive token events.
+        tokens: Output tokens in all.
+    """
+
+    first_s: float
+    gaps_s: array[float]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """What the window shows.
+
+    Attributes:
+        itl_s: Mean over the streams of the time per token.
+        tokens_per_s: Of all streams together.
+    """
+
+    itl_s: float
+    tokens_per_s: float
+
+
+def steady(streams: Sequence[Stream]) -> Steady | None:
+    """Return what the streams do while all are in flight; None: they are not for long enough.
+
+    Args:
+        streams: One at least, each of two token events at least.
+    """
+    times = [list(accumulate(stream.gaps_s, initial=stream.first_s)) for stream in streams]
+    begin, end = max(each[0] for each in times), min(each[-1] for each in times)
+    itls = [_itl_s(stream, each, begin, end) for stream, each in zip(streams, times, strict=True)]
+    known = [itl_s for itl_s in itls if itl_s is not None]
+    if len(known) < len(streams):
+        return None
+    return Steady(sum(known) / len(known), sum(1 / itl_s for itl_s in known))
+
+
+def _itl_s(stream: Stream, times: Sequence[float], begin: float, end: float) -> float | None:
+    first, last = bisect_left(times, begin), bisect_right(times, end) - 1
+    tokens = (last - first) * (stream.tokens - 1) / len(stream.gaps_s)
+    if tokens < LEAST_TOKENS or times[last] <= times[first]:
+        return None
+    return (times[last] - times[first]) / tokens

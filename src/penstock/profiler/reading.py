@@ -1,4 +1,4 @@
-"""Reads a profile from wherever it is: a file or folder of ours or of Dynamo's, a pre-swept table, an engine's name."""
+"""Reads a profile from wherever it is: a file or folder of ours or of Dynamo's, an engine's name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.core.latency import LatencyModel
 from penstock.performance import dynamo
-from penstock.performance.profile import profile_from
-from penstock.performance.reading import PROFILE_FILE
+from penstock.performance.profile import PROFILE_FILE, profile_from
 from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint, Sweep, sweep_from, sweep_of
 from penstock.profiler.points import spaced
 
@@ -35,8 +34,8 @@ def read_sweep(source: str, *, gpus: int | None = None) -> Sweep:
     """Return the points of a profile.
 
     Args:
-        source: A folder or file of `penstock profile`; a folder of Dynamo's profiler (npz or JSON); a pre-swept table, as
-            FILE or FILE#NAME; or the name of a latency profile that comes with Penstock.
+        source: A folder or file of `penstock profile`; a folder of Dynamo's profiler (npz or JSON);
+            or the name of a latency profile that comes with Penstock.
         gpus: GPUs of a Dynamo engine; None: told from its throughput per GPU.
 
     Raises:
@@ -44,13 +43,12 @@ def read_sweep(source: str, *, gpus: int | None = None) -> Sweep:
     """
     if source in profiles.names():
         return engine_sweep(source)
-    file, _, name = source.partition("#")
-    path = Path(file)
+    path = Path(source)
     try:
         if path.is_dir():
             return _folder(path, gpus)
         if path.is_file():
-            return _json_file(path, name)
+            return _json_file(path)
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as exc:
         raise ConfigError(f"{source}: no profile can be read: {_reason(exc)}") from exc
     raise ConfigError(
@@ -88,7 +86,7 @@ def _engine_row(latency: LatencyModel, context: int, kv_tokens: int) -> list[Dec
 
 def _folder(path: Path, gpus: int | None) -> Sweep:
     if (path / PROFILE_FILE).is_file():
-        return _json_file(path / PROFILE_FILE, "")
+        return _json_file(path / PROFILE_FILE)
     for prefill, decode in (_DYNAMO_FOLDERS, _OWN_FOLDERS):
         folders = [next(iter(sorted(path.glob(each))), None) for each in (prefill, decode)]
         if folders[0] is not None and folders[1] is not None:
@@ -102,13 +100,11 @@ def _folder(path: Path, gpus: int | None) -> Sweep:
     )
 
 
-def _json_file(path: Path, name: str) -> Sweep:
+def _json_file(path: Path) -> Sweep:
     plain = _json(path)
     if "sweep" in plain:
         return sweep_from(plain["sweep"])
-    if "prefill" in plain and "decode" in plain:
-        return sweep_of(profile_from(plain))
-    return dynamo.tables_sweep({key: value for key, value in plain.items() if key.startswith(name)})
+    return sweep_of(profile_from(plain))
 
 
 def _dynamo_sweep(prefill: Mapping[str, Any], decode: Mapping[str, Any], gpus: int | None) -> Sweep:

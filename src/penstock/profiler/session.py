@@ -13,15 +13,13 @@ from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.metric_names import VLLM_CACHE_CONFIG_INFO
 from penstock.performance.sweep import Sweep
 from penstock.profiler import points
-from penstock.profiler.candidates import WorkerSetup
 from penstock.profiler.journal import Journal
 from penstock.profiler.measure import Measurer
-from penstock.profiler.plan import PlannedEngine, ProfilePlan
+from penstock.profiler.plan import PlannedEngine, ProfilePlan, WorkerSetup
 from penstock.profiler.points import Phase
 from penstock.profiler.workers import running
 from penstock.workload.exchange import SendSettings
-from penstock.workload.probe import check_speed, find_model
-from penstock.workload.server_lag import LagWatch
+from penstock.workload.probe import LagWatch, check_speed, find_model
 
 _PAGE = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
 _LATE = 0.1

@@ -19,10 +19,10 @@ from typing import Final
 from penstock.core.errors import ConfigError, PenstockError, SaturatedError, UpstreamError
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
-from penstock.local.commands import GPU_VARIABLE, visible_devices
+from penstock.local.build import GPU_VARIABLE, visible_devices
 from penstock.local.liveness import ProcessId, end, identify
 from penstock.local.ports import choose_port
-from penstock.profiler.candidates import WorkerSetup
+from penstock.profiler.plan import WorkerSetup
 from penstock.runtimes import PORT, ProcessSpec, filled_argv, filled_env
 
 _PROBE = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)

@@ -18,7 +18,6 @@ from penstock.planner.decide.config import Mode
 from penstock.report import series
 from penstock.report.analysis import floor_gpus, gpu_steps
 from penstock.report.counterfactual import Counterfactual
-from penstock.report.demand_chart import draw_demand
 from penstock.report.drawing import (
     BLACK,
     GREY,
@@ -34,9 +33,8 @@ from penstock.report.drawing import (
     save_all,
     seconds_axis,
 )
-from penstock.report.fleet_chart import draw_fleets
 from penstock.report.ledger_view import PlannerRun
-from penstock.report.targets_chart import TALL_INCHES, draw_targets, needing_roles
+from penstock.report.panels import TALL_INCHES, draw_demand, draw_fleets, draw_targets, needing_roles
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.statistics import percentiles
 

@@ -1,19 +1,18 @@
-"""Reads a load run and a planner's ledger and holds what they show; page, pictures and text are made from it."""
+"""Reads a load run and a planner's ledger, holds what they show, and writes pictures and page: the body of `penstock report`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import importlib.util
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from penstock.api import GraphDeployment, Role
-from penstock.core.errors import ConfigError
-from penstock.engine import profiles
-from penstock.engine.core.latency import PrefillModel
+from penstock.api import GraphDeployment
+from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.report.analysis import GpuUse, Violations, gpu_use, violations
 from penstock.report.counterfactual import Counterfactual
 from penstock.report.demand import DemandSummary, demand_summary
 from penstock.report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
-from penstock.report.service_time import ServiceTimes, service_times
 from penstock.report.targets import TargetsSummary, targets_summary
 from penstock.workload.results import LoadRun, read_run
 
@@ -28,7 +27,6 @@ class RunReport:
         violations: Against the targets given.
         demand: At the routers, by the ledger; None without one, or where it knew none.
         targets: How a planner of mode sla kept them; None in another mode.
-        service: What of the TTFT was service time; None without a graph, or where nothing was served.
         counterfactual: What other fleets would have done; None where they were not simulated.
         remarks: What else a reader should know.
     """
@@ -39,7 +37,6 @@ class RunReport:
     violations: Violations
     demand: DemandSummary | None = None
     targets: TargetsSummary | None = None
-    service: ServiceTimes | None = None
     counterfactual: Counterfactual | None = None
     remarks: tuple[str, ...] = ()
 
@@ -103,16 +100,78 @@ def analyse(
 
 
 def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
-    """Return a report with what the graph that served tells: service times, and its SLO where no target was given."""
-    slo_s = graph.spec.router.ttft_slo_seconds
-    given = report.violations
-    if given.ttft_target_s is None:
-        given = violations(report.load.results, ttft_target_s=slo_s, itl_target_s=given.itl_target_s)
-    service = service_times(report.load.results, _prefill_model(graph), slo_s=slo_s)
-    return replace(report, violations=given, service=service)
+    """Return a report against the SLO of the graph that served, where no target was given."""
+    if report.violations.ttft_target_s is not None:
+        return report
+    slo_s, itl_s = graph.spec.router.ttft_slo_seconds, report.violations.itl_target_s
+    return replace(
+        report, violations=violations(report.load.results, ttft_target_s=slo_s, itl_target_s=itl_s)
+    )
 
 
-def _prefill_model(graph: GraphDeployment) -> PrefillModel:
-    """Return the latency of the workers that compute prompts."""
-    entry = next(each for each in graph.spec.workers.values() if each.role is not Role.DECODE)
-    return profiles.load(entry.profile or graph.spec.engine.profile).latency().prefill
+PAGE_FILE = "report.html"
+
+
+def write_report(report: RunReport, output: Path) -> list[Path]:
+    """Write the pictures and the page, and return their paths.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the directory cannot be written to.
+        PenstockError: the disk is full or gone.
+    """
+    require_plots()
+    from penstock.report.charts import Scene, draw_all  # noqa: PLC0415 - matplotlib is an extra
+    from penstock.report.page import render_page  # noqa: PLC0415 - not needed where nothing is drawn
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--output {output}", exc)) from exc
+    summary = report.load.summary
+    lag = summary["lag"]
+    scene = Scene(
+        results=report.load.results,
+        planner=report.planner,
+        duration_s=summary["throughput"]["duration_s"],
+        ttft_target_s=report.violations.ttft_target_s,
+        itl_target_s=report.violations.itl_target_s,
+        is_distorted=lag["is_distorted"],
+        is_itl_distorted=lag["is_itl_distorted"],
+        shortest_gap_s=lag["resolution_s"] if lag["is_itl_unresolved"] else 0.0,
+        counterfactual=report.counterfactual,
+    )
+    page = output / PAGE_FILE
+    try:
+        pictures = draw_all(scene, output)
+        page.write_text(render_page(report, pictures), encoding="utf-8")
+    except OSError as exc:
+        raise PenstockError(unwritable(f"--output {output}", exc)) from exc
+    return [*pictures, page]
+
+
+def require_plots() -> None:
+    """Say early what a report needs.
+
+    Raises:
+        ConfigError: matplotlib is not installed; the message names the extra.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("pictures need matplotlib, which is not installed: pip install 'penstock[plots]'")
+
+
+def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
+    """Return the analysis as plain data."""
+    planner = report.planner
+    return {
+        "load": report.load.summary,
+        "gpu_use": None
+        if report.use is None
+        else {**asdict(report.use), "saved_fraction": report.use.saved_fraction},
+        "demand": None if report.demand is None else asdict(report.demand),
+        "targets": None if report.targets is None else asdict(report.targets),
+        "violations": asdict(report.violations),
+        "counterfactual": None if report.counterfactual is None else asdict(report.counterfactual),
+        "decisions": [] if planner is None else [asdict(mark) for mark in planner.decisions],
+        "notes": list(report.notes),
+        "files": [str(path) for path in files],
+    }

@@ -14,14 +14,13 @@ from typing import Any
 from penstock.api import Role
 from penstock.core.errors import LedgerError
 from penstock.core.printable import printable
-from penstock.planner.core.records import Record
+from penstock.planner.core.records import MALFORMED, Record
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.codec import config_from, pull_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Demand, PoolCounts, Pull
-from penstock.planner.forecast import Forecast, forecast_of
+from penstock.planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
 from penstock.planner.ledger import read_ledger
-from penstock.planner.profiled import ProfileReading, profile_reading
 
 _SAME_CLOCK_S = 2.0
 """Chosen: real seconds by which two wall clocks of one host may seem to differ between two readings."""
@@ -150,7 +149,7 @@ def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
     found = read_ledger(path)
     try:
         run = view_of(found.records, origin=origin)
-    except (KeyError, TypeError, ValueError) as exc:
+    except MALFORMED as exc:
         raise LedgerError(f"{path}: a record lacks what its type promises: {exc!r}") from exc
     if run is None:
         raise LedgerError(f"{path}: holds no planner run; give the --log-dir of a planner that has started")
@@ -264,30 +263,31 @@ def _outcome(
 
 
 def _adjusting(records: Sequence[Record], zero_s: float) -> tuple[tuple[float, float], ...]:
-    spans = []
-    begin_s: float | None = None
-    for record in records:
-        if record["type"] == "actuation" and record["outcome"] == "applied" and begin_s is None:
-            begin_s = record["at_s"] - zero_s
-        elif record["type"] == "settled" and begin_s is not None:
-            spans.append((begin_s, record["at_s"] - zero_s))
-            begin_s = None
-    if begin_s is not None:
-        spans.append((begin_s, max(begin_s, records[-1]["at_s"] - zero_s)))
-    return tuple(spans)
+    marks = [
+        (record["at_s"] - zero_s, record["type"] == "actuation")
+        for record in records
+        if record["type"] == "settled" or (record["type"] == "actuation" and record["outcome"] == "applied")
+    ]
+    return _spans([*marks, (records[-1]["at_s"] - zero_s, False)])
 
 
 def _changing(samples: Sequence[LedgerSample]) -> tuple[tuple[float, float], ...]:
     """Return the spans in which replicas start or drain, of a planner that goes on meanwhile."""
+    marks = [
+        (sample.at_s, any(pool.starting or pool.draining for pool in sample.pools.values()))
+        for sample in samples
+    ]
+    return _spans([*marks, *((sample.at_s, False) for sample in samples[-1:])])
+
+
+def _spans(marks: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
+    """Return (begin, end) of what is on from a true mark to the next false one."""
     spans = []
     begin_s: float | None = None
-    for sample in samples:
-        is_changing = any(pool.starting or pool.draining for pool in sample.pools.values())
-        if is_changing and begin_s is None:
-            begin_s = sample.at_s
-        elif not is_changing and begin_s is not None:
-            spans.append((begin_s, sample.at_s))
+    for at_s, is_on in marks:
+        if is_on and begin_s is None:
+            begin_s = at_s
+        elif not is_on and begin_s is not None:
+            spans.append((begin_s, max(begin_s, at_s)))
             begin_s = None
-    if begin_s is not None:
-        spans.append((begin_s, samples[-1].at_s))
     return tuple(spans)

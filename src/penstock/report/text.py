@@ -14,7 +14,6 @@ from penstock.report.counterfactual import Counterfactual, sentences
 from penstock.report.demand import demand_line
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
-from penstock.report.service_time import service_lines
 from penstock.report.targets import target_lines
 
 LATENCIES: Final = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
@@ -194,8 +193,6 @@ def _tokens_line(summary: dict[str, Any]) -> Text:
 def facts(report: RunReport) -> list[tuple[str, list[str]]]:
     """Return what was found beside the load run's own figures: a name and its sentences, for terminal and page."""
     found = [("target", violation_lines(report.violations))]
-    if report.service is not None:
-        found.append(("service time", service_lines(report.service)))
     if report.demand is not None:
         found.append(("demand", [demand_line(report.demand)]))
     if report.targets is not None:

@@ -6,21 +6,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from penstock.api import Role, Tier
-from penstock.core.errors import NoEndpointsError, PenstockError, SaturatedError
+from penstock.core.errors import NoEndpointsError, SaturatedError
 from penstock.core.logs import get_logger
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.busy_workers import ALL_BUSY
-from penstock.router.core.effects import Dispatch, Effects, RefusalReason, Refuse
+from penstock.router.core.retries import Assignment
 from penstock.router.core.router import RouterCore
+from penstock.router.core.router_state import Effects, RefusalReason, Refuse
 from penstock.router.core.worker import Worker, WorkerChange, WorkerEvent
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.busy import BusyThresholds
+from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
 
 log = get_logger(__name__)
@@ -154,8 +152,8 @@ class Admission:
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 
-    def acquire(self, role: Role, arrival: Arrival, *, again: bool = False) -> AssignmentContext:
-        """Return what waits for a worker and holds the assignment for a block; it is released however that is left.
+    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
+        """Wait for a worker; the caller releases the assignment.
 
         Args:
             role: A stage's.
@@ -169,10 +167,6 @@ class Admission:
             AllBusy: every worker is busy.
             NoWorker: no worker serves, and none will in time.
         """
-        return AssignmentContext(self, role, arrival, again=again)
-
-    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
-        """Wait for a worker; see `acquire`. The caller releases the assignment."""
         waiter: asyncio.Future[LiveAssignment] = asyncio.get_running_loop().create_future()
         other = self.other
         try:
@@ -304,41 +298,15 @@ class Admission:
 
     def apply(self, effects: Effects[Waiter]) -> None:
         """Wake the waiters; an assignment whose client has left is released, which may make room for another."""
-        pending = deque(effects)
-        while pending:
-            effect = pending.popleft()
-            if isinstance(effect, Dispatch):
-                assignment = effect.assignment
-                if not _is_taken(assignment.item, assignment):
-                    pending.extend(self.core.release(assignment, self._now_s()))
+        pending = list(effects)
+        for effect in pending:
+            if isinstance(effect, Assignment):
+                if not _is_taken(effect.item, effect):
+                    pending += self.core.release(effect, self._now_s())
             elif not isinstance(effect.item, asyncio.Future):
                 effect.item.refused(effect)
             elif not effect.item.done():
-                effect.item.set_exception(_refusal(effect))
-
-
-class AssignmentContext:
-    """A request's stay at a worker, as an async context manager; a generator's would cost ten times as much."""
-
-    __slots__ = ("_admission", "_again", "_arrival", "_assignment", "_role")
-
-    def __init__(self, admission: Admission, role: Role, arrival: Arrival, *, again: bool) -> None:
-        """Take what `Admission.wait` takes."""
-        self._admission = admission
-        self._role = role
-        self._arrival = arrival
-        self._again = again
-        self._assignment: LiveAssignment | None = None
-
-    async def __aenter__(self) -> LiveAssignment:
-        """Wait for a worker."""
-        self._assignment = await self._admission.wait(self._role, self._arrival, again=self._again)
-        return self._assignment
-
-    async def __aexit__(self, *_exception: object) -> None:
-        """Release it."""
-        if self._assignment is not None:
-            self._admission.release(self._assignment)
+                effect.item.set_exception(REFUSALS[effect.reason](effect.message, effect.retry_after_s))
 
 
 def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:
@@ -348,7 +316,3 @@ def _is_taken(item: Waiter, assignment: LiveAssignment) -> bool:
         return False
     item.set_result(assignment)
     return True
-
-
-def _refusal(effect: Refuse[Waiter]) -> PenstockError:
-    return REFUSALS[effect.reason](effect.message, effect.retry_after_s)

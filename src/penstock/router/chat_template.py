@@ -39,10 +39,6 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compile it.
 
-        Args:
-            source: Jinja, as in ``chat_template.jinja``.
-            special_tokens: What templates find as ``bos_token`` and so on.
-
         Raises:
             ConfigError: it cannot be compiled, or jinja2 is not installed.
         """
@@ -56,11 +52,7 @@ class ChatTemplate:
         self._takes_parts = _PARTS_LOOP.search(source) is not None
 
     def render(self, body: Mapping[str, Any]) -> str | None:
-        """Return the prompt that a chat becomes; None where that is not known here.
-
-        Args:
-            body: A chat completion's, its messages objects.
-        """
+        """Return the prompt that a chat becomes; None where that is not known here."""
         if any(body.get(name) for name in _ELSEWHERE):
             return None
         messages = [_message(each, takes_parts=self._takes_parts) for each in body["messages"]]

@@ -34,17 +34,31 @@ class ConfigWatch:
     def __init__(
         self, file: Path, current: RouterConfig, on_change: Mapping[str, Callable[[Any], None]]
     ) -> None:
-        """Prepare; nothing is read before `check`.
-
-        Args:
-            file: The manifest.
-            current: Its router section as it was read at the start.
-            on_change: By a section's name in `RouterConfig`: takes one that differs from the one before.
-        """
+        """Prepare; nothing is read before `check`."""
         self._file = file
         self._current = current
         self._on_change = on_change
         self._seen: _Seen | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look again and again from now on, the first time at once."""
+        self._task = asyncio.create_task(self._follow(), name="router settings")
+
+    async def close(self) -> None:
+        """Stop; does nothing where nothing was started."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self.check()
+            except Exception:  # root of the task: one failure must not end the looks that follow
+                log.exception("router settings not followed")
+            await asyncio.sleep(POLL_REAL_S)
 
     async def check(self) -> None:
         """Look once; a file that is gone or wrong leaves the settings as they are, and is told once."""

@@ -1,13 +1,16 @@
-"""Builds Prometheus families from rows at scrape time; the router's metrics modules call it."""
+"""Builds Prometheus families from rows at scrape time, and those of the tiers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from penstock.api import Tier
+from penstock.core import metric_names as names
 from penstock.core.histogram import BucketCounts
+from penstock.router.core.tiers import TierControl
 
 Label = TypeVar("Label", bound=str)
 
@@ -46,3 +49,65 @@ def histogram(
     for key, buckets in counts:
         family.add_metric([key], buckets.labelled(), buckets.total)
     return family
+
+
+def tier_families(
+    control: TierControl, now_s: float, *, waiting: Mapping[Tier, int], downgraded: Mapping[Tier, int]
+) -> Iterator[Metric]:
+    """Yield every family with the label ``tier``; requests that wait, and that asked for more than they may, are given."""
+    counts, monitor = control.counts, control.monitor
+    for name, text, values in (
+        (names.ROUTER_TIER_ARRIVALS, "Requests that arrived.", {t: c.arrivals for t, c in counts.items()}),
+        (
+            names.ROUTER_TIER_REJECTED,
+            "Arrivals for which there was no room, no worker or no time.",
+            {t: c.rejected for t, c in counts.items()},
+        ),
+        (
+            names.ROUTER_TIER_SHED,
+            "Arrivals refused so that higher tiers keep their SLO.",
+            {t: c.shed for t, c in counts.items()},
+        ),
+        (
+            names.ROUTER_TIER_DOWNGRADED,
+            "Requests that asked for this tier without a key that allows it.",
+            downgraded,
+        ),
+    ):
+        yield by_label("tier", name, text, values)
+    for name, text, read in (
+        (
+            names.ROUTER_TIER_WAITING,
+            "Requests that wait for the first stage.",
+            lambda tier: waiting.get(tier, 0),
+        ),
+        (
+            names.ROUTER_TIER_COMPLIANCE,
+            "Share of the requests of the window that kept all targets of their tier, 0-1; absent if none ended.",
+            lambda tier: monitor.compliance(tier, now_s),
+        ),
+        (
+            names.ROUTER_TIER_SHED_FRACTION,
+            "Share of the arrivals that is shed now, 0-1.",
+            monitor.shed_fraction,
+        ),
+    ):
+        yield gauge(name, text, ["tier"], (([tier.value], read(tier)) for tier in Tier))
+    for name, text, buckets in (
+        (
+            names.ROUTER_TIER_TTFT,
+            "Arrival to first token of streams; simulated seconds.",
+            {t: c.ttft for t, c in counts.items()},
+        ),
+        (
+            names.ROUTER_TIER_E2E,
+            "Arrival to last byte; simulated seconds.",
+            {t: c.e2e for t, c in counts.items()},
+        ),
+        (
+            names.ROUTER_TIER_QUEUE_TIME,
+            "Waits for the first stage; simulated seconds.",
+            {t: c.queue_time for t, c in counts.items()},
+        ),
+    ):
+        yield histogram(name, text, "tier", buckets.items())

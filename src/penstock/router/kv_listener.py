@@ -1,28 +1,135 @@
 """Follows the KV events that workers publish over ZMQ, as vLLM does; needs the extra ``penstock[kv-events]``.
 
-One subscription per worker of the first stage, renewed with each new process (`kv_subscription`). Messages are three frames: topic, batch
-number, and msgpack that `kv_wire` reads. What is no such message is counted and passed over: a worker that
-talks nonsense costs hits, never a request.
+One subscription per worker of the first stage, renewed with each new process (`kv_subscription`). Messages are three
+frames: topic, batch number, and msgpack. What is no such message is counted and passed over: a worker that talks nonsense
+costs hits, never a request. vLLM wrote events as arrays up to 0.23 and as maps since (its pull request 42892); batches
+stayed arrays. Both are read, a batch as a map, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from penstock.core.errors import ConfigError
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.kv_replay import NUMBER_BYTES
-from penstock.router.kv_subscription import KvAddress, KvSink, KvSubscription
-from penstock.router.kv_wire import Cleared, Removed, Stored, UnsupportedBlocks, read_batch, read_event
+from penstock.router.kv_subscription import NUMBER_BYTES, KvAddress, KvSink, KvSubscription
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.runtimes.engine_flags import kv_replay_port
+
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+    ),
+    "BlockRemoved": ("block_hashes", "medium"),
+    "AllBlocksCleared": (),
+}
+"""The first fields of each event in the order of an array."""
+_MEDIA: Final = {None, "GPU"}
+"""Names of the GPU's memory; any other is an offloading connector's, whose blocks come and go by themselves."""
+_MEDIUM, _EXTRA_KEYS = 1, 3
+"""Places after a stored block's size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks are held; see `KvEvents.stored`. Of other memory an engine may send neither tokens nor a unit."""
+
+    hashes: list[Any]
+    parent: Any
+    tokens: list[Any]
+    unit: int
+    is_offloaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks are no longer held."""
+
+    hashes: list[Any]
+    is_offloaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedBlocks:
+    """About blocks that a plain prompt cannot hit: of a salt, an adapter or an image.
+
+    Tokens alone do not tell those apart from a plain prompt's.
+    """
+
+
+Event = Stored | Removed | Cleared | UnsupportedBlocks
+
+
+def read_batch(batch: Any) -> list[Any] | None:
+    """Return a decoded batch's events, each for `read_event`; None: it is no batch."""
+    events = None
+    if isinstance(batch, dict):
+        events = batch.get("events")
+    elif isinstance(batch, list) and len(batch) > 1:
+        events = batch[1]
+    return events if isinstance(events, list) else None
+
+
+def read_event(event: Any) -> Event | None:
+    """Return an event; None: it is none that is known."""
+    match _as_array(event):
+        case ["BlockStored", list(hashes), parent, list(tokens), int(unit), *rest] if _are_names(
+            [*hashes, parent]
+        ) and _is_medium(rest[_MEDIUM : _MEDIUM + 1]):
+            if _has_extra(rest[_EXTRA_KEYS:]):
+                return UnsupportedBlocks()
+            return Stored(hashes, parent, tokens, unit, _is_offloaded(rest[_MEDIUM : _MEDIUM + 1]))
+        case ["BlockRemoved", list(hashes), *rest] if _are_names(hashes) and _is_medium(rest[:1]):
+            return Removed(hashes, _is_offloaded(rest[:1]))
+        case ["AllBlocksCleared", *_]:
+            return Cleared()
+        case _:
+            return None
+
+
+def _as_array(event: Any) -> Any:
+    if not isinstance(event, dict):
+        return event
+    kind = event.get("type")
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    return None if fields is None else [kind, *(event.get(name) for name in fields)]
+
+
+def _is_medium(medium: Sequence[Any]) -> bool:
+    return all(each is None or isinstance(each, str) for each in medium)
+
+
+def _is_offloaded(medium: Sequence[Any]) -> bool:
+    return bool(medium) and medium[0] not in _MEDIA
+
+
+def _has_extra(rest: Sequence[Any]) -> bool:
+    return bool(rest) and isinstance(rest[0], list) and any(each is not None for each in rest[0])
+
+
+def _are_names(names: Sequence[Any]) -> bool:
+    """Return whether an engine's names of blocks can be looked up."""
+    return all(name is None or isinstance(name, int | bytes | str) for name in names)
+
 
 log = get_logger(__name__)
 

@@ -1,35 +1,29 @@
-"""The router's own numbers: plain counters bumped on the request path, turned into text only when scraped.
+"""What the request path counts, and what came in the last minute; all durations are simulated seconds.
 
 prometheus_client's counters lock on every increment, and the relay observes tens of thousands of gaps a
-second, so one custom collector exports everything. All durations are simulated seconds.
+second, so these are plain numbers, turned into text by `metrics_page` when scraped.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
-from penstock.api import Role
-from penstock.core import metric_names as names
+from penstock.core.clock import LagTracker
 from penstock.core.histogram import (
     REQUEST_BOUNDS_S,
     ROUTER_ITL_BOUNDS_S,
     ROUTER_TTFT_BOUNDS_S,
     BucketCounts,
+    quantile,
 )
-from penstock.core.lag import LagTracker
-from penstock.router.core.turned_away import LATELY_S, TurnedAway
-from penstock.router.core.wake import WakeTimes
-from penstock.router.core.worker import Worker, WorkerState
-from penstock.router.core.worker_pool import WorkerPool
-from penstock.router.families import by_label, counter, gauge, histogram
-from penstock.router.policy.prompt_tokens import PromptTokenCounts
+
+WINDOW_S: Final = 60.0
+"""Simulated seconds looked back. Chosen: an overload that began half a minute ago shows, one of an hour ago does not."""
+
+_STEP_S: Final = 5.0
+"""Simulated seconds between two marks. Chosen: a dozen marks for a window."""
 
 
 class RouterMetrics:
@@ -83,383 +77,55 @@ class RouterMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueGauges:
-    """The prefill queue as others are shown it.
+class _Mark:
+    """The counters at one moment, simulated seconds; ``ttft`` cumulative by bound."""
 
-    Attributes:
-        requests: Waiting requests.
-        tokens: Their prompt tokens.
-        oldest_s: Longest wait so far, simulated seconds; 0 when nothing waits.
-        prompt_tokens: On their way through the first stage.
-    """
-
-    requests: int
-    tokens: int
-    oldest_s: float
-    prompt_tokens: PromptTokenCounts
+    at_s: float
+    arrivals: int
+    rejected: int
+    ttft: tuple[int, ...]
 
 
-class KvEventCounts(Protocol):
-    """What following the workers' KV events counts."""
+class RecentTraffic:
+    """Compares a router's counters with what they were a minute ago."""
 
-    batches: int
-    gaps: int
-    malformed: int
+    def __init__(self, metrics: RouterMetrics, now_s: float, *, ttft_slo_s: float) -> None:
+        """Begin to compare; before a minute has passed, with the counters at ``now_s``.
 
-    def blocks(self) -> Mapping[str, int]:
-        """Return the prefix blocks that each worker is believed to hold."""
-
-
-class PickerState(Protocol):
-    """Who picks, as this router believes."""
-
-    @property
-    def is_picker(self) -> bool:
-        """Return whether this router does."""
-
-    @property
-    def is_relay(self) -> bool:
-        """Return whether another one does."""
-
-
-_WorkerGauge = tuple[str, str, Callable[[Worker], float | None]]
-"""Name, text, and what reads a worker's value; None: unknown, the series is absent."""
-
-
-class RouterCollector:
-    """Builds the metric families at scrape time."""
-
-    def __init__(
-        self,
-        metrics: RouterMetrics,
-        pool: WorkerPool,
-        queue: Callable[[], QueueGauges],
-        *,
-        active_prefill_tokens: Callable[[Worker], int],
-        decode_waiting: Callable[[], int | None],
-        discovery_problem: Callable[[], str | None],
-        model: str,
-        roles: Sequence[Role],
-        now_s: Callable[[], float],
-        kv_events: KvEventCounts | None = None,
-        tiers: Callable[[], Iterator[Metric]] | None = None,
-        wake: WakeTimes | None = None,
-        turned_away: Mapping[Role, TurnedAway] | None = None,
-        group: PickerState | None = None,
-    ) -> None:
+        Args:
+            metrics: The counters.
+            now_s: Simulated seconds.
+            ttft_slo_s: TTFT that the graph aims for, simulated seconds; shown beside what was measured.
+        """
         self._metrics = metrics
-        self._pool = pool
-        self._queue = queue
-        self._active_prefill_tokens = active_prefill_tokens
-        self._decode_waiting = decode_waiting
-        self._discovery_problem = discovery_problem
-        self._model = model
-        self._roles = roles
-        self._now_s = now_s
-        self._kv_events = kv_events
-        self._tiers = tiers
-        self._wake = wake
-        self._turned_away = turned_away or {}
-        self._group = group
+        self._ttft_slo_s = ttft_slo_s
+        self._marks = deque([self._mark(now_s)])
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
-        queue = self._queue()
-        yield from self._queue_families(queue)
-        yield from self._frontend_families(queue.prompt_tokens)
-        # The picker counts what is in flight for all routers.
-        is_relay = self._group is not None and self._group.is_relay
-        yield from self._worker_families({} if is_relay else queue.prompt_tokens.pending, is_relay=is_relay)
-        if self._group is not None:
-            yield gauge(
-                names.ROUTER_IS_PICKER,
-                "1 if this router picks the workers for all routers of the graph.",
-                [],
-                [((), self._group.is_picker)],
-            )
-        yield from self._request_families()
-        if self._wake is not None:
-            yield from _wake_families(self._wake)
-        if self._kv_events is not None:
-            yield from _kv_event_families(self._kv_events)
-        if self._tiers is not None:
-            yield from self._tiers()
-        yield gauge(
-            names.ROUTER_DISCOVERY_CURRENT,
-            "1 if the view of the workers is up to date, 0 if it is the last good one.",
-            [],
-            [((), self._discovery_problem() is None)],
-        )
-        yield gauge(
-            names.SCHEDULE_LAG_P99,
-            "How late the router's timer runs, p99; simulated seconds.",
-            [],
-            [((), self._metrics.lag.p99_s())],
-        )
-        yield counter(
-            names.SCHEDULE_LAG_SAMPLES,
-            "Timer ticks measured for lateness.",
-            [],
-            [((), self._metrics.lag.total)],
-        )
+    def tick(self, now_s: float) -> None:
+        """Mark the counters from time to time; called again and again."""
+        if now_s - self._marks[-1].at_s >= _STEP_S:
+            self._marks.append(self._mark(now_s))
+            while self._marks[1].at_s <= now_s - WINDOW_S:
+                self._marks.popleft()
 
-    def _frontend_families(self, tokens: PromptTokenCounts) -> Iterator[Metric]:
+    def to_json(self, now_s: float) -> dict[str, Any]:
+        """Return ``{"period_s", "arrivals", "rejected", "ttft_p50_s", "ttft_p99_s", "ttft_slo_s"}``.
+
+        Only streams have a TTFT; without any it is null.
+        """
+        then, now = self._marks[0], self._mark(now_s)
+        counts = (float(after - before) for before, after in zip(then.ttft, now.ttft, strict=True))
+        buckets = tuple(zip((*self._metrics.ttft.bounds, float("inf")), counts, strict=True))
+        return {
+            "period_s": now.at_s - then.at_s,
+            "arrivals": now.arrivals - then.arrivals,
+            "rejected": now.rejected - then.rejected,
+            "ttft_p50_s": quantile(buckets, 0.5),
+            "ttft_p99_s": quantile(buckets, 0.99),
+            "ttft_slo_s": self._ttft_slo_s,
+        }
+
+    def _mark(self, now_s: float) -> _Mark:
         metrics = self._metrics
-        for name, text, total in (
-            (
-                names.ROUTER_ARRIVALS,
-                "Completion requests that arrived, refused ones included.",
-                metrics.arrivals,
-            ),
-            (names.ROUTER_ARRIVED_TOKENS, "Prompt tokens of the arrivals.", metrics.arrived_tokens),
-            (names.ROUTER_REFUSED, "Arrivals refused with 429 or 503 before any worker.", metrics.refused),
-            (
-                names.ROUTER_QUEUE_TIMEOUTS,
-                "Arrivals that left the queue at its limit.",
-                metrics.queue_timeouts,
-            ),
-            (names.ROUTER_COMPLETED, "Arrivals answered in full.", metrics.completed),
-            (names.ROUTER_COMPLETED_TOKENS, "Output tokens of those.", metrics.completed_tokens),
-            (names.ROUTER_ROUTED_TOKENS, "Prompt tokens of admitted requests.", tokens.routed),
-            (
-                names.ROUTER_ROUTED_UNCACHED_TOKENS,
-                "Prompt tokens of admitted requests that no cache was believed to hold.",
-                tokens.admitted,
-            ),
-            (names.ROUTER_COMPUTED_TOKENS, "Those whose prompts were computed.", tokens.computed),
-            (names.ROUTER_PROMPT_TOKENS, "Prompt tokens of answered requests.", metrics.prompt_tokens),
-            (names.ROUTER_GENERATION_TOKENS, "Tokens sent to clients.", metrics.generation_tokens),
-            (
-                names.ROUTER_CACHED_TOKENS,
-                "Prompt tokens that prefill found in its cache.",
-                metrics.cached_tokens,
-            ),
-        ):
-            yield counter(name, text, ["model_name"], [([self._model], total)])
-
-    def _queue_families(self, queue: QueueGauges) -> Iterator[Metric]:
-        decode_waiting = self._decode_waiting()
-        for name, text, value in (
-            (names.ROUTER_QUEUE_REQUESTS, "Requests waiting for a prefill worker.", queue.requests),
-            (names.ROUTER_QUEUE_TOKENS, "Prompt tokens waiting for a prefill worker.", queue.tokens),
-            (
-                names.ROUTER_QUEUE_UNCACHED_TOKENS,
-                "Prompt tokens waiting for a prefill worker that no cache is believed to hold.",
-                queue.prompt_tokens.waiting,
-            ),
-            (
-                names.ROUTER_QUEUE_OLDEST,
-                "Longest wait so far in the prefill queue; simulated seconds.",
-                queue.oldest_s,
-            ),
-            (
-                names.ROUTER_DECODE_QUEUE_REQUESTS,
-                "Requests waiting for a decode worker; they wait only while no circuit lets them pass.",
-                decode_waiting,
-            ),
-        ):
-            if value is not None:
-                yield gauge(name, text, ["model_name"], [([self._model], value)])
-        yield from self._unserved_families(queue.requests, decode_waiting or 0)
-
-    def _unserved_families(self, entry_waiting: int, decode_waiting: int) -> Iterator[Metric]:
-        now_s, labels = self._now_s(), ["model_name", "role"]
-        yield counter(
-            names.ROUTER_TURNED_AWAY,
-            "Requests rejected, shed, refused by a full queue or timed out for want of workers of the role.",
-            labels,
-            (([self._model, role.value], counts.total) for role, counts in self._turned_away.items()),
-        )
-        waiting = {role: decode_waiting if role is Role.DECODE else entry_waiting for role in Role}
-        yield gauge(
-            names.ROUTER_UNSERVED,
-            f"Requests that wait for a worker of the role, and those turned away in the last {LATELY_S:g} s.",
-            labels,
-            (
-                ([self._model, role.value], waiting[role] + counts.lately(now_s))
-                for role, counts in self._turned_away.items()
-            ),
-        )
-
-    def _worker_families(self, pending_tokens: Mapping[str, int], *, is_relay: bool) -> Iterator[Metric]:
-        now_s = self._now_s()
-        for name, text, read in self._worker_gauges(now_s, pending_tokens, is_relay=is_relay):
-            yield gauge(name, text, _OF_WORKER, ((_key(each), read(each)) for each in self._pool))
-        # A role without any worker has a zero: a series that vanishes alarms no one.
-        counts = dict.fromkeys(self._roles, 0)
-        for worker in self._pool:
-            counts[worker.spec.role] = counts.get(worker.spec.role, 0) + _is_ready(worker, now_s)
-        yield gauge(
-            names.ROUTER_READY_WORKERS,
-            "Workers that requests are sent to, by role.",
-            ["role"],
-            (([role.value], count) for role, count in counts.items()),
-        )
-        yield counter(
-            names.ROUTER_WORKER_FAILURES,
-            "Failed requests of the worker, those that failed on others too included.",
-            _OF_WORKER,
-            ((_key(each), each.failures) for each in self._pool),
-        )
-        yield counter(
-            names.ROUTER_WORKER_EJECTIONS,
-            "Times that the worker's circuit has opened.",
-            _OF_WORKER,
-            ((_key(each), each.breaker.openings) for each in self._pool),
-        )
-
-    def _worker_gauges(
-        self, now_s: float, pending_tokens: Mapping[str, int], *, is_relay: bool
-    ) -> Sequence[_WorkerGauge]:
-        return (
-            (names.ROUTER_WORKER_READY, "1 if requests are sent there.", lambda each: _is_ready(each, now_s)),
-            (
-                names.ROUTER_WORKER_INFLIGHT_REQUESTS,
-                "Requests under way.",
-                lambda each: 0 if is_relay else each.inflight_requests,
-            ),
-            (
-                names.ROUTER_WORKER_INFLIGHT_TOKENS,
-                "Tokens under way.",
-                lambda each: 0 if is_relay else each.inflight_tokens,
-            ),
-            (
-                names.ROUTER_WORKER_KV_USAGE,
-                "KV blocks in use as last scraped, 0-1; absent if unknown.",
-                lambda each: each.kv_usage_fraction,
-            ),
-            (
-                names.ROUTER_WORKER_WAITING,
-                "Requests that wait in the worker for room, as last scraped; absent if unknown.",
-                lambda each: each.waiting_requests,
-            ),
-            (
-                names.ROUTER_WORKER_PENDING_TOKENS,
-                "Uncached prompt tokens given to the worker and not computed yet.",
-                lambda each: pending_tokens.get(each.name, 0),
-            ),
-            (
-                names.ROUTER_WORKER_METRICS_AGE,
-                "Age of the worker's metrics; simulated seconds.",
-                lambda each: each.metrics_age_s(now_s),
-            ),
-            # Names and meanings of NVIDIA Dynamo's document "Request Rejection", under Penstock's prefix.
-            (
-                names.ROUTER_WORKER_ACTIVE_DECODE_BLOCKS,
-                "KV blocks in use, as last scraped.",
-                _active_blocks,
-            ),
-            (
-                names.ROUTER_WORKER_KV_TOTAL_BLOCKS,
-                "KV blocks of the worker, all ranks together.",
-                lambda each: each.kv_total_blocks,
-            ),
-            (
-                names.ROUTER_WORKER_ACTIVE_PREFILL_TOKENS,
-                "Prompt tokens that wait for the worker or are being computed there, cached ones left out.",
-                self._active_prefill_tokens,
-            ),
-        )
-
-    def _request_families(self) -> Iterator[Metric]:
-        metrics, model = self._metrics, self._model
-        yield counter(
-            names.ROUTER_REQUESTS,
-            "Answers by endpoint and status code; 499: the client left.",
-            ["endpoint", "code"],
-            (([endpoint, str(code)], count) for (endpoint, code), count in metrics.requests.items()),
-        )
-        yield by_label("reason", names.ROUTER_ERRORS, "Requests that failed, by reason.", metrics.errors)
-        yield by_label(
-            "reason", names.ROUTER_RETRIES, "Retries, by the reason of the failure before.", metrics.retries
-        )
-        yield by_label(
-            "by",
-            names.ROUTER_PICKS,
-            "Stays at workers that another router has picked, and requests that this one picked alone for want of a picker.",
-            metrics.picks,
-        )
-        yield by_label(
-            "outcome",
-            names.ROUTER_KV_RELEASES,
-            "Prompts prefilled for requests that no decode worker was asked to serve, by whether their KV was released.",
-            metrics.kv_releases,
-        )
-        yield counter(
-            names.ROUTER_REJECTIONS,
-            "Requests rejected with 503 to protect those under way.",
-            ["model", "endpoint", "reason"],
-            (([model, endpoint, reason], count) for (endpoint, reason), count in metrics.rejections.items()),
-        )
-        for name, text, buckets in (
-            (names.ROUTER_TTFT, "Arrival to first token of streams; simulated seconds.", metrics.ttft),
-            (names.ROUTER_ITL, "Gaps between tokens of streams; simulated seconds.", metrics.itl),
-            (names.ROUTER_E2E, "Arrival to last byte; simulated seconds.", metrics.e2e),
-            (names.ROUTER_QUEUE_TIME, "Waits for the first stage; simulated seconds.", metrics.queue_time),
-        ):
-            yield histogram(name, text, "model_name", [(model, buckets)])
-
-
-_OF_WORKER = ("worker", "role")
-
-
-def _key(worker: Worker) -> tuple[str, str]:
-    return worker.name, worker.spec.role.value
-
-
-def _is_ready(worker: Worker, now_s: float) -> bool:
-    return worker.state(now_s)[0] is WorkerState.READY
-
-
-def _active_blocks(worker: Worker) -> int | None:
-    blocks, usage = worker.kv_total_blocks, worker.kv_usage_fraction
-    return None if blocks is None or usage is None else round(usage * blocks)
-
-
-def _wake_families(wake: WakeTimes) -> Iterator[Metric]:
-    yield gauge(
-        names.ROUTER_WAKE_HOLD,
-        "How long a request waits for workers that are started for it; simulated seconds.",
-        [],
-        [((), wake.hold_s)],
-    )
-    yield gauge(
-        names.ROUTER_WAKE_SLOWEST,
-        "The slowest of the last starts from no worker at all; simulated seconds; absent until learnt.",
-        [],
-        [((), wake.slowest_s)],
-    )
-
-
-def _kv_event_families(counts: KvEventCounts) -> Iterator[Metric]:
-    yield gauge(
-        names.ROUTER_WORKER_PREFIX_BLOCKS,
-        "Prefix blocks that the worker's cache is believed to hold.",
-        ["worker"],
-        (([worker], count) for worker, count in counts.blocks().items()),
-    )
-    for name, text, value in (
-        (names.ROUTER_KV_EVENT_BATCHES, "Batches of workers' KV events applied.", counts.batches),
-        (
-            names.ROUTER_KV_EVENT_GAPS,
-            "Times that a worker's cache was forgotten for lost batches.",
-            counts.gaps,
-        ),
-        (names.ROUTER_KV_EVENTS_MALFORMED, "KV events and messages not understood.", counts.malformed),
-    ):
-        yield counter(name, text, [], [((), value)])
-
-
-class MetricsPage:
-    """Renders ``/metrics``."""
-
-    content_type = CONTENT_TYPE_LATEST
-
-    def __init__(self, collector: RouterCollector) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(collector)
-        ProcessCollector(registry=self._registry)
-
-    def render(self) -> bytes:
-        """Return the page in the Prometheus text format."""
-        return generate_latest(self._registry)
+        rejected = metrics.refused + metrics.queue_timeouts
+        return _Mark(now_s, metrics.arrivals, rejected, tuple(metrics.ttft.cumulative()))

@@ -5,46 +5,39 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
+from typing import ClassVar
 
-from penstock.api import AdmissionConfig, Role, TiersConfig
+from penstock.api import AdmissionConfig, TiersConfig
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer, Request
 from penstock.core.logs import get_logger
 from penstock.core.tracing import Tracing
+from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
-from penstock.router.config_watch import POLL_REAL_S, ConfigWatch
-from penstock.router.core.build import build_retries, build_router
+from penstock.router.config_watch import ConfigWatch
+from penstock.router.core.build import build_router
 from penstock.router.core.worker_spec import WorkerSize
 from penstock.router.discovery.statefile import StatefileDiscovery
 from penstock.router.discovery.watch import Discovery, WorkerWatch
-from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
-from penstock.router.metrics import MetricsPage, RouterCollector, RouterMetrics
-from penstock.router.periodic import PeriodicTask
+from penstock.router.metrics import RecentTraffic, RouterMetrics
+from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import AssignTime
-from penstock.router.policy.token_estimate import TokenEstimator
 from penstock.router.proxy.admin import Admin
 from penstock.router.proxy.app import RouterApp
-from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck
-from penstock.router.proxy.busy_threshold import BusyThresholdApi
-from penstock.router.proxy.cors import Cors
+from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.handler import CompletionHandler
-from penstock.router.proxy.kv_release import KvReleases
-from penstock.router.proxy.lease_guard import LeaseGuard
-from penstock.router.proxy.prefix import ExactKeys, PromptReader
-from penstock.router.proxy.tier_admission import TierAdmission
-from penstock.router.proxy.tiers import LiveTiers
-from penstock.router.proxy.upstream import UpstreamClient
-from penstock.router.recent_traffic import RecentTraffic
+from penstock.router.proxy.kv_transfer import KvTransfers
+from penstock.router.proxy.prefix import ExactKeys, PromptReader, TokenEstimator, load_tokenizer
+from penstock.router.proxy.tiers import LiveTiers, TierAdmission
 from penstock.router.settings import RouterSettings
-from penstock.router.tokenizer import load_tokenizer
-from penstock.router.ui.live_page import REFRESH_REAL_S, LivePage
+from penstock.router.thresholds import GraphThresholds
+from penstock.router.ui.live_page import LivePage
 from penstock.router.ui.planner import planner_reader
 
 log = get_logger(__name__)
@@ -61,12 +54,10 @@ milliseconds, and the pod's grace period must not pass in it."""
 class RouterServer:
     """One router: ``start``, then ``close``; ``serve`` does both around a stop event."""
 
-    def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
-        """Build all parts; nothing runs and nothing listens yet.
+    handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
 
-        Args:
-            settings: What it is told.
-            tracing: Makes the requests' spans; None: there are none.
+    def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
+        """Build all parts; nothing runs and nothing listens yet. ``tracing`` makes the requests' spans.
 
         Raises:
             ConfigError: the settings cannot work.
@@ -80,13 +71,13 @@ class RouterServer:
         self._probe_pool = ConnectionPool()
         self._discovery = _make_discovery(settings)
         self.core = self._make_core()
-        self.admission = Admission(self.core, self._clock.now_s)
+        self.admission = self._make_admission()
         self._watch = WorkerWatch(
             self.admission, self._probe_pool, settings.config.health, self._clock, requests=self._pool
         )
         self.thresholds = GraphThresholds(self.admission)
         self._secret = GraphSecret(settings.graph_secret)
-        self._group = self._make_group(self._discovery)
+        self._group = self._make_group()
         self._traffic = RecentTraffic(
             self.metrics, self._clock.now_s(), ttft_slo_s=settings.config.ttft_slo_seconds
         )
@@ -103,25 +94,27 @@ class RouterServer:
         self.tiers = self._make_tiers()
         self._access_log = AccessLog.open(settings.access_log) if settings.access_log else None
         self._estimator = TokenEstimator()
-        self._releases = KvReleases(self._pool, self.core.pool, self.metrics, self._clock.now_s)
-        self._handler = self._make_handler()
-        self._config_watch = (
-            ConfigWatch(
-                settings.graph_file,
-                settings.config,
-                {"admission": self._set_admission, "tiers": self._set_tiers},
-            )
-            if settings.graph_file is not None
-            else None
+        self._transfers = self._make_transfers()
+        self._handler = self.handler_type(
+            settings,
+            self._pool,
+            self.admission,
+            self._transfers,
+            metrics=self.metrics,
+            estimator=self._estimator,
+            clock=self._clock,
         )
-        self._admin_check = AdminCheck(settings.admin_keys, is_local=settings.is_local)
+        self._config_watch = self._make_config_watch()
         self._live_page = self._make_live_page()
-        self._periodic = list(self._make_periodic())
-        app = self._make_app()
+        self.app = self._make_app()
         self._http = HttpServer(
-            app.handle, limits=settings.server_limits(), is_vital=_is_vital, wants_body=app.wants_body
+            self.app.handle,
+            limits=settings.server_limits(),
+            is_vital=_is_vital,
+            wants_body=self.app.wants_body,
         )
-        self._ticker: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_warned = False
 
     @property
     def port(self) -> int:
@@ -144,8 +137,8 @@ class RouterServer:
                 self._watch.sync()
             if self._kv_events is not None:
                 self._kv_events.start()
-            for each in self._periodic:
-                each.start()
+            if self._config_watch is not None:
+                self._config_watch.start()
             if self._group is not None:
                 # What holds for the graph, such as thresholds set at run time, holds for the first request here.
                 await self._group.start()
@@ -153,7 +146,10 @@ class RouterServer:
         except BaseException:
             await self._stop_background()
             raise
-        self._ticker = asyncio.create_task(self._tick(), name="router tick")
+        self._tasks = [
+            asyncio.create_task(self._tick(), name="router tick"),
+            asyncio.create_task(self._live_page.follow(), name="live page"),
+        ]
         log.info("router listening", host=self._settings.host, port=self.port, **self._settings.shown())
 
     async def close(self) -> None:
@@ -190,12 +186,12 @@ class RouterServer:
             log.error("background tasks given up", after_real_s=STOP_REAL_S)  # noqa: TRY400 - the place says nothing
 
     async def _end_background(self) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.wait([self._ticker])
-            self._ticker = None
-        for each in self._periodic:
-            await each.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._config_watch is not None:
+            await self._config_watch.close()
         if self._group is not None:
             await self._group.close()
         if self._discovery is not None:
@@ -204,7 +200,7 @@ class RouterServer:
             await self._kv_events.close()
         if self._reader is not None:
             self._reader.close()
-        await self._releases.close()
+        await self._transfers.close()
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
@@ -227,12 +223,22 @@ class RouterServer:
                 self.admission.tick()
                 if self._group is not None:
                     self._group.tick()
+                elif self._discovery is not None:
+                    self._warn_of_others(self._discovery)
                 self._traffic.tick(self._clock.now_s())
                 self._live_page.tick()
                 if self._access_log is not None:
                     self._access_log.flush()
             except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
                 log.exception("tick failed")
+
+    def _warn_of_others(self, discovery: Discovery) -> None:
+        if len(discovery.routers()) > 1 and not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "several routers and no secret: each picks for itself; set the same secret in all",
+                variable=GRAPH_SECRET_VARIABLE,
+            )
 
     def _make_core(self) -> LiveCore:
         settings = self._settings
@@ -248,6 +254,9 @@ class RouterServer:
         core.speed = settings.speed
         return core
 
+    def _make_admission(self) -> Admission:
+        return Admission(self.core, self._clock.now_s)
+
     def _make_tiers(self) -> LiveTiers | None:
         settings, control = self._settings, self.core.tiers
         if control is None:
@@ -255,33 +264,40 @@ class RouterServer:
         admission = TierAdmission(settings.config.tiers, settings.tier_keys, model=settings.model)
         return LiveTiers(admission, control, self.admission, self._clock.now_s)
 
-    def _make_group(self, discovery: Discovery | None) -> RouterGroup | None:
-        if discovery is None:
+    def _make_transfers(self) -> KvTransfers:
+        settings = self._settings
+        return KvTransfers(
+            self._pool,
+            self._probe_pool,
+            self.core.pool,
+            self.metrics,
+            self._clock,
+            lease_s=settings.lease_s,
+            timeout_real_s=settings.config.health.timeout_real_seconds,
+        )
+
+    def _make_group(self) -> RouterGroup | None:
+        if self._discovery is None or not self._settings.graph_secret:
+            # Without a secret no request is a router's: each picks for itself.
             return None
         return RouterGroup(
             self.admission,
             self.metrics,
-            discovery.routers,
+            self._discovery.routers,
             secret=self._secret,
             thresholds=self.thresholds,
             now_s=self._clock.now_s,
         )
 
-    def _make_periodic(self) -> Iterator[PeriodicTask]:
-        """Yield what goes on beside requests, first to last as it is started and stopped."""
-        yield PeriodicTask(
-            self._live_page.refresh,
-            name="live page",
-            pause_real_s=REFRESH_REAL_S,
-            failure="the live page's facts of the planner could not be read",
+    def _make_config_watch(self) -> ConfigWatch | None:
+        settings = self._settings
+        if settings.graph_file is None:
+            return None
+        return ConfigWatch(
+            settings.graph_file,
+            settings.config,
+            {"admission": self._set_admission, "tiers": self._set_tiers},
         )
-        if self._config_watch is not None:
-            yield PeriodicTask(
-                self._config_watch.check,
-                name="router settings",
-                pause_real_s=POLL_REAL_S,
-                failure="router settings not followed",
-            )
 
     def _make_exact(self) -> ExactKeys | None:
         settings, config = self._settings, self._settings.config
@@ -294,12 +310,8 @@ class RouterServer:
         settings, port = self._settings, self._settings.config.kv_events_port
         if port is None or self._reader is None:
             return None
-        return KvListener(
-            self.admission,
-            self.core.entry_queue.index_of,
-            port=port,
-            engine_block_tokens=settings.kv_block_tokens or ENGINE_BLOCK_TOKENS,
-        )
+        unit = settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
+        return KvListener(self.admission, self.core.entry_queue.index_of, port=port, engine_block_tokens=unit)
 
     def _make_live_page(self) -> LivePage:
         discovery = self._discovery
@@ -308,9 +320,7 @@ class RouterServer:
             self.admission,
             self.metrics,
             planner_reader(self._settings, discovery),
-            check=self._admin_check,
             now_s=self._clock.now_s,
-            queue=self._admin.queue_gauges,
             discovery_problem=self._discovery_problem,
             routers=lambda: 0 if discovery is None else len(discovery.routers()),
         )
@@ -326,67 +336,31 @@ class RouterServer:
         if self.tiers is not None and tiers.enabled:
             self.tiers.configure(tiers)
 
-    def _make_handler(self) -> CompletionHandler:
-        settings, config, clock = self._settings, self._settings.config, self._clock
-        leases = LeaseGuard(
-            self._probe_pool,
-            clock,
-            lease_s=settings.lease_s,
-            timeout_real_s=config.health.timeout_real_seconds,
-        )
-        return CompletionHandler(
-            upstream=UpstreamClient(self._pool, settings, clock),
-            admission=self.admission,
-            leases=leases,
-            releases=self._releases,
-            metrics=self.metrics,
-            retries=build_retries(config, self.core.pool, clock.now_s()),
-            estimator=self._estimator,
-            clock=clock,
-            retry_after_s=settings.admission(config.admission).retry_after_seconds,
-        )
-
     def _make_app(self) -> RouterApp:
-        settings, config, clock = self._settings, self._settings.config, self._clock
-        collector = RouterCollector(
+        page = MetricsPage(
             self.metrics,
-            self.core.pool,
-            self._admin.queue_gauges,
-            active_prefill_tokens=self.core.active_prefill_tokens,
-            decode_waiting=lambda: len(self.core.queues[Role.DECODE]) if settings.disaggregated else None,
+            self.core,
+            model=self._settings.model,
+            now_s=self._clock.now_s,
             discovery_problem=self._discovery_problem,
-            model=settings.model,
-            roles=settings.roles,
-            now_s=clock.now_s,
             kv_events=self._kv_events,
             tiers=None if self.tiers is None else self.tiers.families,
-            wake=self.core.wake,
-            turned_away=self.core.turned_away,
             group=self._group,
         )
         return RouterApp(
-            model=settings.model,
-            context_tokens=settings.context_tokens,
-            handler=self._handler,
-            admin=self._admin,
-            group=self._group,
-            secret=self._secret,
-            busy_threshold=BusyThresholdApi(
-                self.thresholds, model=settings.model, batch_tokens=settings.batch_tokens
-            ),
-            # A key that carries a tier authenticates, too; a router without keys stays open.
-            keys=KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys),
-            admin_check=self._admin_check,
-            cors=Cors(config.cors_allowed_origins),
+            self._settings,
+            self._handler,
+            self._admin,
+            page,
             metrics=self.metrics,
-            page=MetricsPage(collector),
             estimator=self._estimator,
+            thresholds=self.thresholds,
+            secret=self._secret,
+            group=self._group,
             reader=self._reader,
-            speed=settings.speed,
             access_log=self._access_log,
-            live_page=self._live_page,
-            session_header=config.session_header,
             tiers=self.tiers,
+            live_page=self._live_page,
             tracing=self._tracing,
         )
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig
-from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
-from penstock.core.http.client import Timeouts
 from penstock.core.http.server import ServerLimits
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.busy import admission_with, check_flags
 from penstock.router.proxy.auth import ADMIN_KEYS, is_loopback
-from penstock.router.proxy.tier_keys import TIER_KEYS, TierKeys
+from penstock.router.proxy.tiers import TIER_KEYS, TierKeys
 
 _FILES_PER_REQUEST = 2
 """Open files of one request: the client's connection and the worker's."""
@@ -163,19 +161,4 @@ class RouterSettings:
             receive_timeout_s=limits.header_timeout_real_seconds,
             max_connections=limits.max_connections,
             files_per_connection=_FILES_PER_REQUEST,
-        )
-
-    def upstream_timeouts(self, clock: SimulatedClock, *, left_s: float) -> Timeouts:
-        """Return the bounds of one call of a worker, in real seconds.
-
-        Args:
-            clock: Converts.
-            left_s: What is left of the request's own time, simulated seconds.
-        """
-        limits = self.config.limits
-        return Timeouts(
-            connect_s=limits.connect_timeout_real_seconds,
-            first_byte_s=clock.to_real_s(limits.first_byte_timeout_seconds),
-            idle_s=clock.to_real_s(limits.idle_timeout_seconds),
-            total_s=max(0.001, clock.to_real_s(left_s)),
         )

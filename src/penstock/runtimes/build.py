@@ -53,7 +53,9 @@ def _check_speed(spec: GraphSpec, context: RuntimeContext) -> None:
 def _router(spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
     if spec.traits.frontend is not None:
         return runtime_of(spec.runtime).frontend(spec, service, context)
-    argv = [context.python, "-m", "penstock.cli", "router", "serve", "--graph", context.graph_file]
+    gateway = spec.router.gateway
+    verb = ["pick", "--ext-proc", str(gateway.port)] if gateway.enabled else ["serve"]
+    argv = [context.python, "-m", "penstock.cli", "router", *verb, "--graph", context.graph_file]
     argv += ["--discovery", context.discovery, "--host", context.host, "--port", "{port}"]
     return WorkerCommand(argv=(*argv, "--speed", f"{context.speed:g}"))
 

@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from penstock.api.enums import Environment
 from penstock.api.service import EnvFrom, EnvVar
-from penstock.core.engine_progress import STALL_REAL_S
+from penstock.core.worker_metrics import STALL_REAL_S
 
 PORT = "port"
 SIDE_CHANNEL_PORT = "side_channel_port"

@@ -1,35 +1,27 @@
-"""What a user of another autoscaler would have measured of a pool's hardware beforehand, from its profile."""
+"""Which planners a simulation compares, and what their users would have measured of the hardware beforehand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from penstock.api import Role
+from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
 from penstock.engine.profiles.performance import SimulatedEngine, performance_of
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.baselines.settings import BaselineSettings
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.registry import policy_of
+from penstock.planner.decide.policy import policy_names, policy_of
+from penstock.planner.options import join
 from penstock.simulator.scenario import PoolSpec, ProfiledModel
 
 
 def configured(
     config: DecideConfig, mode: str, pools: Sequence[PoolSpec], itl_slo_s: float | None = None
 ) -> DecideConfig:
-    """Return the configuration of a mode, with what it may know of the pools; an oracle's schedule comes with its run.
-
-    Args:
-        config: The options.
-        mode: Which policy decides.
-        pools: What it scales.
-        itl_slo_s: Mean gap between tokens that counts as in time, > 0; None: any.
-
-    Raises:
-        ConfigError: the mode needs a latency profile and a pool has none.
-    """
+    """Return the configuration of a mode, with what it may know of the pools; an oracle's schedule comes with its run."""
     policy = policy_of(mode)
     if policy.needs_profile and not has_profile(pools):
         raise ConfigError(
@@ -79,3 +71,37 @@ def _engine(pool: PoolSpec) -> SimulatedEngine:
     model = pool.model
     assert isinstance(model, ProfiledModel)  # noqa: S101 - the caller's
     return SimulatedEngine(model.profile, model.kv_tokens, model.max_num_seqs, pool.gpus)
+
+
+DEFAULT_PLANNER = "default"
+ALL = "all"
+
+
+def planner_config(
+    graph: GraphDeployment | None, pools: Sequence[PoolSpec], *, max_gpus: int | None, slo_s: float
+) -> DecideConfig:
+    """Return the options that every planner of a simulation begins with."""
+    given: dict[str, Any] = {} if max_gpus is None else {"max-gpu-budget": max_gpus}
+    if graph is None:
+        for pool in pools:
+            given["prefill-engine-num-gpu" if pool.role is Role.PREFILL else "decode-engine-num-gpu"] = (
+                pool.gpus
+            )
+    return replace(join(given=given, graph=graph).decide_config(graph), ttft_slo_s=slo_s)
+
+
+def chosen_planners(
+    names: tuple[str, ...], config: DecideConfig, pools: Sequence[PoolSpec], *, itl_slo_s: float | None
+) -> dict[str, DecideConfig | None]:
+    """Return each planner's configuration by name; a single None where nothing plans."""
+    if not names:
+        return {"": None}
+    known = policy_names()
+    unknown = [name for name in names if name not in {*known, DEFAULT_PLANNER, ALL}]
+    if unknown:
+        raise ConfigError(f"--planner {','.join(unknown)}: choose from {', '.join(known)}, or all")
+    if ALL in names:
+        names = tuple(name for name in known if has_profile(pools) or not policy_of(name).needs_profile)
+    return {
+        name: configured(config, name if name in known else config.mode, pools, itl_slo_s) for name in names
+    }

@@ -42,13 +42,7 @@ CAPTIONS = {
 
 
 def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
-    """Write every picture that there is data for, and return their paths.
-
-    Args:
-        result: Of a sweep, with ``summary`` and ``slo_s``.
-        recordings: One run in full by policy; may be empty.
-        directory: Exists.
-    """
+    """Write every picture that there is data for, and return their paths."""
     drawn: list[tuple[str, Callable[[], Figure]]] = [
         ("capacity.png", lambda: capacity(result["summary"], slo_s=result["slo_s"])),
         ("hits.png", lambda: hits(result["summary"])),

@@ -17,10 +17,9 @@ from penstock.planner.decide.config import Mode
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome, outcome, served_outcome
 from penstock.report.findings import RunReport
 from penstock.simulator.baselines import configured
-from penstock.simulator.counterfactual_setting import Setting, setting_of
+from penstock.simulator.counterfactual_setting import Setting, recorded_traffic, setting_of
 from penstock.simulator.oracle import ScheduleTarget
 from penstock.simulator.oracle_search import with_schedule
-from penstock.simulator.recorded import recorded_traffic
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
@@ -62,21 +61,13 @@ class _Bench:
         self._last_s = 0.0
 
     def require(self) -> None:
-        """Check that one more fleet fits.
-
-        Raises:
-            _SpentError: it does not.
-        """
+        """Check that one more fleet fits."""
         is_late = time.process_time() - self._begun_s + self._last_s > self._effort.cpu_s
         if self._simulated == self._effort.fleets or is_late:
             raise _SpentError
 
     def run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
-        """Return what a scenario does.
-
-        Raises:
-            _SpentError: nothing may be simulated any more.
-        """
+        """Return what a scenario does."""
         self.require()
         begun_s = time.process_time()
         self._on_fleet(name)
@@ -140,12 +131,6 @@ def compare(
 ) -> Counterfactual:
     """Simulate the traffic of a run with other fleets, and return them beside what happened.
 
-    Args:
-        report: The run, with its planner if a ledger was given.
-        graph: That served it.
-        effort: Bound of the work; None: the defaults.
-        on_fleet: See `OnFleet`.
-
     Raises:
         ConfigError: the run's log cannot be simulated; the message says why.
     """
@@ -179,11 +164,7 @@ def compare(
 
 
 def _simulate(bench: _Bench, setting: Setting, tried: _Tried, *, is_distorted: bool) -> None:
-    """Fill ``tried``, the most telling fleets first.
-
-    Raises:
-        _SpentError: the effort is used up; what was simulated is there.
-    """
+    """Fill ``tried``, the most telling fleets first."""
     base, planner = setting.base, setting.planner
 
     def planned(mode: str) -> Scenario:

@@ -1,4 +1,4 @@
-"""What a counterfactual keeps of a run: the graph's engines and router, its planner, its budget and start-up times."""
+"""What a counterfactual keeps of a run: its traffic, the graph's engines and router, planner, budget, start-up times."""
 
 from __future__ import annotations
 
@@ -8,16 +8,58 @@ from itertools import product
 from statistics import fmean
 
 from penstock.api import GraphDeployment, Role
+from penstock.core.errors import ConfigError
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.options import join
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
 from penstock.simulator.baselines import performance_profile
-from penstock.simulator.graph_scenario import graph_pools, graph_slo_s
-from penstock.simulator.oracle_needs import Utilisation, needs
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
-from penstock.workload.traces import TraceRequest
+from penstock.simulator.oracle import Utilisation, needs
+from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, graph_pools, graph_slo_s
+from penstock.workload.results import RESULTS_FILE, LoadRun
+from penstock.workload.traces import TraceFormat, TraceRequest
+
+
+def recorded_traffic(load: LoadRun) -> tuple[TraceRequest, ...]:
+    """Return the requests of a run in the order in which they were sent, rejected and failed ones included.
+
+    An answer is as long as it was, and where it did not come, as long as it was asked for.
+    """
+    _check(load)
+    requests = [
+        TraceRequest(
+            arrival_s=max(0.0, result.sent_s),
+            input_tokens=result.trace_input_tokens,
+            output_tokens=max(1, result.output_tokens or result.trace_output_tokens),
+            block_ids=result.block_ids,
+            line=result.line,
+            tier=result.tier,
+        )
+        for result in load.results
+    ]
+    return tuple(sorted(requests, key=lambda request: (request.arrival_s, request.line)))
+
+
+def _check(load: LoadRun) -> None:
+    summary = load.summary
+    if not load.results:
+        raise ConfigError(f"{RESULTS_FILE} holds no request")
+    if summary["is_partial"]:
+        raise ConfigError("the load run was stopped early, and what was in flight then is in no log")
+    concurrency = summary["settings"]["concurrency"]
+    if concurrency is not None:
+        raise ConfigError(
+            f"the load run had at most {concurrency} requests in flight, so that its arrivals waited for its"
+            " answers and another fleet would have met others; leave out --concurrency"
+        )
+    has_ids = any(result.block_ids is not None for result in load.results)
+    if summary["trace"].get("format") == TraceFormat.MOONCAKE and not has_ids:
+        raise ConfigError(
+            f"{RESULTS_FILE} lacks block_ids, the prefixes that prompts share; run `penstock load` again, this"
+            " version records them"
+        )
+
 
 Fleet = tuple[int, ...]
 """Replicas of each pool, in the scenario's order."""
@@ -91,11 +133,7 @@ class Setting:
 
 
 def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
-    """Return what a run and its graph say of the fleets that could have served it.
-
-    Raises:
-        InvalidSpecError: the graph's planner contradicts itself.
-    """
+    """Return what a run and its graph say of the fleets that could have served it."""
     run = report.planner
     replicas = {} if run is None else _replicas_at_zero(run)
     pools = tuple(_pool(pool, replicas) for pool in graph_pools(graph))

@@ -35,19 +35,13 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultPeriod:
-    """One fault from a time to a time.
-
-    Attributes:
-        kind: What is wrong.
-        from_s, to_s: When, 0 <= from_s < to_s.
-    """
+    """One fault from a time to a time."""
 
     kind: Fault
     from_s: float
     to_s: float
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         if not 0 <= self.from_s < self.to_s < math.inf:
             raise ConfigError(
                 f"fault {self.kind.value}: {self.from_s:g}-{self.to_s:g} must be finite, from 0 on, and not empty"
@@ -56,18 +50,12 @@ class FaultPeriod:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """The GPU budget from a time on; what exists already may stay, nothing more may join above it.
-
-    Attributes:
-        at_s: When, >= 0.
-        gpus: The new ceiling, >= 0.
-    """
+    """The GPU budget from a time on; what exists already may stay, nothing more may join above it."""
 
     at_s: float
     gpus: int
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         if not (0 <= self.at_s < math.inf and self.gpus >= 0):
             raise ConfigError(
                 f"budget change at {self.at_s!r} s to {self.gpus!r} GPUs: both must be at least 0"

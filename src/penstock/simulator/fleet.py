@@ -54,26 +54,6 @@ class SimulatedWorker:
         slots: Which of its jobs run and which wait for its engine, by index.
     """
 
-    __slots__ = (
-        "busy_tokens",
-        "ended_outputs",
-        "incarnation",
-        "is_placed",
-        "jobs",
-        "joined_s",
-        "kv_usage_fraction",
-        "name",
-        "number",
-        "pending_tokens",
-        "prompt_tokens",
-        "scraped_tokens",
-        "server",
-        "slots",
-        "spec",
-        "state",
-        "version",
-    )
-
     def __init__(self, spec: PoolSpec, number: int, server: Server, joined_s: float) -> None:
         self.spec = spec
         self.joined_s = joined_s
@@ -203,11 +183,7 @@ class SimulatedFleet:
         worker.renew(self._make_server(worker.role))
 
     def check_budget(self) -> None:
-        """Assert that the budget holds.
-
-        Raises:
-            BudgetExceededError: existing workers hold more GPUs than allowed.
-        """
+        """Assert that the budget holds."""
         if self._limit is None:
             return
         # What a lowered budget found above it may only become less.

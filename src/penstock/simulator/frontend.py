@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 from penstock.api import Role
 from penstock.planner.decide.observation import Demand
-from penstock.router.core.effects import RefusalReason
-from penstock.simulator.gaps import GapHistogram
+from penstock.router.core.router_state import RefusalReason
 from penstock.simulator.jobs import Job
+
+_BINS_PER_E = 100.0
+
+
+class GapHistogram:
+    """Gaps in seconds by logarithmic bin; a percentile is exact to half a percent of its value."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.total = 0
+        self.sum_s = 0.0
+
+    def add(self, gap_s: float, count: int) -> None:
+        """Count ``count`` gaps of ``gap_s`` > 0; gaps of no length are left out."""
+        if gap_s > 0:
+            place = round(math.log(gap_s) * _BINS_PER_E)
+            self._counts[place] = self._counts.get(place, 0) + count
+            self.total += count
+            self.sum_s += gap_s * count
+
+    def percentile(self, share: float) -> float | None:
+        """Return the nearest-rank percentile in seconds, or None without gaps."""
+        wanted = math.ceil(share * self.total)
+        seen = 0
+        for place in sorted(self._counts):
+            seen += self._counts[place]
+            if seen >= wanted:
+                return math.exp(place / _BINS_PER_E)
+        return None
+
 
 NOT_TOLD_APART: Mapping[Role, float] = {}
 
@@ -18,28 +49,6 @@ class FrontendCounters:
 
     Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
     """
-
-    __slots__ = (
-        "_arrivals",
-        "_at_s",
-        "_completed",
-        "_gap_count",
-        "_gap_sum_s",
-        "_gaps",
-        "_given",
-        "_output_tokens",
-        "_prefilled_tokens",
-        "_prefilling",
-        "_prompt_tokens",
-        "_refused",
-        "_timed_out",
-        "_ttft_count",
-        "_ttft_sum_s",
-        "_turned_away",
-        "_uncached_tokens",
-        "_waiting",
-        "_weights",
-    )
 
     def __init__(self, gaps: GapHistogram) -> None:
         """Begin at time 0; ``gaps`` are the world's inter-token gaps."""
@@ -52,19 +61,14 @@ class FrontendCounters:
         self._prefilling: dict[str, int] = {}
         self._gap_count, self._gap_sum_s = 0, 0.0
         self._turned_away: Mapping[Role, float] = {}
-        self._reset()
-
-    def _reset(self) -> None:
-        self._arrivals = self._prompt_tokens = self._uncached_tokens = 0
-        self._refused = self._timed_out = self._completed = 0
-        self._output_tokens = self._prefilled_tokens = 0
-        self._ttft_sum_s, self._ttft_count = 0.0, 0
+        # By the names of a `Demand`.
+        self._counts = defaultdict[str, float](int)
 
     def arrived(self, job: Job, uncached_tokens: int) -> None:
         """Count an arrival, refused or not."""
-        self._arrivals += 1
-        self._prompt_tokens += job.request.input_tokens
-        self._uncached_tokens += uncached_tokens
+        self._counts["arrivals"] += 1
+        self._counts["prompt_tokens"] += job.request.input_tokens
+        self._counts["uncached_tokens"] += uncached_tokens
         self._weights[job.index] = uncached_tokens
 
     def queued(self, job: Job) -> None:
@@ -74,9 +78,9 @@ class FrontendCounters:
     def not_taken(self, job: Job, reason: RefusalReason) -> None:
         """Count a job that got no worker: refused at the frontend, or having waited for one in vain."""
         if reason is RefusalReason.QUEUE_TIMEOUT:
-            self._timed_out += 1
+            self._counts["timed_out"] += 1
         else:
-            self._refused += 1
+            self._counts["refused"] += 1
         self._waiting.pop(job.index, None)
         self._weights.pop(job.index, None)
 
@@ -89,7 +93,7 @@ class FrontendCounters:
     def prefilled(self, job: Job) -> None:
         """Count a computed prompt."""
         if self._taken_back(job):
-            self._prefilled_tokens += self._weights.get(job.index, 0)
+            self._counts["prefilled_tokens"] += self._weights.get(job.index, 0)
 
     def lost(self, job: Job) -> None:
         """Note that a job's worker died."""
@@ -97,13 +101,13 @@ class FrontendCounters:
 
     def first_token(self, job: Job, now_s: float) -> None:
         """Count a TTFT."""
-        self._ttft_sum_s += now_s - job.request.arrival_s
-        self._ttft_count += 1
+        self._counts["ttft_sum_s"] += now_s - job.request.arrival_s
+        self._counts["ttft_count"] += 1
 
     def completed(self, job: Job) -> None:
         """Count an answer."""
-        self._completed += 1
-        self._output_tokens += job.request.output_tokens
+        self._counts["completed"] += 1
+        self._counts["output_tokens"] += job.request.output_tokens
         self._weights.pop(job.index, None)
 
     def _taken_back(self, job: Job) -> bool:
@@ -120,30 +124,14 @@ class FrontendCounters:
     def take(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = NOT_TOLD_APART
     ) -> Demand | None:
-        """Return the counts since the last call and the gauges now; None when no time has passed.
-
-        Args:
-            now_s: Virtual seconds.
-            in_flight: Requests assigned to workers now, by role.
-            turned_away: Requests that a role had no worker for, since the world's start.
-        """
+        """Return the counts since the last call and the gauges now; None when no time has passed."""
         period_s = now_s - self._at_s
         if period_s <= 0:
             return None
         weights, gaps = self._weights, self._gaps
         demand = Demand(
             period_s=period_s,
-            arrivals=self._arrivals,
-            prompt_tokens=self._prompt_tokens,
-            uncached_tokens=self._uncached_tokens,
-            refused=self._refused,
-            timed_out=self._timed_out,
             turned_away={role: n - self._turned_away.get(role, 0) for role, n in turned_away.items()},
-            completed=self._completed,
-            output_tokens=self._output_tokens,
-            prefilled_tokens=self._prefilled_tokens,
-            ttft_sum_s=self._ttft_sum_s,
-            ttft_count=self._ttft_count,
             itl_sum_s=gaps.sum_s - self._gap_sum_s,
             itl_count=gaps.total - self._gap_count,
             waiting=len(self._waiting),
@@ -152,8 +140,9 @@ class FrontendCounters:
             in_flight=in_flight,
             in_flight_tokens=sum(weights[index] for index in self._given),
             prefilling_workers=len(self._prefilling),
+            **self._counts,
         )
         self._at_s, self._turned_away = now_s, turned_away
         self._gap_count, self._gap_sum_s = gaps.total, gaps.sum_s
-        self._reset()
+        self._counts.clear()
         return demand

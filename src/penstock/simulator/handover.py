@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.engine.core.heartbeat import HeartbeatSchedule
-from penstock.simulator.engine_server import SimulatedEngine
+from penstock.engine.core.lease import HeartbeatSchedule
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker
 from penstock.simulator.jobs import Job
 from penstock.simulator.kernel import Kernel, Order
+from penstock.simulator.servers import SimulatedEngine
 
 
 class Heartbeats:
@@ -22,14 +22,6 @@ class Heartbeats:
         settle: Callable[[SimulatedWorker], None],
         lost: Callable[[SimulatedWorker, Job], None],
     ) -> None:
-        """Track nothing yet.
-
-        Args:
-            kernel: Time of the run.
-            fleet: Its workers.
-            settle: Goes on with a worker whose leases have changed.
-            lost: Takes a job off its decode worker, as its KV cannot be read any more.
-        """
         self._kernel = kernel
         self._fleet = fleet
         self._settle = settle

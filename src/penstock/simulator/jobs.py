@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import xxhash
 
 from penstock.api import Tier
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.retries import RequestTries
+from penstock.router.core.retries import Assignment, RequestTries
 from penstock.router.policy.tiers import PRIORITIES
 from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
 
@@ -25,6 +25,7 @@ class JobOutcome(StrEnum):
     REJECTED = "rejected"
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """One request.
 
@@ -45,7 +46,6 @@ class Job:
         worker: Prefill (or aggregated) worker that has, or had, it.
         incarnation: Of that worker, when it took the job.
         decoder: Decode worker, or empty.
-        decoder_tokens: What it counts for at the decode worker.
         pending_tokens: Prompt tokens that its worker is expected to compute; 0 once computed.
         cached_tokens: Prompt tokens found in a cache at the prefill.
         handed_s: When the router let it go to a worker; None while it waits.
@@ -53,62 +53,30 @@ class Job:
         outcome: None until it ended.
     """
 
-    __slots__ = (
-        "assignment",
-        "attempt",
-        "cached_tokens",
-        "chain",
-        "decode_assignment",
-        "decoder",
-        "decoder_tokens",
-        "ended_s",
-        "first_token_s",
-        "handed_s",
-        "incarnation",
-        "index",
-        "is_orphan",
-        "keys",
-        "outcome",
-        "pending_tokens",
-        "prefilled_s",
-        "priority",
-        "relay",
-        "request",
-        "router",
-        "sub_block_keys",
-        "tier",
-        "tries",
-        "worker",
-    )
-
-    def __init__(
-        self, index: int, request: TraceRequest, chain: tuple[int, ...], *, sub_block_keys: int = 1
-    ) -> None:
-        self.index = index
-        self.request = request
-        self.chain = chain
-        self.sub_block_keys = sub_block_keys
-        self.keys: list[int] | None = None
-        self.attempt = 0
-        self.router = 0
-        self.relay = 0
-        self.is_orphan = False
-        self.tier = Tier.STANDARD
-        self.priority = 0
-        self.tries = RequestTries()
-        self.assignment: Assignment[Job] | None = None
-        self.decode_assignment: Assignment[Job] | None = None
-        self.worker = ""
-        self.incarnation = 0
-        self.decoder = ""
-        self.decoder_tokens = 0
-        self.pending_tokens = 0
-        self.cached_tokens = 0
-        self.handed_s: float | None = None
-        self.prefilled_s: float | None = None
-        self.first_token_s: float | None = None
-        self.ended_s: float | None = None
-        self.outcome: JobOutcome | None = None
+    index: int
+    request: TraceRequest
+    chain: tuple[int, ...]
+    sub_block_keys: int = 1
+    keys: list[int] | None = None
+    attempt: int = 0
+    router: int = 0
+    relay: int = 0
+    is_orphan: bool = False
+    tier: Tier = Tier.STANDARD
+    priority: int = 0
+    tries: RequestTries = field(default_factory=RequestTries)
+    assignment: Assignment[Job] | None = None
+    decode_assignment: Assignment[Job] | None = None
+    worker: str = ""
+    incarnation: int = 0
+    decoder: str = ""
+    pending_tokens: int = 0
+    cached_tokens: int = 0
+    handed_s: float | None = None
+    prefilled_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    outcome: JobOutcome | None = None
 
     def set_tier(self, tier: Tier) -> None:
         """Give it a tier, and with it the tier's priority in engines."""
@@ -122,13 +90,8 @@ class Job:
 
 
 class PrefixChains:
-    """Turns a workload's block ids into keys, the same for equal prefixes; one per world.
+    """Turns a workload's block ids into keys, the same for equal prefixes; one per world."""
 
-    Attributes:
-        sub_block_keys: Keys that stand for a prompt's first block together, >= 1.
-    """
-
-    __slots__ = ("_index", "_root")
     sub_block_keys = 1
 
     def __init__(self, seed: int) -> None:

@@ -30,14 +30,7 @@ class Order(IntEnum):
 
 
 class Kernel:
-    """Pending events and the time reached.
-
-    Attributes:
-        now_s: Virtual seconds; never goes back.
-        events: How many events have run.
-    """
-
-    __slots__ = ("_heap", "_sequence", "events", "now_s")
+    """Pending events and the time reached."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -49,17 +42,7 @@ class Kernel:
         return len(self._heap)
 
     def at(self, time_s: float, order: Order, action: Action, *arguments: Any) -> None:
-        """Schedule ``action(*arguments)``.
-
-        Args:
-            time_s: Virtual seconds, not before `now_s`.
-            order: Rank among events of that time.
-            action: Called once; it finds the time in `now_s`.
-            arguments: Passed on.
-
-        Raises:
-            ValueError: the time is past, or not a number.
-        """
+        """Schedule ``action(*arguments)``."""
         if not time_s >= self.now_s:
             raise ValueError(f"cannot schedule at {time_s} s: it is {self.now_s} s already")
         heapq.heappush(self._heap, (time_s, order, self._sequence, action, arguments))

@@ -3,7 +3,7 @@
 The load is a fluid: prefill seconds per second of arrivals, and KV tokens held by those who are being decoded. Its
 smoothing and its utilisation say how many replicas of each role are needed at each second; each replica is asked for its
 start-up before that, and kept through a gap in which stopping and starting again would hold its GPUs for longer. Many
-such schedules are tried on a queue (`oracle_queue`), and the cheapest is taken that serves 99% in time there; then spans
+such schedules are tried on a queue (`share_in_time`), and the cheapest is taken that serves 99% in time there; then spans
 are cut out of it for as long as that holds. How much the queue has to be kept short for the world, where caches, hand-over
 and decode steps play a part, is found by simulating in full (`oracle_search`).
 
@@ -16,16 +16,178 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api import Role
+from penstock.engine import profiles
+from penstock.engine.core.latency import LatencyModel
 from penstock.planner.decide.baselines.settings import Sizes
-from penstock.simulator.oracle_needs import Utilisation, busy_s, needs, prefill_s
-from penstock.simulator.oracle_queue import share_in_time, worker_changes
-from penstock.simulator.scenario import Scenario
+from penstock.simulator.observer import Floats
+from penstock.simulator.scenario import ProfiledModel, Scenario
 from penstock.workload.traces import TraceRequest
+
+AFTER_S = 600.0
+"""Chosen: needs, and so schedules, end so long after the last arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """How full fluid needs let replicas be.
+
+    Attributes:
+        prefill: Share of the time that they compute prompts, > 0; the lower, the shorter the queue.
+        kv: Share of the KV cache in use, > 0.
+        smoothing_s: Prompts' work is averaged over the TTFT target and this long around it.
+    """
+
+    prefill: float
+    kv: float
+    smoothing_s: float = 0.0
+
+
+def needs(requests: Sequence[TraceRequest], scenario: Scenario, at: Utilisation) -> dict[Role, Floats]:
+    """Return the replicas that each role needs, shape (seconds,), not rounded."""
+    work = prefill_s(requests, scenario)
+    arrivals = np.array([request.arrival_s for request in requests])
+    length = math.ceil(float(arrivals[-1]) + AFTER_S)
+    by_second = np.bincount(arrivals.astype(np.int64), weights=work, minlength=length).astype(np.float64)
+    prefill = _smoothed(by_second, scenario.slo_s, at.smoothing_s, int(arrivals[-1]) + 1) / at.prefill
+    decode = _decode_need(requests, arrivals + work, scenario, at, length)
+    if scenario.is_disaggregated:
+        return {Role.PREFILL: prefill, Role.DECODE: decode}
+    # One worker does both: what decoding leaves of its time goes to prompts.
+    return {Role.AGGREGATED: prefill + decode}
+
+
+def prefill_s(requests: Sequence[TraceRequest], scenario: Scenario) -> Floats:
+    """Return how long each prompt takes alone on an entry worker, nothing cached."""
+    latency, _ = _engine(scenario, scenario.entry_role)
+    return np.array([latency.prefill.ttft_s(request.input_tokens) for request in requests])
+
+
+def busy_s(requests: Sequence[TraceRequest], scenario: Scenario, kv: float) -> Floats:
+    """Return how long each request keeps an entry worker busy: its prompt; its share of the decode steps as well."""
+    work = prefill_s(requests, scenario)
+    if scenario.is_disaggregated:
+        return work
+    batch, step_s, outputs, _ = _decoding(requests, scenario, kv)
+    return np.asarray(work + outputs * step_s / batch)
+
+
+def _decoding(
+    requests: Sequence[TraceRequest], scenario: Scenario, kv: float
+) -> tuple[float, float, Floats, Floats]:
+    """Return (batch, step in seconds, output tokens, mean tokens held) of a decode worker at that KV usage."""
+    latency, kv_tokens = _engine(scenario, Role.DECODE if scenario.is_disaggregated else Role.AGGREGATED)
+    outputs = np.array([request.output_tokens for request in requests], dtype=np.float64)
+    held = np.array([request.input_tokens for request in requests]) + outputs / 2
+    mean = float(held.mean())
+    batch = max(1.0, min(256.0, kv * kv_tokens / mean))
+    if scenario.itl_slo_s is not None:
+        batch = _largest_batch(latency, mean, batch, scenario.itl_slo_s)
+    return batch, latency.decode.step_s(batch, batch * mean), outputs, held
+
+
+def _decode_need(
+    requests: Sequence[TraceRequest], starts: Floats, scenario: Scenario, at: Utilisation, length: int
+) -> Floats:
+    _, kv_tokens = _engine(scenario, Role.DECODE if scenario.is_disaggregated else Role.AGGREGATED)
+    batch, step_s, outputs, held = _decoding(requests, scenario, at.kv)
+    ends = starts + outputs * step_s
+    tokens = _held(starts, ends, held, length)
+    running = _held(starts, ends, np.ones_like(held), length)
+    return np.maximum(tokens / (at.kv * kv_tokens), running / batch)
+
+
+def _largest_batch(latency: LatencyModel, held: float, most: float, itl_slo_s: float) -> float:
+    batch = most
+    while batch > 1 and latency.decode.step_s(batch, batch * held) > itl_slo_s:
+        batch *= 0.95
+    return max(1.0, batch)
+
+
+def _held(starts: Floats, ends: Floats, weights: Floats, length: int) -> Floats:
+    """Return the weight of what has begun and not ended, by second."""
+    begun = np.bincount(np.minimum(starts, length - 1).astype(np.int64), weights=weights, minlength=length)
+    ended = np.bincount(np.minimum(ends, length - 1).astype(np.int64), weights=weights, minlength=length)
+    return np.asarray(np.cumsum(begun - ended)[:length])
+
+
+def _smoothed(values: Floats, slo_s: float, more_s: float, busy: int) -> Floats:
+    """Return the mean over the seconds in which work may wait and still be in time, and ``more_s`` around them.
+
+    Args:
+        values: By second; 0 from second ``busy`` on.
+        slo_s: Seconds that work may wait.
+        more_s: Seconds, half of them before and half after; infinite: one mean for all.
+        busy: Seconds with arrivals.
+    """
+    if math.isinf(more_s):
+        return np.where(np.arange(len(values)) < busy, values[:busy].mean(), 0.0)
+    width = max(2, round(slo_s + more_s))
+    total = np.concatenate((np.zeros(width), np.cumsum(values)))
+    trailing = (total[width:] - total[: len(values)]) / width
+    ahead = round(more_s / 2)
+    return np.asarray(np.concatenate((trailing[ahead:], np.zeros(ahead))))
+
+
+def _engine(scenario: Scenario, role: Role) -> tuple[LatencyModel, int]:
+    """Return the latency model and the KV tokens of a role's replica."""
+    model = scenario.pool(role).model
+    assert isinstance(model, ProfiledModel)  # noqa: S101 - `baselines.configured` refuses the simple server
+    profile = profiles.load(model.profile)
+    return profile.latency(), model.kv_tokens or profile.kv_capacity_tokens
+
+
+def worker_changes(sizes: Sizes, start: int, cold_start_s: float) -> list[tuple[float, int]]:
+    """Return (second, +1 or -1) for every worker that begins or ends to serve, in order of time."""
+    changes: list[tuple[float, int]] = []
+    starting: list[float] = []
+    current = start
+    for at_s, wanted in sizes:
+        starting += [at_s + cold_start_s] * (wanted - current)
+        for _ in range(current - wanted):
+            if starting and starting[-1] > at_s:
+                starting.pop()
+            else:
+                changes.append((at_s, -1))
+        current = wanted
+    return sorted([*changes, *((ready_s, 1) for ready_s in starting)])
+
+
+def share_in_time(
+    arrivals: Sequence[float],
+    first_s: Sequence[float],
+    busy_s: Sequence[float],
+    changes: Sequence[tuple[float, int]],
+    *,
+    start: int,
+    deadline_s: float,
+) -> float:
+    """Return the share of the requests whose first token comes within ``deadline_s`` of their arrival."""
+    free = [0.0] * start
+    heapify(free)
+    upcoming = iter([*changes, (inf, 0)])
+    change_s, change = next(upcoming)
+    good = 0
+    for arrival_s, until_first_s, work_s in zip(arrivals, first_s, busy_s, strict=True):
+        while change_s <= (max(arrival_s, free[0]) if free else inf) and change:
+            if change > 0:
+                heappush(free, change_s)
+            elif free:
+                heappop(free)
+            change_s, change = next(upcoming)
+        if not free:
+            break
+        begin_s = max(arrival_s, heappop(free))
+        heappush(free, begin_s + work_s)
+        good += begin_s + until_first_s - arrival_s < deadline_s
+    return good / len(arrivals)
+
 
 Counts = NDArray[np.int64]
 """Replicas by second, or by decision."""
@@ -56,13 +218,7 @@ class ScheduleTarget:
 
 
 def schedule(requests: Sequence[TraceRequest], scenario: Scenario, aim: ScheduleTarget) -> dict[Role, Sizes]:
-    """Return the sizes of every pool over time, inside the budget and the planner's step.
-
-    Args:
-        requests: In order of arrival.
-        scenario: Pools at time 0, start-up, targets, and the planner whose interval and step bind the schedule.
-        aim: See `ScheduleTarget`.
-    """
+    """Return the sizes of every pool over time, inside the budget and the planner's step."""
     search = _Search(requests, scenario, aim)
     return search.best() if aim.fleet is None else search.held(aim.fleet)
 

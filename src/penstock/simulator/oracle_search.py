@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from penstock.simulator.measures import measures
-from penstock.simulator.oracle import TARGET, ScheduleTarget, schedule
-from penstock.simulator.oracle_needs import Utilisation, needs
+from penstock.simulator.oracle import TARGET, ScheduleTarget, Utilisation, needs, schedule
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
 
@@ -22,13 +21,7 @@ _KV = (0.95, 0.8, 0.6, 0.4)
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """What a search found.
-
-    Attributes:
-        aim: The best schedule's.
-        in_time: Share of the requests in time, both targets, simulated.
-        gpu_s: GPU-seconds held.
-    """
+    """What a search found."""
 
     aim: ScheduleTarget
     in_time: float
@@ -41,13 +34,7 @@ class Foresight:
 
 
 def with_schedule(scenario: Scenario, requests: Sequence[TraceRequest], aim: ScheduleTarget) -> Scenario:
-    """Return the scenario whose oracle knows its schedule.
-
-    Args:
-        scenario: Planned by an oracle; its pools have latency profiles.
-        requests: In order of arrival.
-        aim: What the schedule is made for.
-    """
+    """Return the scenario whose oracle knows its schedule."""
     planner = scenario.planner
     assert planner is not None  # noqa: S101 - an oracle is a planner
     baseline = replace(planner.baseline, schedule=schedule(requests, scenario, aim))
@@ -60,10 +47,6 @@ def search(scenario: Scenario, requests: Sequence[TraceRequest]) -> Foresight:
     The schedules of every aim that follows the load are put in order of cost; five or so of them are simulated, by
     halving the way to the cheapest that reaches the target. More GPUs do not always serve more, so a cheaper one may be
     missed. Then fleets that are held, as far as they are cheaper.
-
-    Args:
-        scenario: As for `with_schedule`.
-        requests: In order of arrival.
     """
 
     def tried(world: Scenario, aim: ScheduleTarget) -> Foresight:

@@ -1,4 +1,4 @@
-"""Drives the planner's core in virtual time; decides nothing itself.
+"""Drives the planner's core in virtual time: what it sees, what it asks for, what goes wrong with either.
 
 The ledger is not modelled: a planner with one comes back from a restart with everything it knew, an autoscaler
 without one with nothing. Scale-ups are rolled back by a planner with a ledger only, as autoscalers know none.
@@ -32,6 +32,10 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
 from penstock.planner.decide.reading import Reading, assess
+from penstock.simulator.faults import Fault
+from penstock.simulator.fleet import State
+from penstock.simulator.kernel import Order
+from penstock.simulator.state import SimulationState
 
 _SOURCE = "simulator"
 _TIMELINE = "simulated"
@@ -91,22 +95,9 @@ class SimulatedObservation:
 
 
 class VirtualPlanner:
-    """One planner.
-
-    Attributes:
-        decisions: Every decision, holds included.
-        next_s: When `tick` is due.
-    """
-
-    __slots__ = ("_core", "_state", "decisions", "next_s")
+    """One planner."""
 
     def __init__(self, config: DecideConfig, *, deadline_s: float = DEADLINE_S) -> None:
-        """Begin at time 0.
-
-        Args:
-            config: The rules' settings.
-            deadline_s: Longest wait for an adjustment, virtual seconds.
-        """
         self._core = PlannerCore(
             CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger)
         )
@@ -114,13 +105,7 @@ class VirtualPlanner:
         self._start(0.0, first_sequence=0)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
-        """Do what is due.
-
-        Args:
-            now_s: Virtual seconds.
-            seen: What the planner observes and reads now.
-            scale: Carries a change out; returns why it was refused, None if it was not.
-        """
+        """Do what is due."""
         event: Event | None = Observed(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
         while event is not None:
             match self._step(event, now_s):
@@ -160,3 +145,111 @@ class VirtualPlanner:
         if isinstance(effects[-1], ObserveAt):
             self.next_s = effects[-1].at_s
         return effects[-1]
+
+
+UNPLACED_AFTER_S = 15.0
+"""The Kubernetes backend's ``--unschedulable-after``: from then on a pod without a node has failed."""
+
+UNPLACED = "unschedulable: no node has the GPUs"
+
+
+class Control:
+    """Runs one planner in a run."""
+
+    def __init__(
+        self, state: SimulationState, config: DecideConfig, scale: Callable[[Role, int], None]
+    ) -> None:
+        self._state = state
+        self._scale_pool = scale
+        self._scenario = state.scenario
+        # Twice the cold start where that is longer than the default, as a user would set it.
+        deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
+        self.planner = VirtualPlanner(config, deadline_s=deadline_s)
+        self._known: SimulatedObservation | None = None
+
+    def start(self) -> None:
+        """Schedule the first pull and the restarts."""
+        kernel, faults = self._state.kernel, self._scenario.faults
+        kernel.at(self.planner.next_s, Order.PLANNER, self._tick)
+        for at_s in faults.restarts:
+            kernel.at(at_s, Order.FLEET, self.planner.restart, at_s)
+        for change in faults.budget:
+            kernel.at(change.at_s, Order.FLEET, self.planner.set_budget, change.gpus)
+
+    def _tick(self) -> None:
+        now_s, kernel, planner = self._state.kernel.now_s, self._state.kernel, self.planner
+        if self._scenario.faults.is_on(Fault.PLANNER_DOWN, now_s):
+            planner.miss(now_s)
+        else:
+            planner.tick(now_s, self._observation(now_s), self._scale)
+        kernel.at(planner.next_s, Order.PLANNER, self._tick)
+
+    def _scale(self, change: Change) -> None:
+        self._scale_pool(change.role, change.desired)
+
+    # -- what a pull sees -----------------------------------------------------------------------------
+
+    def _observation(self, now_s: float) -> SimulatedObservation:
+        true = self._true_observation(now_s)
+        faults, known = self._scenario.faults, self._known
+        stale_since_s = faults.since_s(Fault.METRICS_STALE, now_s)
+        if stale_since_s is not None and known is not None:
+            kept = {name: known.kv.get(name) for name in true.kv}
+            age_s = now_s - stale_since_s
+            return replace(
+                true, kv=kept, waiting=known.waiting, demand=None, worker_waiting=None, age_s=age_s
+            )
+        for kind, value in _VALUES.items():
+            if faults.is_on(kind, now_s):
+                return _with_every_value(true, value)
+        if faults.is_on(Fault.ROUTER_DOWN, now_s):
+            has_queue = self._scenario.is_disaggregated
+            return replace(true, waiting=float("nan") if has_queue else None, demand=None)
+        self._known = true
+        return true
+
+    def _true_observation(self, now_s: float) -> SimulatedObservation:
+        state, scenario, fleet = self._state, self._scenario, self._state.fleet
+        roles = [pool.role for pool in scenario.pools]
+        holders = fleet.of(Role.DECODE if scenario.is_disaggregated else Role.AGGREGATED, State.READY)
+        in_flight = {role: float(sum(len(each.jobs) for each in fleet.of(role, *State))) for role in roles}
+        return SimulatedObservation(
+            pools={role: fleet.counts(role) for role in roles},
+            is_adjusting=any(fleet.of(role, State.STARTING, State.DRAINING) for role in roles),
+            kv={each.name: each.server.kv_usage_fraction(now_s) for each in holders},
+            waiting=float(state.waiting) if scenario.is_disaggregated else None,
+            age_s=scenario.routers.propagation_delay_s,
+            demand=state.frontend.take(now_s, in_flight, state.turned_away()),
+            worker_waiting={each.name: float(each.server.waiting) for each in holders},
+            never_ready=self._never_ready(roles, now_s),
+        )
+
+    def _never_ready(self, roles: list[Role], now_s: float) -> dict[Role, str]:
+        fleet = self._state.fleet
+        return {
+            role: UNPLACED
+            for role in roles
+            if any(
+                not worker.is_placed and now_s - worker.joined_s >= UNPLACED_AFTER_S
+                for worker in fleet.of(role, State.STARTING)
+            )
+        }
+
+
+_VALUES = {
+    Fault.METRICS_MISSING: None,
+    Fault.METRICS_NAN: float("nan"),
+    Fault.METRICS_ZERO: 0.0,
+}
+
+
+def _with_every_value(seen: SimulatedObservation, value: float | None) -> SimulatedObservation:
+    """Return the observation with every gauge replaced; counters that went wrong give no demand."""
+    queue = float("nan") if value is None else value
+    return replace(
+        seen,
+        kv=dict.fromkeys(seen.kv, value),
+        waiting=queue if seen.waiting is not None else None,
+        worker_waiting=dict.fromkeys(seen.worker_waiting or {}, value),
+        demand=None,
+    )

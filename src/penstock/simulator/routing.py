@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from math import inf
 
 from penstock.api import Role, RouterConfig
-from penstock.router.core.assignment import Assignment
 from penstock.router.core.build import build_retries, build_router
-from penstock.router.core.effects import Effects, RefusalReason
-from penstock.router.core.retries import FailedTry, RetryScope
+from penstock.router.core.retries import Assignment, FailedTry, KvTransfer, RetryScope
 from penstock.router.core.router import RouterCore, RunningAt
-from penstock.router.core.transfers import KvTransfer
+from penstock.router.core.router_state import Effects, RefusalReason
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.busy import busy_thresholds
@@ -59,17 +57,6 @@ class VirtualRouter:
         faults: Faults = Faults(),  # noqa: B008 - frozen
         lease_s: float = inf,
     ) -> None:
-        """Build one router.
-
-        Args:
-            config: The graph's router section.
-            sizes: Of the workers by role, the first stage's first.
-            faults: Tell when the router's process is away.
-            lease_s: First lease of a prefilled prompt, seconds; inf: it bounds no wait.
-
-        Raises:
-            ConfigError: no such policy is installed, or it does not take its parameters.
-        """
         self.core: RouterCore[Job] = build_router(config, sizes, lease_s=lease_s, is_supervised=True)
         self._retries = build_retries(config, self.core.pool, 0.0)
         queue = self.core.entry_queue

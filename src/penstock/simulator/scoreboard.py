@@ -1,19 +1,159 @@
-"""Judges a run: effective request capacity, latencies, hits against their bound, imbalance, GPU-hours."""
+"""Judges a run: capacity, latencies, hits against their bound, imbalance, GPU-hours, changes of mind, and each tier."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.simulator.figures import known, ratio, rounded
-from penstock.simulator.measures import measures
-from penstock.simulator.observer import Recording
+from penstock.api import Tier
+from penstock.router.policy.tiers import SloTarget, tier_settings
+from penstock.simulator.observer import Floats, PlannerChange, Recording
 from penstock.simulator.scenario import Scenario
-from penstock.simulator.tier_scores import tier_scores
 from penstock.simulator.workload import Workload
 from penstock.workload.statistics import describe
+
+_DECIMALS = 6
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a figure with six decimals; None stays None."""
+    return None if value is None else round(float(value), _DECIMALS)
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Return a share; None of nothing."""
+    return float(part / whole) if whole else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is known, with six decimals; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return rounded(float(np.mean(known))) if known else None
+
+
+def known(values: Floats) -> Floats:
+    """Return the values that are numbers."""
+    return values[~np.isnan(values)]
+
+
+VIOLATION_WINDOW_S = 10.0
+VIOLATION_SHARE = 0.9
+"""Chosen: ten seconds of arrivals of which fewer than nine in ten are in time count as ten seconds of violation."""
+
+
+def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> dict[str, Any]:
+    """Return a run's figures as plain data.
+
+    A request that failed or was rejected has missed every target. The mean gap between a request's tokens is
+    (e2e - TTFT) / (output tokens - 1); with one token it is always in time.
+    """
+    requests = recording.requests
+    is_ttft, is_itl = in_time(recording, scenario)
+    is_both = is_ttft & is_itl
+    judged = slice(warmup, None)
+    span_s = float(requests.arrival_s[-1] - requests.arrival_s[0]) if requests.arrival_s.size else 0.0
+    gpu_hours = recording.gpu_s / 3600
+    return {
+        "in_time": {
+            name: mean(values[judged])
+            for name, values in (("ttft", is_ttft), ("itl", is_itl), ("both", is_both))
+        },
+        "in_time_rps": rounded(ratio(int(is_both.sum()), span_s)),
+        "in_time_per_gpu_hour": rounded(ratio(int(is_both.sum()), gpu_hours)),
+        "gpu_hours": rounded(gpu_hours),
+        "mean_gpus": rounded(ratio(recording.gpu_s, recording.end_s)),
+        "violation_s": violation_s(requests.arrival_s, is_both),
+        "changes": len(recording.changes),
+        "replicas_moved": sum(abs(change.desired - change.current) for change in recording.changes),
+        "reversals": reversals(recording.changes),
+        "lost": int((~requests.is_ok).sum()),
+    }
+
+
+def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return, for every request, whether its TTFT and whether its mean gap between tokens is in time."""
+    requests = recording.requests
+    with np.errstate(invalid="ignore"):
+        is_ttft = requests.ttft_s < scenario.slo_s
+        is_itl = requests.is_ok & ~(requests.tpot_s > (scenario.itl_slo_s or np.inf))
+    return is_ttft, is_itl
+
+
+def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
+    """Return the seconds in which arrivals were served badly: see `VIOLATION_SHARE`."""
+    if not arrivals.size:
+        return 0.0
+    places = np.floor_divide(arrivals, VIOLATION_WINDOW_S).astype(np.int64)
+    total = np.bincount(places)
+    good = np.bincount(places, weights=is_in_time.astype(np.float64))
+    return float(((total > 0) & (good < VIOLATION_SHARE * total)).sum() * VIOLATION_WINDOW_S)
+
+
+def reversals(changes: Sequence[PlannerChange]) -> int:
+    """Return how often a role's change went the other way than its change before."""
+    count = 0
+    before: dict[str, bool] = {}
+    for change in changes:
+        is_up = change.desired > change.current
+        count += before.get(change.role.value, is_up) != is_up
+        before[change.role.value] = is_up
+    return count
+
+
+def tier_scores(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Return figures by tier, highest first; empty where requests ask for none. The warm-up is left out.
+
+    ``compliance`` is the share of the admitted requests that kept all targets of their tier, ``attainment`` that of all
+    that asked: a rejected or shed request has attained nothing.
+    """
+    asked = np.array([request.tier for request in workload.requests], dtype=object)
+    targets = tier_settings(scenario.router.tiers).targets
+    judged = np.arange(asked.size) >= workload.warmup
+    return {
+        tier.value: _figures(recording, judged & (asked == tier), targets.get(tier, SloTarget()))
+        for tier in Tier
+        if (asked == tier).any()
+    }
+
+
+def _figures(recording: Recording, own: Any, target: SloTarget) -> dict[str, Any]:
+    requests = recording.requests
+    is_ok, is_rejected = requests.is_ok[own], requests.is_rejected[own]
+    ttft, tpot, e2e = requests.ttft_s[own], requests.tpot_s[own], requests.e2e_s[own]
+    is_met = is_ok.copy()
+    for values, bound in ((ttft, target.ttft_s), (tpot, target.tpot_s), (e2e, target.e2e_s)):
+        if bound is not None:
+            is_met &= ~(values > bound)
+    admitted = int((~is_rejected).sum())
+    return {
+        "requests": int(is_ok.size),
+        "ok": int(is_ok.sum()),
+        "rejected": int(is_rejected.sum()),
+        "failed": int((~is_ok & ~is_rejected).sum()),
+        "ttft_s": describe(known(ttft)),
+        "tpot_s": describe(known(tpot)),
+        "e2e_s": describe(known(e2e)),
+        "compliance": rounded(ratio(int(is_met.sum()), admitted)),
+        "attainment": rounded(ratio(int(is_met.sum()), is_ok.size)),
+    }
+
+
+def mean_tiers(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return each tier's figures as means over runs of one kind; counts are summed."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in runs[0]["tiers"]:
+        rows = [run["tiers"][name] for run in runs if name in run["tiers"]]
+        row: dict[str, Any] = {
+            key: sum(each[key] for each in rows) for key in ("requests", "ok", "rejected", "failed")
+        }
+        for key in ("ttft_s", "tpot_s", "e2e_s"):
+            row[key] = {rank: mean(each[key][rank] for each in rows) for rank in ("p50", "p99")}
+        row |= {key: mean(each[key] for each in rows) for key in ("compliance", "attainment")}
+        found[name] = row
+    return found
 
 
 def score(recording: Recording, workload: Workload, scenario: Scenario) -> dict[str, Any]:

@@ -1,18 +1,30 @@
-"""What the world asks of a worker, and the simple server that the DualMap artefact models.
+"""The inside of a worker: the engine core, with calm decode steps skipped, or the DualMap artefact's simple server.
 
-`engine_server` is the other kind: the engine core itself. Both are driven the same way: `add`, then `run`
-whenever `next_s` says so.
+Both are driven the same way: `add`, then `run` whenever `next_s` says so.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from penstock.api import Role
+from penstock.core.tiers import TierPriority
+from penstock.engine import profiles
+from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
+from penstock.engine.core.latency import LatencyModel
+from penstock.engine.core.lease import Read
+from penstock.engine.core.preemption import PreemptionTerms
+from penstock.engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.profiles.schema import Profile
+from penstock.simulator.frontend import GapHistogram
 from penstock.simulator.jobs import Job
-from penstock.simulator.scenario import SimpleModel
+from penstock.simulator.scenario import ProfiledModel, SimpleModel
 from penstock.workload.traces import BLOCK_TOKENS
 
 
@@ -28,13 +40,7 @@ class ServiceStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One thing that happened to a job.
-
-    Attributes:
-        job: Which.
-        stage: What.
-        at_s: When, virtual seconds.
-    """
+    """One thing that happened to a job."""
 
     job: Job
     stage: ServiceStage
@@ -69,8 +75,6 @@ class Server(Protocol):
 
 class TokenCache:
     """Which blocks of 512 tokens are kept: least recently used out first, a prompt's end before its start."""
-
-    __slots__ = ("_blocks", "_capacity", "tokens")
 
     def __init__(self, capacity_tokens: int) -> None:
         self._capacity = capacity_tokens
@@ -109,8 +113,6 @@ class SimpleServer:
 
     The last prompt token is always computed, as its output is what the prefill is for.
     """
-
-    __slots__ = ("_cache", "_end_s", "_model", "_queue", "_running", "_wake_s")
 
     def __init__(self, model: SimpleModel) -> None:
         self._model = model
@@ -169,3 +171,225 @@ class SimpleServer:
     def is_idle(self, now_s: float) -> bool:  # noqa: ARG002 - the same at any time
         """Return whether nothing runs or waits."""
         return self._running is None and not self._queue
+
+
+class EngineModel:
+    """A profile read once, from which servers of one pool are made."""
+
+    def __init__(self, role: Role, spec: ProfiledModel) -> None:
+        self._role = EngineRole(role.value)
+        self._spec = spec
+        self._profile: Profile = profiles.load(spec.profile)
+        self._latency: LatencyModel = self._profile.latency()
+        capacity = spec.kv_tokens or self._profile.kv_capacity_tokens
+        self.num_blocks = max(1, capacity // spec.block_size)
+
+    def longest_tokens(self, priority: int = TierPriority.PREMIUM) -> int:
+        """Return the longest prompt and output together that the cache can ever hold of a request of this priority."""
+        terms = self._preemption
+        reserved = 0
+        if terms is not None and priority > TierPriority.PREMIUM:
+            reserved = terms.reserved_blocks(self.num_blocks)
+        return (self.num_blocks - reserved) * self._spec.block_size
+
+    @property
+    def _preemption(self) -> PreemptionTerms | None:
+        config = self._spec.preemption
+        return None if config is None else config.terms(self._profile, self._spec.block_size)
+
+    def make(self, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram) -> SimulatedEngine:
+        """Return a server with an empty cache."""
+        spec = self._spec
+        limits = BatchLimits(
+            spec.max_num_batched_tokens,
+            spec.max_num_seqs,
+            spec.block_size,
+            by_priority=spec.preemption is not None,
+            least_load_tokens=RECOMPUTE_TOKENS,
+        )
+        settings = EngineSettings(
+            self._role,
+            self.num_blocks,
+            self._profile.kv.bytes_per_token,
+            limits,
+            spec.lease,
+            spec.link,
+            preemption=self._preemption,
+        )
+        return SimulatedEngine(Engine(settings, self._latency), spec.block_size, keys_of, gaps)
+
+
+class SimulatedEngine:
+    """An engine on virtual time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        block_size: int,
+        keys_of: Callable[[Job, int], Sequence[int]],
+        gaps: GapHistogram,
+    ) -> None:
+        self.engine = engine
+        self.gaps = gaps
+        self._role = engine.settings.role
+        self._block_size = block_size
+        self._keys_of = keys_of
+        self._jobs: dict[str, Job] = {}
+        self._step: EngineStep | None = None
+        self._ends: list[float] = []
+        self._first = 0
+        self._wake_s: float | None = None
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def add(self, job: Job, now_s: float) -> None:
+        """Queue a job: its prefill, its decode with KV to fetch, or both."""
+        self._cut(now_s)
+        is_prefill = self._role is EngineRole.PREFILL
+        self.engine.add(
+            EngineRequest(
+                job.name,
+                job.request.input_tokens,
+                1 if is_prefill else job.request.output_tokens,
+                job.request.arrival_s,
+                self._keys_of(job, self._block_size),
+                job.priority,
+                load_remote=self._role is EngineRole.DECODE,
+                pin_blocks=is_prefill,
+            )
+        )
+        self._jobs[job.name] = job
+        self._wake(now_s)
+
+    def abort(self, name: str, now_s: float) -> None:
+        """End a request before its time; unknown ones are ignored."""
+        self._cut(now_s)
+        self.engine.abort(name, now_s)
+        self._jobs.pop(name, None)
+        self._wake(now_s)
+
+    def end_leases(self, names: Sequence[str], now_s: float) -> list[str]:
+        """Free prompts that were read; return those that hold no lease any more."""
+        self._cut(now_s)
+        unknown = self.engine.end_leases(Read(name) for name in names)
+        self._wake(now_s)
+        return unknown
+
+    def extend_leases(self, names: Sequence[str], now_s: float) -> list[str]:
+        """Take a heartbeat; return the ids without a lease."""
+        self._cut(now_s)
+        return self.engine.extend_leases(names, now_s)
+
+    # -- time -----------------------------------------------------------------------------------------
+
+    def next_s(self) -> float | None:
+        """Return the end of the last step foreseen, or the next transfer, lease or arrival while idle."""
+        if self._step is not None:
+            return self._ends[-1]
+        times = [at_s for at_s in (self._wake_s, self.engine.next_event_s()) if at_s is not None]
+        return min(times, default=None)
+
+    def run(self, now_s: float) -> list[StageReport]:
+        """Finish the last step foreseen if it is due, and begin the next."""
+        reports: list[StageReport] = []
+        if self._step is not None:
+            if self._ends[-1] > now_s:
+                return reports
+            self._skip(len(self._ends) - 1 - self._first)
+            outcome = self.engine.finish_step(self._step)
+            self._step = None
+            self._note(outcome, reports)
+            now_s = outcome.end_s
+        self._wake_s = None
+        self._begin(now_s)
+        self._take_events(now_s, reports)
+        return reports
+
+    def _begin(self, now_s: float) -> None:
+        self._step = self.engine.begin_step(now_s)
+        if self._step is not None:
+            self._ends = self.engine.foresee(self._step)
+            self._first = 0
+
+    def _skip(self, steps: int) -> None:
+        if steps > 0 and self._step is not None:
+            first, ends = self._first, self._ends
+            batch = self._step.batch.decode_batch
+            # Calm steps hardly differ: their mean stands for each.
+            mean_s = (ends[first + steps - 1] - self._step.start_s) / steps
+            self.gaps.add(mean_s, steps * batch)
+            rest = ends[first:] if first else ends
+            self._step = self.engine.skip(self._step, rest, steps)
+            self._first = first + steps
+
+    def _catch_up(self, now_s: float) -> None:
+        """Bring the engine to the step that runs at ``now_s``; one that ends just then still runs."""
+        if self._step is not None:
+            ended = bisect_left(self._ends, now_s)
+            self._skip(min(ended, len(self._ends) - 1) - self._first)
+
+    def _cut(self, now_s: float) -> None:
+        """Before the engine is touched: nothing is foreseen beyond the running step any more."""
+        self._catch_up(now_s)
+        if self._step is not None:
+            self._ends = [self._ends[self._first]]
+            self._first = 0
+
+    def _wake(self, now_s: float) -> None:
+        if self._step is None:
+            self._wake_s = now_s
+
+    # -- what happened --------------------------------------------------------------------------------
+
+    def _note(self, outcome: StepOutcome, reports: list[StageReport]) -> None:
+        at_s = outcome.end_s
+        if outcome.steady_tokens:
+            self.gaps.add(outcome.gap_s, outcome.steady_tokens)
+        for gap_s in outcome.late_gaps_s:
+            self.gaps.add(gap_s, 1)
+        for state in outcome.started:
+            job = self._jobs.get(state.request.request_id)
+            if job is None:
+                continue
+            if self._role is not EngineRole.DECODE:
+                job.cached_tokens = state.cached_tokens
+                reports.append(StageReport(job, ServiceStage.PREFILLED, at_s))
+            if self._role is not EngineRole.PREFILL:
+                reports.append(StageReport(job, ServiceStage.FIRST_TOKEN, at_s))
+        for state in outcome.finished:
+            job = self._jobs.pop(state.request.request_id, None)
+            if job is not None and self._role is not EngineRole.PREFILL:
+                reports.append(StageReport(job, ServiceStage.ENDED, at_s))
+
+    def _take_events(self, now_s: float, reports: list[StageReport]) -> None:
+        events = self.engine.take_events()
+        for transfer in events.transfers:
+            job = self._jobs.get(transfer.state.request.request_id)
+            if job is not None:
+                reports.append(StageReport(job, ServiceStage.LOADED, now_s))
+        for state in events.dropped:
+            job = self._jobs.pop(state.request.request_id, None)
+            if job is not None:
+                reports.append(StageReport(job, ServiceStage.DROPPED, now_s))
+
+    # -- gauges ---------------------------------------------------------------------------------------
+
+    def cached_tokens(self, job: Job) -> int:
+        """Return the prompt tokens whose blocks are cached now."""
+        keys = self._keys_of(job, self._block_size)
+        return self.engine.cached_blocks(keys) * self._block_size
+
+    def kv_usage_fraction(self, now_s: float) -> float:
+        """Return the share of blocks in use at ``now_s``."""
+        self._catch_up(now_s)
+        return self.engine.kv_usage_fraction
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for capacity."""
+        return self.engine.waiting_for_capacity
+
+    def is_idle(self, now_s: float) -> bool:
+        """Return whether nothing runs, waits, is transferred or pinned."""
+        self._catch_up(now_s)
+        return self.engine.is_idle

@@ -13,23 +13,20 @@ import numpy as np
 
 from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.effects import Dispatch, Effects, RefusalReason
-from penstock.simulator.control import Control
-from penstock.simulator.engine_server import EngineModel
+from penstock.router.core.retries import Assignment
+from penstock.router.core.router_state import Effects, RefusalReason
 from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
-from penstock.simulator.frontend import FrontendCounters
-from penstock.simulator.gaps import GapHistogram
+from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.handover import Heartbeats
 from penstock.simulator.jobs import Job, JobOutcome, PrefixChains, make_jobs
 from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording, RunRecorder
+from penstock.simulator.planning import Control
 from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, WorkerFailure
-from penstock.simulator.scrapes import Scrapes
-from penstock.simulator.servers import Server, ServiceStage, SimpleServer
-from penstock.simulator.state import SimulationState
+from penstock.simulator.servers import EngineModel, Server, ServiceStage, SimpleServer
+from penstock.simulator.state import Scrapes, SimulationState
 from penstock.simulator.succession import Succession
 from penstock.workload.traces import TraceRequest
 
@@ -38,31 +35,11 @@ PATIENCE_S = 3600.0
 
 
 class Simulation:
-    """One run.
-
-    Attributes:
-        kernel: Its time.
-        gaps: Between successive tokens, over all workers.
-        fleet: Its workers.
-        routers: State machines of those that have picked so far; the last one picks now.
-        jobs: In order of arrival.
-        frontend: What routers count of requests.
-        control: The planner's; None without one.
-    """
+    """One run."""
 
     def __init__(
         self, scenario: Scenario, requests: Sequence[TraceRequest], *, chains: PrefixChains | None = None
     ) -> None:
-        """Build everything; nothing runs yet.
-
-        Args:
-            scenario: The world.
-            requests: Arrivals never decrease.
-            chains: Makes the prefix keys; None: from the requests' ids and the scenario's seed.
-
-        Raises:
-            ConfigError: no such profile or policy.
-        """
         self.scenario = scenario
         self.kernel = Kernel()
         self.gaps = GapHistogram()
@@ -103,12 +80,7 @@ class Simulation:
     def run(
         self, on_progress: Callable[[int], None] | None = None, *, progress_events: int = 20_000
     ) -> Recording:
-        """Run until every job has ended.
-
-        Args:
-            on_progress: Called with the number of jobs that have ended, now and then.
-            progress_events: Events between two calls.
-        """
+        """Run until every job has ended."""
         self._schedule_start()
         kernel, fleet = self.kernel, self.fleet
         end_s = self._last_s + PATIENCE_S
@@ -217,8 +189,8 @@ class Simulation:
         """Do what a router has decided."""
         reached: set[str] = set()
         for effect in effects:
-            if isinstance(effect, Dispatch):
-                self._dispatched(effect.assignment, reached)
+            if isinstance(effect, Assignment):
+                self._dispatched(effect, reached)
                 continue
             job = effect.item
             router = self.routers[job.router]

@@ -1,18 +1,20 @@
-"""What one run consists of: its time, workers, routers and jobs. The planner, scrapes, heartbeats and recorder read it."""
+"""What one run consists of, which planner, scrapes and recorder read; and what routers hear of the workers' metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.api import Role
-from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker
-from penstock.simulator.frontend import FrontendCounters
-from penstock.simulator.gaps import GapHistogram
+from penstock.router.core.router_state import Effects
+from penstock.router.policy.busy import busy_thresholds
+from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
+from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job
-from penstock.simulator.kernel import Kernel
-from penstock.simulator.routing import VirtualRouter
+from penstock.simulator.kernel import Kernel, Order
+from penstock.simulator.routing import DecodeLoad, VirtualRouter
 from penstock.simulator.scenario import Scenario
+from penstock.simulator.servers import SimulatedEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,70 @@ class SimulationState:
         """Return the jobs that each role had no worker for so far."""
         counts = [router.core.turned_away for router in self.routers]
         return {role: float(sum(each[role].total for each in counts)) for role in counts[0]}
+
+
+SCRAPE_S = 1.0
+"""Between two scrapes of the workers' metrics; the live router's default."""
+
+
+class Scrapes:
+    """All scrapes of one world."""
+
+    def __init__(self, state: SimulationState, apply: Callable[[Effects[Job]], None]) -> None:
+        self._state = state
+        self._apply = apply
+
+    def start(self) -> None:
+        """Scrape from now on."""
+        self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._scrape)
+
+    def decode_loads(self) -> list[DecodeLoad]:
+        """Return what runs at each ready decode worker now."""
+        return [
+            DecodeLoad(
+                each.name, len(each.jobs), self._tokens_on(each), each.kv_usage_fraction, each.scraped_tokens
+            )
+            for each in self._state.fleet.of(Role.DECODE, State.READY)
+        ]
+
+    def _tokens_on(self, worker: SimulatedWorker) -> int:
+        """Return prompts in flight plus what was generated for them so far."""
+        server = worker.server
+        assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple, the scenario says
+        server.kv_usage_fraction(self._state.kernel.now_s)
+        return worker.prompt_tokens + max(0, server.engine.counters.generation_tokens - worker.ended_outputs)
+
+    def _scrape(self) -> None:
+        """Read the workers' gauges; the picker knows them ``propagation_delay_s`` later."""
+        now_s, delay_s = self._state.kernel.now_s, self._state.scenario.routers.propagation_delay_s
+        usage = {}
+        for worker in self._state.fleet.of(Role.DECODE, State.READY, State.DRAINING):
+            usage[worker.name] = (
+                worker.incarnation,
+                worker.server.kv_usage_fraction(now_s),
+                self._tokens_on(worker),
+            )
+        self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._propagate, usage)
+        router = self._state.routers[-1]
+        if router.reads_usage:
+            entry = self._state.fleet.of(self._state.scenario.entry_role, State.READY)
+            gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
+            tokens = router.core.entry_queue.inflight_tokens()
+            self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens)
+        self._apply(router.tick(now_s))
+        self._state.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
+
+    def _tell_usage(
+        self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, int]
+    ) -> None:
+        self._apply(router.set_usage(usage, tokens, self._state.kernel.now_s))
+
+    def _propagate(self, usage: Mapping[str, tuple[int, float, int]]) -> None:
+        for name, (incarnation, fraction, tokens) in usage.items():
+            worker = self._state.fleet.get(name)
+            if worker is not None and worker.incarnation == incarnation:
+                worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
+        thresholds = busy_thresholds(self._state.scenario.router.admission)
+        if self._state.scenario.is_disaggregated and thresholds.is_set:
+            effects = self._state.routers[-1].read_decode_loads(self.decode_loads(), self._state.kernel.now_s)
+            self._apply(effects)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from penstock.router.core.effects import Effects
+from penstock.router.core.router_state import Effects
 from penstock.router.picker.relay import RECENT_KEYS
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.kernel import Kernel, Order
@@ -22,11 +22,7 @@ ELECTION_S: Final = 0.6
 
 
 class Succession:
-    """The routers of one run, of which one picks.
-
-    Attributes:
-        pickers: State machines of those that have picked so far; the last one picks now.
-    """
+    """The routers of one run, of which one picks."""
 
     def __init__(
         self,
@@ -38,16 +34,6 @@ class Succession:
         end: Callable[[Job, JobOutcome], None],
         apply: Callable[[Effects[Job]], None],
     ) -> None:
-        """Begin with the first router as the picker.
-
-        Args:
-            kernel: Time of the run.
-            group: How many routers, and when the picker dies.
-            make: Builds a router without workers.
-            ready: Tells a router its workers.
-            end: Ends a job.
-            apply: Does what a router decides.
-        """
         self._kernel = kernel
         self._group = group
         self._make = make

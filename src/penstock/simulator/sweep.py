@@ -13,13 +13,11 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from penstock.planner.decide.config import Mode
-from penstock.simulator.figures import mean
 from penstock.simulator.observer import Recording
 from penstock.simulator.oracle_search import foreseen
 from penstock.simulator.scenario import Scenario
-from penstock.simulator.scoreboard import goodput, score
+from penstock.simulator.scoreboard import goodput, mean, mean_tiers, score
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.tier_scores import mean_tiers
 from penstock.simulator.workload import Workload, WorkloadSpec, prepare
 
 T = TypeVar("T")
@@ -30,15 +28,7 @@ GOODPUT_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """One run.
-
-    Attributes:
-        label: Under which runs are summed up; usually the policy's name.
-        scenario: The world; its seed is replaced by ``seed``.
-        workload: Its requests.
-        qps: Mean rate in requests/s; None: the workload's own.
-        seed: Of arrivals and rings.
-    """
+    """One run."""
 
     label: str
     scenario: Scenario
@@ -71,14 +61,7 @@ def run_all(
     on_done: Callable[[int], None] | None = None,
     work: Callable[[RunSpec], dict[str, Any]] = figures_of,
 ) -> list[dict[str, Any]]:
-    """Return the figures of every run, in the order of ``specs``.
-
-    Args:
-        specs: What to run.
-        processes: Cores to use, >= 1; None: all. One runs in this process.
-        on_done: Called with how many runs have ended.
-        work: What is done for each; a function at the top of its module, so that other processes find it.
-    """
+    """Return the figures of every run, in the order of ``specs``."""
     return map_all(work, specs, processes=processes, on_done=on_done)
 
 

@@ -12,10 +12,18 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from penstock.core.errors import ConfigError
-from penstock.workload.arrivals import Spread, mean_rate, rescale, spread
-from penstock.workload.selection import OnLong, Selection, select
+from penstock.workload.arrivals import (
+    OnLong,
+    Selection,
+    Spread,
+    mean_rate,
+    parse_mix,
+    rescale,
+    select,
+    spread,
+    with_tiers,
+)
 from penstock.workload.synthetic import parse_synthetic, synthesise
-from penstock.workload.tier_mix import parse_mix, with_tiers
 from penstock.workload.traces import BLOCK_TOKENS, TraceFormat, TraceRequest, load_trace
 
 _IDS_APART = 1 << 48
@@ -53,7 +61,6 @@ class WorkloadSpec:
     tiers: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the bounds."""
         if self.warmup < 0:
             raise ConfigError(f"--warmup: {self.warmup} must be at least 0")
         if self.copies < 1:
@@ -64,16 +71,7 @@ class WorkloadSpec:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests ready to run.
-
-    Attributes:
-        name: Of the source; begins with ``synthetic`` where no trace recorded it.
-        requests: In order of arrival.
-        warmup: How many at the beginning are not judged.
-        rate_rps: Mean arrivals per second; None when all arrive at once.
-        truncated, dropped: Prompts that the length limit touched.
-        spread: How batches were placed.
-    """
+    """Requests ready to run."""
 
     name: str
     requests: tuple[TraceRequest, ...]
@@ -98,11 +96,6 @@ def _read(source: str) -> tuple[str, TraceFormat, tuple[TraceRequest, ...]]:
 @lru_cache(maxsize=KEPT)
 def prepare(spec: WorkloadSpec, *, seed: int, qps: float | None = None) -> Workload:
     """Return the requests of one run.
-
-    Args:
-        spec: What to take.
-        seed: Of spreading and of synthetic draws.
-        qps: Wanted mean rate in requests/s, by stretching time after spreading; None keeps the source's.
 
     Raises:
         ConfigError: no such source, or nothing is left of it.

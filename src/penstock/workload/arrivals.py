@@ -1,4 +1,4 @@
-"""Moves arrivals in time: spreads Mooncake's three-second batches and sets the mean rate.
+"""Shapes a trace: spreads Mooncake's three-second batches, selects requests, sets the mean rate and draws tiers.
 
 Pure: the random generator is an argument. Called by the command line before a replay; every choice is
 recorded in the results.
@@ -6,15 +6,19 @@ recorded in the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 
 import numpy as np
+import xxhash
 
+from penstock.api import Tier
 from penstock.core.errors import ConfigError
-from penstock.workload.traces import TraceRequest
+from penstock.core.flags import check_bounds, flag
+from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
 
 GROUP_INTERVAL_S = 3.0
 """Seconds between Mooncake's batches: 99.9% of the conversation trace's gaps are 3.000 +- 0.002 s."""
@@ -87,16 +91,7 @@ def mean_rate(requests: Sequence[TraceRequest]) -> float | None:
 def rescale(
     requests: Sequence[TraceRequest], *, rate_rps: float | None = None, rate_scale: float | None = None
 ) -> tuple[list[TraceRequest], float]:
-    """Return the requests with time stretched or shrunk about 0, and the rate factor applied.
-
-    Args:
-        requests: Arrivals never decrease.
-        rate_rps: Wanted mean rate in requests/s, > 0; excludes ``rate_scale``.
-        rate_scale: Factor on the rate, > 0: 2 sends twice as fast.
-
-    Raises:
-        ConfigError: both given, or the trace has no rate to scale.
-    """
+    """Return the requests with time stretched or shrunk about 0, and the rate factor applied."""
     if rate_rps is not None and rate_scale is not None:
         raise ConfigError("--rate and --rate-scale: both set the arrival rate; give one")
     if rate_rps is not None:
@@ -107,3 +102,135 @@ def rescale(
     elif rate_scale is None:
         return list(requests), 1.0
     return [replace(request, arrival_s=request.arrival_s / rate_scale) for request in requests], rate_scale
+
+
+_HASH_RANGE = 2.0**64
+
+
+class OnLong(StrEnum):
+    """What to do with a prompt above the limit: cut it there, or leave the request out."""
+
+    TRUNCATE = "truncate"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What to take from a trace; the help of its fields is the command line's.
+
+    The window is closed at its start, which becomes the replay's zero, and open at its end. A hash of seed and line
+    chooses the sample: a seed keeps the same rows in any window, and a smaller share a subset of a larger one.
+    """
+
+    start_s: float = flag("Begin of the window, seconds into the trace.", default=0.0, ge=0)
+    duration_s: float | None = flag("Length of the window, seconds of the trace.", gt=0, unset="to its end")
+    sample: float = flag(
+        "Share of the requests that is kept, above 0 and at most 1.",
+        default=1.0,
+        gt=0,
+        le=1,
+        metavar="FRACTION",
+    )
+    limit: int | None = flag("Most requests, after all other choices.", ge=1, unset="all")
+    max_input_tokens: int | None = flag("Longest prompt, tokens; needs --on-long.", ge=1, unset="no limit")
+    on_long: OnLong | None = flag("Cut longer prompts, or leave their requests out.", default=None)
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if (self.max_input_tokens is None) != (self.on_long is None):
+            raise ConfigError(
+                "--max-input-tokens and --on-long go together: a limit on the prompt length changes the"
+                " workload, so say whether longer prompts are cut (truncate) or left out (drop)"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The requests to replay, and how many the length limit touched."""
+
+    requests: tuple[TraceRequest, ...]
+    truncated: int
+    dropped: int
+
+
+def select(requests: Sequence[TraceRequest], chosen: Selection, *, seed: int = 0) -> Selected:
+    """Return what ``chosen`` takes from ``requests``, in order, with arrivals counted from the window."""
+    end_s = math.inf if chosen.duration_s is None else chosen.start_s + chosen.duration_s
+    window = [request for request in requests if chosen.start_s <= request.arrival_s < end_s]
+    sampled = [request for request in window if _is_sampled(request.line, chosen.sample, seed)]
+    kept, truncated, dropped = _fit(sampled, chosen)
+    if not kept:
+        last_s = max((request.arrival_s for request in requests), default=0.0)
+        raise ConfigError(
+            f"--start-s {chosen.start_s:g}, --duration-s {chosen.duration_s}, --sample {chosen.sample:g},"
+            f" --max-input-tokens {chosen.max_input_tokens}: no request is left"
+            f" ({len(window)} in the window, {len(sampled)} sampled; the trace ends at {last_s:.0f} s)"
+        )
+    moved = tuple(replace(request, arrival_s=request.arrival_s - chosen.start_s) for request in kept)
+    return Selected(moved, truncated, dropped)
+
+
+def _is_sampled(line: int, share: float, seed: int) -> bool:
+    if share >= 1:
+        return True
+    return xxhash.xxh3_64_intdigest(b"%d" % line, seed=seed % 2**64) / _HASH_RANGE < share
+
+
+def _fit(requests: Sequence[TraceRequest], chosen: Selection) -> tuple[list[TraceRequest], int, int]:
+    kept: list[TraceRequest] = []
+    truncated = dropped = 0
+    for request in requests:
+        if chosen.limit is not None and len(kept) == chosen.limit:
+            break
+        if chosen.max_input_tokens is None or request.input_tokens <= chosen.max_input_tokens:
+            kept.append(request)
+        elif chosen.on_long is OnLong.DROP:
+            dropped += 1
+        else:
+            truncated += 1
+            kept.append(_cut(request, chosen.max_input_tokens))
+    return kept, truncated, dropped
+
+
+def _cut(request: TraceRequest, tokens: int) -> TraceRequest:
+    ids = request.block_ids
+    return replace(
+        request,
+        input_tokens=tokens,
+        block_ids=None if ids is None else ids[: -(-tokens // BLOCK_TOKENS)],
+    )
+
+
+TierMix = Mapping[Tier, float]
+"""Weights by tier, > 0; only their ratios count."""
+
+TIERS_FLAG = "--tiers"
+
+
+def parse_mix(text: str) -> TierMix:
+    """Return the mix that ``premium=20,standard=50,background=30`` stands for."""
+    mix: dict[Tier, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.partition("=")
+        try:
+            tier, value = Tier(name.strip()), float(weight)
+        except ValueError as exc:
+            raise ConfigError(
+                f"{TIERS_FLAG} {text}: {part!r} must be TIER=WEIGHT, as premium=20; tiers are {', '.join(Tier)}"
+            ) from exc
+        if tier in mix:
+            raise ConfigError(f"{TIERS_FLAG} {text}: {tier} is given twice; give each tier once")
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{TIERS_FLAG} {text}: {weight!r} must be a finite number above 0")
+        mix[tier] = value
+    return mix
+
+
+def with_tiers(requests: Sequence[TraceRequest], mix: TierMix | None, *, seed: int) -> list[TraceRequest]:
+    """Return the requests with tiers drawn in the mix's proportions; unchanged without a mix."""
+    if mix is None:
+        return list(requests)
+    tiers = list(mix)
+    weights = np.array(list(mix.values()), dtype=np.float64)
+    drawn = np.random.default_rng([seed, 2]).choice(len(tiers), size=len(requests), p=weights / weights.sum())
+    return [replace(request, tier=tiers[place]) for request, place in zip(requests, drawn, strict=True)]

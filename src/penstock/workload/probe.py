@@ -1,18 +1,146 @@
-"""Checks a server before a replay: nothing is sent to an address that does not serve."""
+"""What servers say of themselves: checked before a replay, and during it their lag behind their own schedules.
+
+A Penstock router lists its workers, and every Penstock process exports its speed and lag; of other servers there is
+nothing to say. Lag is polled, because a worker that is scaled down takes its figure with it.
+"""
 
 from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
 
 import orjson
 
 from penstock.core.errors import (
     ConfigError,
     NoEndpointsError,
+    ObservationError,
+    SaturatedError,
     UpstreamConnectError,
     UpstreamError,
 )
+from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Response, Timeouts, parse_http_url
-from penstock.core.metric_names import TIME_SCALE
-from penstock.workload.server_pages import ServerPages
+from penstock.core.http.messages import Headers
+from penstock.core.metric_names import SCHEDULE_LAG_P99, TIME_SCALE
+
+
+@dataclass(frozen=True, slots=True)
+class ListedWorker:
+    """One worker of a router's list."""
+
+    name: str
+    role: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerList:
+    """A router's ``/workers``.
+
+    Attributes:
+        speed: The graph's time scale; None: it does not say.
+        workers: Those whose addresses it shows; it shows them to admins only.
+    """
+
+    speed: float | None
+    workers: tuple[ListedWorker, ...]
+
+
+class ServerPages:
+    """The pages of one server and of the workers that it lists."""
+
+    def __init__(
+        self, pool: ConnectionPool, url: str, timeouts: Timeouts, *, admin_key: str | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._pool = pool
+        self._timeouts = timeouts
+        self._headers = () if admin_key is None else ((b"authorization", b"Bearer " + admin_key.encode()),)
+
+    async def workers(self) -> WorkerList | None:
+        """Return the server's workers; None where it is no router."""
+        page = await self._get(f"{self.url}/workers", self._headers)
+        if page is None:
+            return None
+        try:
+            listed = orjson.loads(page.body)
+            shown = tuple(
+                ListedWorker(str(each["name"]), str(each["role"]), str(each["url"]))
+                for each in listed["workers"]
+                if "url" in each
+            )
+            speed = listed.get("speed")
+            return WorkerList(None if speed is None else float(speed), shown)
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+    async def samples(self, url: str, metric: str) -> list[Sample]:
+        """Return a metric's samples on the ``/metrics`` of the process at ``url``; empty where it has none."""
+        page = await self._get(f"{url}/metrics")
+        if page is None:
+            return []
+        try:
+            return parse_samples(page.body.decode("utf-8", "replace"), [metric])
+        except ObservationError:
+            return []
+
+    async def _get(self, url: str, headers: Headers = ()) -> Response | None:
+        try:
+            answer = await self._pool.request("GET", url, headers=headers, timeouts=self._timeouts)
+        except (UpstreamError, SaturatedError):
+            return None
+        return answer if answer.status == 200 else None
+
+
+_PERIOD_S = 5.0
+"""Chosen: real seconds; a worker lives longer, and a few pages cost the measured machine nothing."""
+
+_POLL_TIMEOUTS = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLag:
+    """The worst lag that one process reported."""
+
+    name: str
+    role: str
+    p99_s: float
+
+
+class LagWatch:
+    """Collects the lags of a server and of the workers that it lists; one per replay."""
+
+    def __init__(self, pool: ConnectionPool, url: str, *, admin_key: str | None = None) -> None:
+        self._pages = ServerPages(pool, url, _POLL_TIMEOUTS, admin_key=admin_key)
+        self._worst: dict[str, ServerLag] = {}
+
+    @property
+    def worst(self) -> tuple[ServerLag, ...]:
+        """The worst lag of each process seen, by name."""
+        return tuple(self._worst[name] for name in sorted(self._worst))
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await asyncio.sleep(_PERIOD_S)
+            await self.poll()
+
+    async def poll(self) -> None:
+        """Read every process's lag once; one that does not answer is left out."""
+        listed = await self._pages.workers()
+        own = "server" if listed is None else "router"
+        await self._poll_one(own, own, self._pages.url)
+        for each in listed.workers if listed is not None else ():
+            await self._poll_one(each.name, each.role, each.url)
+
+    async def _poll_one(self, name: str, role: str, url: str) -> None:
+        known = self._worst.get(name)
+        for sample in await self._pages.samples(url, SCHEDULE_LAG_P99):
+            if math.isfinite(sample.value) and sample.value >= (known.p99_s if known is not None else 0.0):
+                known = self._worst[name] = ServerLag(name, role, sample.value)
+
 
 _TIMEOUTS = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
 """Chosen: real seconds; a server that lists its models slower than this serves nothing."""
@@ -23,12 +151,6 @@ async def check_speed(pool: ConnectionPool, url: str, *, speed: float, admin_key
 
     Asks the router, every worker whose address it lists, or the simulated worker that answers at ``url``
     itself. Other servers run in real time and do not say so: they are not checked.
-
-    Args:
-        pool: Kept by the caller, who closes it.
-        url: Server's address without a path.
-        speed: Time scale: simulated seconds per real second that the caller counts by.
-        admin_key: Sent to a router, which shows the workers' addresses to admins only, and the rest to clients, too.
 
     Raises:
         ConfigError: one of them runs at another speed than ``speed``.
@@ -57,12 +179,6 @@ async def find_model(
     pool: ConnectionPool, url: str, *, model: str | None = None, api_key: str | None = None
 ) -> str:
     """Return the model to ask for, once the server has shown that it can serve it.
-
-    Args:
-        pool: Kept by the caller, who closes it.
-        url: Server's address without a path.
-        model: Name to ask for; None takes the first that the server lists.
-        api_key: Sent as a bearer token.
 
     Raises:
         ConfigError: not a URL, or the server does not list ``model``.

@@ -42,12 +42,6 @@ class PromptMaker:
     """Makes prompts, keeping the newest block texts; one per replay."""
 
     def __init__(self, seed: int = 0, *, cached_blocks: int = DEFAULT_CACHED_BLOCKS) -> None:
-        """Choose the texts.
-
-        Args:
-            seed: Another seed gives other texts for the same ids, so that a warm server starts cold.
-            cached_blocks: Most block texts kept, 2 KiB each, >= 0.
-        """
         self.seed = seed
         self._block = lru_cache(maxsize=cached_blocks)(partial(block_text, seed))
 

@@ -17,14 +17,13 @@ from typing import Final
 import numpy as np
 
 from penstock.api import Tier
-from penstock.core.clock import SimulatedClock
+from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool
-from penstock.core.lag import LagTracker
 from penstock.workload.exchange import RequestSender, SendSettings
+from penstock.workload.probe import LagWatch
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
-from penstock.workload.server_lag import LagWatch
 from penstock.workload.statistics import ScheduleLag
 from penstock.workload.traces import TraceRequest
 
@@ -45,12 +44,7 @@ _NEWEST: Final = 500
 
 @dataclass(slots=True)
 class TierProgress:
-    """What became of one tier's requests so far.
-
-    Attributes:
-        ends: Requests ended, by how.
-        ttfts_s: Of the newest that ended well, simulated seconds.
-    """
+    """What became of one tier's requests so far."""
 
     sent: int = 0
     ends: Counter[RequestStatus] = field(default_factory=Counter)
@@ -101,18 +95,6 @@ class Replayer:
         resends_rejected: bool = False,
         on_result: Callable[[RequestResult], None],
     ) -> None:
-        """Prepare a replay.
-
-        Args:
-            pool: Kept by the caller, who closes it.
-            clock: Its speed is the servers' speed.
-            settings: Where and how requests are sent.
-            prompts: Makes the texts.
-            run_id: First part of every request id.
-            concurrency: Most requests in flight, >= 1; closes the loop. None leaves it open.
-            resends_rejected: A rejected request is sent again after a pause, in the same slot, until it is taken.
-            on_result: Called with each request as it ends, in order of ending.
-        """
         self._clock = clock
         self._prompts = prompts
         self._run_id = run_id
@@ -162,10 +144,6 @@ class Replayer:
 
     async def run(self, requests: Sequence[TraceRequest], *, stop: asyncio.Event) -> None:
         """Send all requests and wait for their ends, or cut everything off when ``stop`` is set.
-
-        Args:
-            requests: Arrivals never decrease, counted from the replay's zero.
-            stop: Set by the user's Ctrl-C.
 
         Raises:
             PenstockError: a result could not be kept; the rest was cut off.

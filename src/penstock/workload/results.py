@@ -6,19 +6,89 @@ Written by the command line during and after a replay, read by the report. The s
 from __future__ import annotations
 
 import os
+import types
 from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from penstock.core.errors import FULL, ConfigError, PenstockError, unwritable
 from penstock.core.printable import printable
 from penstock.core.validation import findings
 from penstock.workload.record import RequestResult
-from penstock.workload.summary import check_summary
+
+
+def _model(name: str, shape: Mapping[str, Any], **optional: Any) -> type[BaseModel]:
+    fields: dict[str, Any] = {
+        key: (_model(key, kind) if isinstance(kind, Mapping) else kind, ...) for key, kind in shape.items()
+    }
+    fields |= {key: (kind | None, None) for key, kind in optional.items()}
+    return create_model(name, __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
+
+
+_OUTCOMES: Final = {"ok": int, "failed": int, "rejected": int}
+_FIGURES: Final = {"count": int, **dict.fromkeys(("mean", "p50", "p90", "p99", "max"), float | None)}
+_TIMES: Final = {"ttft_s": _FIGURES, "tpot_s": _FIGURES, "e2e_s": _FIGURES}
+_SHAPE: Final[Mapping[str, Any]] = {
+    "is_partial": bool,
+    "started": {"unix_s": float, "model_s": float},
+    "requests": {**_OUTCOMES, "planned": int, "unfinished": int, "not_sent": int},
+    "errors": dict[str, int],
+    "latency": {"percentile_method": str, "itl_s": _FIGURES, **_TIMES},
+    "tokens": {"prompt": int, "output": int, "prefix_cache_hit_rate": float | None},
+    "throughput": {
+        "duration_s": float,
+        **dict.fromkeys(("requests_per_s", "output_tokens_per_s"), float | None),
+    },
+    "usage_mismatches": {
+        **dict.fromkeys(("prompt_tokens", "checked_prompt", "output_tokens", "checked_output"), int),
+        "without_usage": int,
+        "examples": list[str],
+    },
+    "lag": {
+        "servers": types.GenericAlias(list, (_model("server", {"name": str, "p99_s": float | None}),)),
+        **dict.fromkeys(("send_p99_s", "loop_p99_s"), float | None),
+        **dict.fromkeys(("bound_s", "itl_bound_s", "resolution_s"), float),
+        **dict.fromkeys(("bound_rule", "itl_bound_rule"), str),
+        **dict.fromkeys(("late", "late_for_itl"), list[str]),
+        **dict.fromkeys(("is_distorted", "is_itl_distorted", "is_itl_unresolved"), bool),
+    },
+    "settings": {
+        "model": str | None,
+        "speed": float,
+        **dict.fromkeys(("concurrency", "max_input_tokens"), int | None),
+    },
+    "trace": {
+        "name": str,
+        "skipped_rows": list[str],
+        **dict.fromkeys(("truncated_prompts", "dropped_prompts"), int),
+    },
+}
+"""The parts of ``summary.json`` that its readers rely on. Keys beside these are kept and shown as they are."""
+
+
+_SUMMARY: Final = _model(
+    "summary",
+    _SHAPE,
+    tiers=types.GenericAlias(dict, (str, _model("tier", {"requests": _OUTCOMES, **_TIMES}))),
+    overload=_model("overload", {"factor": float, "capacity": {"rps": float, "concurrency": int}}),
+)
+
+
+def check_summary(summary: dict[str, Any], place: str) -> None:
+    """Refuse a summary whose parts are not of the types that `penstock load` writes."""
+    try:
+        _SUMMARY.model_validate(summary)
+    except ValidationError as exc:
+        raise ConfigError(
+            f"{place}: {findings(exc, root='summary', most=1)}; it was not written by `penstock load`"
+        ) from exc
+
 
 RESULTS_FILE: Final = "results.jsonl"
 SUMMARY_FILE: Final = "summary.json"
@@ -31,77 +101,68 @@ _DECIMALS = 6
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """A run read back.
-
-    Attributes:
-        summary: As in summary.json, its strings fit for a terminal.
-        results: In order of arrival.
-    """
+    """A run read back."""
 
     summary: dict[str, Any]
     results: tuple[RequestResult, ...]
 
 
 class ResultWriter:
-    """Appends each result as it comes, so that a killed run leaves what it had measured."""
+    """Keeps each result and, with a folder, appends it as it comes, so that a killed run leaves what it had measured.
 
-    def __init__(self, directory: Path, *, with_gaps: bool = True) -> None:
-        """Create the directory and an empty results file.
+    Raises:
+        ConfigError: the folder cannot be written to.
+        PenstockError: the disk is full or gone later on.
+    """
 
-        Raises:
-            ConfigError: the directory cannot be written to.
-        """
-        self.directory = directory
+    def __init__(self, directory: Path | None, *, with_gaps: bool = True) -> None:
+        self.results: list[RequestResult] = []
+        self._directory = directory
         self._with_gaps = with_gaps
+        self._file: BinaryIO | None = None
+        if directory is None:
+            return
         try:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / SUMMARY_FILE).unlink(missing_ok=True)
-            self._file: BinaryIO = (directory / RESULTS_FILE).open("wb")
+            self._file = (directory / RESULTS_FILE).open("wb")
         except OSError as exc:
             raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
 
     def write(self, result: RequestResult) -> None:
-        """Append one line.
-
-        Raises:
-            PenstockError: the disk is full or gone.
-        """
-        try:
-            self._file.write(orjson.dumps(to_line(result, with_gaps=self._with_gaps)) + b"\n")
-        except OSError as exc:
-            raise _lost(self.directory, exc) from exc
+        """Keep a result, and append its line."""
+        self.results.append(result)
+        if self._file is not None:
+            with self._naming_the_folder():
+                self._file.write(orjson.dumps(to_line(result, with_gaps=self._with_gaps)) + b"\n")
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write summary.json in one step, after the results are on disk.
-
-        Raises:
-            PenstockError: the disk is full or gone.
-        """
-        target = self.directory / SUMMARY_FILE
+        """Write summary.json in one step, after the results are on disk."""
+        if self._file is None or self._directory is None:
+            return
+        target = self._directory / SUMMARY_FILE
         partial = target.with_suffix(".tmp")
-        try:
+        with self._naming_the_folder():
             self._file.flush()
             partial.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
             os.replace(partial, target)  # noqa: PTH105 - the atomic rename is the point
-        except OSError as exc:
-            raise _lost(self.directory, exc) from exc
 
-    def close(self, *, is_failing: bool) -> None:
-        """Close the results file; a failing flush is raised only when nothing else failed before.
+    def __enter__(self) -> Self:
+        return self
 
-        Raises:
-            PenstockError: the disk is full or gone, and ``is_failing`` is false.
-        """
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Close the file; a failing flush is raised only when nothing else failed before."""
+        if self._file is not None:
+            with suppress(OSError) if kind else self._naming_the_folder():
+                self._file.close()
+
+    @contextmanager
+    def _naming_the_folder(self) -> Iterator[None]:
         try:
-            self._file.close()
+            yield
         except OSError as exc:
-            if not is_failing:
-                raise _lost(self.directory, exc) from exc
-
-
-def _lost(directory: Path, exc: OSError) -> PenstockError:
-    leave_out = ", or leave out the inter-token gaps with --no-itl" if exc.errno in FULL else ""
-    return PenstockError(unwritable(f"--output-dir {directory}", exc) + leave_out)
+            leave_out = ", or leave out the inter-token gaps with --no-itl" if exc.errno in FULL else ""
+            raise PenstockError(unwritable(f"--output-dir {self._directory}", exc) + leave_out) from exc
 
 
 def to_line(result: RequestResult, *, with_gaps: bool) -> dict[str, Any]:
@@ -121,11 +182,7 @@ def _plain(value: object) -> object:
 
 
 def from_line(line: dict[str, Any]) -> RequestResult:
-    """Return the result that `to_line` wrote.
-
-    Raises:
-        ValueError, TypeError: not such a line.
-    """
+    """Return the result that `to_line` wrote."""
     try:
         return _RESULT.validate_python(line)
     except ValidationError as exc:

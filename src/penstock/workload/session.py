@@ -9,30 +9,105 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.http.client import ConnectionPool
-from penstock.workload.arrivals import Spread, mean_rate, rescale, spread
+from penstock.workload.arrivals import (
+    Selected,
+    Selection,
+    Spread,
+    TierMix,
+    mean_rate,
+    parse_mix,
+    rescale,
+    select,
+    spread,
+    with_tiers,
+)
 from penstock.workload.exchange import TIER_HEADER, SendSettings, TargetEndpoint
-from penstock.workload.overload import OVERLOAD_FLAG, Capacity, measure_capacity, parse_overload
 from penstock.workload.probe import check_speed, find_model
 from penstock.workload.prompts import PromptMaker
-from penstock.workload.record import RequestResult
+from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.replay import Replayer
 from penstock.workload.results import SCHEMA, ResultWriter
-from penstock.workload.selection import Selected, Selection, select
 from penstock.workload.statistics import summarise
 from penstock.workload.synthetic import parse_synthetic, synthesise
-from penstock.workload.tier_mix import TierMix, parse_mix, with_tiers
-from penstock.workload.traces import OnBadRow, Trace, TraceFormat, load_trace
+from penstock.workload.traces import OnBadRow, Trace, TraceFormat, TraceRequest, load_trace
+
+OVERLOAD_FLAG = "--overload"
+_REQUESTS_PER_SLOT = 4
+"""Chosen: each slot of the loop serves four requests, so that the middle eight tenths see a full server."""
+_LEAST_ANSWERS = 20
+"""Chosen: fewer give no rate worth multiplying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a probe found."""
+
+    rps: float
+    concurrency: int
+    requests: int
+
+
+def parse_overload(text: str) -> float:
+    """Return the factor that ``3x`` or ``3`` stands for."""
+    try:
+        factor = float(text.strip().removesuffix("x"))
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= 1000:
+        raise ConfigError(f"{OVERLOAD_FLAG} {text}: must be a factor above 0 and at most 1000, as 3x")
+    return factor
+
+
+async def measure_capacity(
+    pool: ConnectionPool,
+    clock: SimulatedClock,
+    sending: SendSettings,
+    requests: Sequence[TraceRequest],
+    *,
+    seed: int,
+    concurrency: int,
+    stop: asyncio.Event,
+) -> Capacity:
+    """Keep ``concurrency`` requests in flight for a while and return how many were answered per second.
+
+    Raises:
+        PenstockError: too few answers came to tell a rate.
+    """
+    count = concurrency * _REQUESTS_PER_SLOT
+    sample = [
+        replace(requests[at % len(requests)], arrival_s=0.0, line=at + 1, tier=None) for at in range(count)
+    ]
+    results: list[RequestResult] = []
+    replayer = Replayer(
+        pool,
+        clock,
+        sending,
+        PromptMaker(seed),
+        run_id="capacity",
+        concurrency=concurrency,
+        resends_rejected=True,
+        on_result=results.append,
+    )
+    await replayer.run(sample, stop=stop)
+    ends = sorted(each.ended_s for each in results if each.status is RequestStatus.OK)
+    first, last = len(ends) // 10, len(ends) - 1 - len(ends) // 10
+    if len(ends) < _LEAST_ANSWERS or ends[last] <= ends[first]:
+        raise PenstockError(
+            f"{OVERLOAD_FLAG}: capacity is unknown: {len(ends)} of {count} requests were answered; look at the"
+            " server, or give --rate"
+        )
+    return Capacity((last - first) / (ends[last] - ends[first]), concurrency, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +188,6 @@ class LoadConfig:
     )
 
     def __post_init__(self) -> None:
-        """Check what no part checks for itself.
-
-        Raises:
-            ConfigError: a number is out of bounds, or the load is said twice.
-        """
         check_bounds(self)
         others = {"--rate": self.rate_rps, "--rate-scale": self.rate_scale, "--concurrency": self.concurrency}
         given = [flag for flag, value in others.items() if value is not None]
@@ -127,13 +197,7 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What will be sent.
-
-    Attributes:
-        selected: The requests, with arrivals as they will be sent.
-        spread: The spreading applied.
-        rate_factor: By which the recorded rate was multiplied.
-    """
+    """What will be sent."""
 
     config: LoadConfig
     trace: Trace
@@ -178,11 +242,6 @@ async def run_load(
 ) -> dict[str, Any]:
     """Replay a plan and return its summary, which is also written when there is an output directory.
 
-    Args:
-        plan: From `plan_load`.
-        stop: When set, everything in flight is cut off and the summary is marked partial.
-        on_start: Given the replayer before its first request, to watch it.
-
     Raises:
         UpstreamError, NoEndpointsError: the server does not serve; nothing was sent.
         ConfigError: the model is not served, the server's speed is another, or the output directory cannot be written to.
@@ -190,7 +249,6 @@ async def run_load(
     config = plan.config
     clock = SimulatedClock(config.speed)
     pool = ConnectionPool()
-    results: list[RequestResult] = []
     try:
         model = await find_model(pool, config.url, model=config.model, api_key=config.api_key)
         key = config.admin_key or config.api_key
@@ -205,7 +263,7 @@ async def run_load(
             config.tier_header,
         )
         plan, capacity = await _overloaded(plan, pool, clock, sending, stop)
-        with _Sink(config, results) as sink:
+        with ResultWriter(config.output_dir, with_gaps=config.with_gaps) as writer:
             replayer = Replayer(
                 pool,
                 clock,
@@ -213,15 +271,15 @@ async def run_load(
                 PromptMaker(config.seed),
                 run_id=f"load-{time.time():.0f}",
                 concurrency=config.concurrency,
-                on_result=sink.take,
+                on_result=writer.write,
             )
             if on_start is not None:
                 on_start(replayer)
             await replayer.run(plan.selected.requests, stop=stop)
-            summary = _summary(plan, replayer, results, model=model)
+            summary = _summary(plan, replayer, writer.results, model=model)
             if capacity is not None:
                 summary["overload"] = {"factor": config.overload, "capacity": asdict(capacity)}
-            sink.finish(summary)
+            writer.finish(summary)
     finally:
         await pool.close()
     return summary
@@ -247,32 +305,6 @@ async def _overloaded(
     return replace(
         plan, selected=replace(plan.selected, requests=tuple(scaled)), rate_factor=factor
     ), capacity
-
-
-class _Sink:
-    """Keeps results for the summary and, where configured, writes them as they come."""
-
-    def __init__(self, config: LoadConfig, results: list[RequestResult]) -> None:
-        self._results = results
-        self._writer = (
-            None if config.output_dir is None else ResultWriter(config.output_dir, with_gaps=config.with_gaps)
-        )
-
-    def take(self, result: RequestResult) -> None:
-        self._results.append(result)
-        if self._writer is not None:
-            self._writer.write(result)
-
-    def finish(self, summary: dict[str, Any]) -> None:
-        if self._writer is not None:
-            self._writer.finish(summary)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._writer is not None:
-            self._writer.close(is_failing=exc_info[0] is not None)
 
 
 def _summary(

@@ -1,7 +1,7 @@
 """Summarises a load run: counts, percentiles, rates, and whether the client kept up.
 
 Pure. The percentile method is nearest rank (the smallest value that at least that share of the values
-does not exceed), as in `penstock.core.lag`: every figure is one that was measured.
+does not exceed), as in `penstock.core.clock`: every figure is one that was measured.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api import Tier
+from penstock.workload.probe import ServerLag
 from penstock.workload.record import RequestResult, RequestStatus
-from penstock.workload.server_lag import ServerLag
 
 PERCENTILE_METHOD: Final = "nearest rank over the ok requests"
 
@@ -85,59 +85,44 @@ def pooled_gaps(results: Iterable[RequestResult]) -> NDArray[np.float32]:
 def summarise(
     results: Sequence[RequestResult], *, duration_s: float, speed: float, punctuality: ScheduleLag
 ) -> dict[str, Any]:
-    """Return everything that the results alone can say; the caller adds settings and origin.
-
-    Args:
-        results: Finished requests, in any order.
-        duration_s: From the replay's zero to its last answer, simulated seconds, >= 0.
-        speed: Time scale: simulated seconds per real second.
-        punctuality: How late each process ran.
-    """
+    """Return everything that the results alone can say; the caller adds settings and origin."""
     ok = [result for result in results if result.status is RequestStatus.OK]
-    ttft = describe([r.ttft_s for r in ok if r.ttft_s is not None])
-    itl = describe(pooled_gaps(ok))
-    tpot = describe([r.tpot_s for r in ok if r.tpot_s is not None])
-    latency = {
-        "percentile_method": PERCENTILE_METHOD,
-        "ttft_s": ttft,
-        "itl_s": itl,
-        "tpot_s": tpot,
-        "e2e_s": describe([r.e2e_s for r in ok if r.e2e_s is not None]),
-    }
+    times, itl = _times(ok), describe(pooled_gaps(ok))
+    latency = {"percentile_method": PERCENTILE_METHOD, "ttft_s": times["ttft_s"], "itl_s": itl, **times}
     tokens = _tokens(ok)
-    lag = assess_lag(punctuality, ttft_p50_s=ttft["p50"], itl_p99_s=itl["p99"])
+    lag = assess_lag(punctuality, ttft_p50_s=times["ttft_s"]["p50"], itl_p99_s=itl["p99"])
     return {
-        "requests": {
-            status.value: sum(result.status is status for result in results)
-            for status in (RequestStatus.OK, RequestStatus.FAILED, RequestStatus.REJECTED)
-        },
+        "requests": _ends(results),
         "errors": dict(Counter(result.error_class for result in results if result.error_class).most_common()),
         "latency": latency,
         "tokens": tokens,
         "throughput": _throughput(len(ok), tokens, duration_s),
         "tiers": summarise_tiers(results),
         "usage_mismatches": _mismatches(ok),
-        "lag": {**lag, **_resolution(speed, tpot_p50_s=tpot["p50"])},
+        "lag": {**lag, **_resolution(speed, tpot_p50_s=times["tpot_s"]["p50"])},
     }
 
 
 def summarise_tiers(results: Sequence[RequestResult]) -> dict[str, dict[str, Any]]:
     """Return requests and latencies by tier, highest first; empty where requests asked for none."""
-    found: dict[str, dict[str, Any]] = {}
-    for tier in Tier:
-        own = [result for result in results if result.tier is tier]
-        if not own:
-            continue
-        ok = [result for result in own if result.status is RequestStatus.OK]
-        found[tier.value] = {
-            "requests": {
-                status.value: sum(each.status is status for each in own) for status in RequestStatus
-            },
-            "ttft_s": describe([each.ttft_s for each in ok if each.ttft_s is not None]),
-            "tpot_s": describe([each.tpot_s for each in ok if each.tpot_s is not None]),
-            "e2e_s": describe([each.e2e_s for each in ok if each.e2e_s is not None]),
+    by_tier = {tier: [result for result in results if result.tier is tier] for tier in Tier}
+    return {
+        tier.value: {
+            "requests": _ends(own),
+            **_times([result for result in own if result.status is RequestStatus.OK]),
         }
-    return found
+        for tier, own in by_tier.items()
+        if own
+    }
+
+
+def _ends(results: Sequence[RequestResult]) -> dict[str, int]:
+    return {status.value: sum(result.status is status for result in results) for status in RequestStatus}
+
+
+def _times(ok: Sequence[RequestResult]) -> dict[str, dict[str, float | int | None]]:
+    found = {key: [getattr(each, key) for each in ok] for key in ("ttft_s", "tpot_s", "e2e_s")}
+    return {key: describe([value for value in values if value is not None]) for key, values in found.items()}
 
 
 def assess_lag(

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.api.manifests import parse_manifests
 from penstock.runtimes import extras
-from penstock.runtimes.extras import needed_extras
+from penstock.runtimes.extras import missing_extras
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1
@@ -18,11 +18,11 @@ spec:
 """
 
 
-def needs(more):
-    """Return the settings that need packages, and the extras, of a graph with ``more``."""
+def missing(more):
+    """Return path and message of each setting of a graph with ``more`` where no package is installed."""
     manifests, problems = parse_manifests(GRAPH.format(more=more), "tiny.yaml")
     assert not problems
-    return {each.path: each.extra for each in needed_extras(manifests.graphs[0])}
+    return {each.path: each.message for each in missing_extras(manifests.graphs[0])}
 
 
 @pytest.mark.parametrize(
@@ -40,22 +40,16 @@ def needs(more):
             "router: {tokenizer: simulated, kvEventsPort: 5557}",
             {"spec.router.kvEventsPort": "kv-events"},
         ),
+        ("router: {gateway: {enabled: true}}", {"spec.router.gateway.enabled": "gateway"}),
     ],
 )
-def test_settings_that_import_an_extra_are_known(more, expected):
+def test_settings_whose_package_is_missing_are_named_with_the_command_that_installs_it(
+    more, expected, monkeypatch
+):
     """Prometheus for the planner, tokenizer and KV events for the router."""
-    assert needs(more) == expected
-
-
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
-    """The path, the process, the package and pip's words."""
+    assert missing(more) == {}
     monkeypatch.setattr(extras, "find_spec", lambda _name: None)
-    manifests, _ = parse_manifests(
-        GRAPH.format(more="planner: {metrics: {prometheusUrl: 'http://p:9090'}}"), "tiny.yaml"
-    )
-    (need,) = needed_extras(manifests.graphs[0])
-    problem = need.problem()
-    assert problem.path == "spec.planner.metrics.prometheusUrl"
-    assert problem.message == (
-        "the planner needs prometheus_api_client, not installed here; pip install 'penstock[prometheus]'"
-    )
+    found = missing(more)
+    assert list(found) == list(expected)
+    for path, extra in expected.items():
+        assert found[path].endswith(f"not installed here; pip install 'penstock[{extra}]'")

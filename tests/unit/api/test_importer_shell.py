@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtimes.dynamo.importer.command import parse_command
-from penstock.runtimes.dynamo.importer.shell import NO_CONNECTOR, NOT_COMPUTED, NOT_RUN
+from penstock.runtimes.dynamo.importer.command import NO_CONNECTOR, NOT_COMPUTED, NOT_RUN, parse_command
 
 VLLM = "python3 -m dynamo.vllm"
 

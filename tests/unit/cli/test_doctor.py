@@ -10,10 +10,9 @@ from click.testing import CliRunner
 from penstock.cli.doctor import doctor
 from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
 from penstock.core.errors import ConfigError
-from penstock.local.inspection import Hung, Orphan
 from penstock.local.probes import RouterQueue, Traffic
 from penstock.local.status import LocalGraphStatus, PlannerView, ProcessStatus
-from penstock.operator.doctor.findings import Severity
+from penstock.operator.doctor.facts import Severity
 
 
 def process(name, role, state="ready", **changes):
@@ -126,18 +125,6 @@ def test_a_machine_that_is_well(changes):
             "GPU 3 belongs to no graph, yet 2000 of 46068 MiB are taken",
         ),
         ({"graphs": {"llama": "statefile: torn"}}, Severity.PROBLEM, "graph llama", "statefile: torn"),
-        (
-            {"orphans": (Orphan("old", 77, "vllm serve m", "its graph has no arbiter"),)},
-            Severity.PROBLEM,
-            "graph old",
-            "process 77 is left over, its graph has no arbiter: vllm serve m",
-        ),
-        (
-            {"hung": {"llama": (Hung("llama_worker", 78, "it is stopped by a signal or a debugger"),)}},
-            Severity.PROBLEM,
-            "graph llama",
-            "llama_worker (process 78) hangs: it is stopped by a signal or a debugger",
-        ),
     ],
 )
 def test_the_machine(changes, severity, subject, message):

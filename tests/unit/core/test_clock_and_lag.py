@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.clock import SimulatedClock
+from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.errors import ConfigError
-from penstock.core.lag import LagTracker
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])

@@ -2,13 +2,13 @@
 
 import pytest
 
-from penstock.core.engine_progress import (
+from penstock.core.exposition import parse_samples
+from penstock.core.worker_metrics import (
     NO_PROGRESS_KNOWN,
     PROGRESS_NAMES,
     EngineReading,
     read_engine,
 )
-from penstock.core.exposition import parse_samples
 
 PAGE = """
 vllm:prompt_tokens_total{engine="0"} 10

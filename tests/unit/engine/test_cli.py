@@ -1,15 +1,10 @@
 """`penstock engine`: the list of profiles, refusals, and a worker process from start to SIGTERM."""
 
-import asyncio
 import json
-import signal
-import sys
 
 import pytest
 
 from penstock.cli.main import main
-from penstock.core.errors import UpstreamError
-from penstock.core.http.client import ConnectionPool
 from penstock.engine import profiles
 
 
@@ -58,48 +53,3 @@ def test_wrong_configuration_exits_with_2(capsys, arguments, message):
     assert code == 2
     assert message in err
     assert "Traceback" not in err
-
-
-async def test_sigterm_drains_and_exits_with_0(unused_tcp_port):
-    """During the drain health and new requests are 503; the stream ends whole; the process leaves with 0."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.cli", "engine", "serve", "llama"),
-        *("--port", str(unused_tcp_port), "--speed", "2"),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    url = f"http://127.0.0.1:{unused_tcp_port}"
-    pool = ConnectionPool()
-    try:
-        async with asyncio.timeout(20):
-            await health_turns(pool, url, is_ready=True)
-            body = b'{"prompt": "hello", "max_tokens": 150, "ignore_eos": true, "stream": true}'
-            stream = await pool.stream("POST", url + "/v1/completions", body=body)
-            pieces = [await anext(aiter(stream))]
-            process.send_signal(signal.SIGTERM)
-            await health_turns(pool, url, is_ready=False)
-            refused = await pool.request("POST", url + "/v1/completions", body=b'{"prompt": "a"}')
-            assert refused.status == 503
-            pieces += [piece async for piece in stream]
-            whole = b"".join(pieces)
-            assert whole.count(b'"text":') == 150
-            assert whole.endswith(b"data: [DONE]\n\n")
-            assert await process.wait() == 0
-    finally:
-        await pool.close()
-        if process.returncode is None:
-            process.kill()
-        _, err = await process.communicate()
-    assert b"worker draining" in err
-    assert b"Traceback" not in err
-
-
-async def health_turns(pool, url, *, is_ready):
-    """Return once /health answers 200, or no longer does."""
-    while True:
-        try:
-            status = (await pool.request("GET", url + "/health")).status
-        except UpstreamError:
-            status = 0
-        if (status == 200) is is_ready:
-            return
-        await asyncio.sleep(0.02)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.engine.core.fan_out import Read
+from penstock.engine.core.lease import Read
 from penstock.engine.core.requests import FinishReason, Status
 
 
@@ -155,36 +155,6 @@ def test_preempting_the_only_running_request_lets_the_next_one_run(make_engine, 
     while engine.in_flight:
         now_s = engine.finish_step(engine.begin_step(now_s)).end_s
     assert (first.outputs, second.outputs) == (9, 2)
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 3])
-def test_abort_gives_everything_back(make_engine, request_of, steps):
-    """Waiting, half computed or decoding: an abort ends the request once and frees its blocks."""
-    engine = make_engine(budget=8)
-    state = engine.add(request_of("a", prompt=12, outputs=9))
-    now_s = 0.0
-    for _ in range(steps):
-        now_s = engine.finish_step(engine.begin_step(now_s)).end_s
-    assert engine.abort("a", now_s)
-    assert not engine.abort("a", now_s)
-    assert (state.finish_reason, state.finished_s) == (FinishReason.ABORT, now_s)
-    assert (engine.kv_used_blocks, engine.in_flight, engine.running) == (0, 0, 0)
-    assert engine.begin_step(now_s) is None
-
-
-def test_abort_in_the_middle_of_a_step(make_engine, request_of):
-    """The step runs on without the request's output."""
-    engine = make_engine()
-    gone = engine.add(request_of("gone", outputs=9))
-    stays = engine.add(request_of("stays", outputs=9))
-    step = engine.begin_step(0.0)
-    engine.abort("gone", 0.5)
-    assert engine.finish_step(step).started == [stays]
-    step = engine.begin_step(step.end_s)
-    engine.abort("stays", 2.0)
-    outcome = engine.finish_step(step)
-    assert (outcome.steady_tokens, outcome.finished) == (0, [])
-    assert (gone.outputs, stays.outputs, engine.kv_used_blocks) == (0, 1, 0)
 
 
 def test_blocks_under_transfer_are_kept_until_it_ends(make_engine, request_of):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.fan_out import Read, ReadProgress, reads_of
+from penstock.engine.core.lease import Read, ReadProgress, reads_of
 
 
 @pytest.mark.parametrize(

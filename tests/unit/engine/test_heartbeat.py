@@ -1,6 +1,6 @@
 """When a decode worker renews, and for whom."""
 
-from penstock.engine.core.heartbeat import HeartbeatSchedule
+from penstock.engine.core.lease import HeartbeatSchedule
 
 
 def test_first_heartbeat_is_due_on_arrival():

@@ -1,10 +1,23 @@
 """Paged blocks: references, prefix hits, eviction order."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.kv_blocks import BlockPool
+from penstock.engine.core.batching import BatchLimits
+from penstock.engine.core.engine import Engine, EngineSettings
+from penstock.engine.core.kv_blocks import (
+    BlockPool,
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    count_tokens,
+    prefix_keys,
+)
+from penstock.engine.core.requests import EngineRequest, EngineRole
+from penstock.engine.core.timeline import Timeline
 
 
 def test_released_keyed_block_is_found_again():
@@ -27,18 +40,6 @@ def test_hits_stop_at_the_limit_and_at_the_first_miss(limit, expected):
     assert pool.count_hits([1, 2, 3, 4], limit) == expected
 
 
-def test_shared_block_is_freed_with_its_last_reference():
-    """Two requests share a prefix; the block stays in use until both are gone."""
-    pool = BlockPool(2)
-    first = pool.claim((), 1)
-    pool.register(first, (7,))
-    second = pool.claim([7], 1)
-    pool.release(first)
-    assert pool.used == 1
-    pool.release(second)
-    assert pool.used == 0
-
-
 def test_blank_blocks_go_before_cached_ones_and_tails_before_heads():
     """Eviction takes the end of the least recently released request first."""
     pool = BlockPool(4)
@@ -49,16 +50,6 @@ def test_blank_blocks_go_before_cached_ones_and_tails_before_heads():
     assert pool.count_hits([1, 2, 3], 3) == 3
     assert pool.claim((), 1) == [blocks[2]]
     assert pool.count_hits([1, 2, 3], 3) == 2
-
-
-def test_hits_on_idle_blocks_need_room_too():
-    """Reviving cached blocks counts against the free ones."""
-    pool = BlockPool(2)
-    blocks = pool.claim((), 2)
-    pool.register(blocks[:1], (1,))
-    pool.release(blocks)
-    assert pool.claim([1], 3) is None
-    assert len(pool.claim([1], 2)) == 2
 
 
 def test_double_release_is_refused():
@@ -96,3 +87,183 @@ def test_free_and_used_blocks_always_add_up(capacity, actions):
     for blocks in held:
         pool.release(blocks)
     assert pool.used == 0
+
+
+BLOCK = 4
+WIDTH = 4 * BLOCK
+"""Bytes of a block's tokens."""
+
+
+def text(name, blocks):
+    """Return a prompt of whole blocks that no other name shares."""
+    return b"".join(f"{name}{number}".ljust(WIDTH, ".").encode() for number in range(blocks))
+
+
+def request(name, prompt, *, outputs=1, **options):
+    """Return a request for a prompt."""
+    keys = prefix_keys(prompt, BLOCK)
+    return EngineRequest(name, len(prompt) // 4, outputs, 0.0, keys, prompt=prompt, **options)
+
+
+@pytest.fixture
+def timeline(flat_latency):
+    """Make an engine that keeps a journal, of a few blocks of 4 tokens, on a timeline."""
+
+    def make(*, blocks=8, budget=64, journal=True):
+        limits = BatchLimits(budget, 8, BLOCK)
+        settings = EngineSettings(EngineRole.AGGREGATED, blocks, 1, limits, keeps_journal=journal)
+        return Timeline(Engine(settings, flat_latency))
+
+    return make
+
+
+def run(timeline, run_all, *requests):
+    """Run requests to their ends; return the facts."""
+    for each in requests:
+        timeline.submit(each)
+    run_all(timeline)
+    return timeline.engine.take_kv_facts()
+
+
+def stored(prompt, first, end):
+    """Return the fact that blocks [first, end) of a prompt were stored."""
+    keys = prefix_keys(prompt, BLOCK)
+    parent = keys[first - 1] if first else None
+    return BlocksStored(tuple(keys[first:end]), parent, prompt[first * WIDTH : end * WIDTH])
+
+
+def test_a_prefill_stores_its_prompts_full_blocks(timeline, run_all):
+    """Two blocks and a begun third: two are stored, under their keys, with their tokens, once."""
+    prompt = text("a", 2) + b"rest"
+    line = timeline()
+
+    assert run(line, run_all, request("1", prompt)) == [stored(prompt, 0, 2)]
+    assert run(line, run_all, request("2", prompt)) == []
+
+
+def test_chunks_name_the_block_before_them(timeline, run_all):
+    """A budget of two blocks a step: two facts, the second with its parent."""
+    prompt = text("a", 4)
+
+    facts = run(timeline(budget=8), run_all, request("1", prompt))
+
+    assert facts == [stored(prompt, 0, 2), stored(prompt, 2, 4)]
+
+
+def test_a_shared_beginning_is_stored_once(timeline, run_all):
+    """The second prompt adds only what follows; its parent is the first's block."""
+    one, other = text("a", 3), text("a", 2) + text("b", 1)
+
+    facts = run(timeline(), run_all, request("1", one), request("2", other))
+
+    assert facts == [stored(one, 0, 3), stored(other, 2, 3)]
+
+
+def test_eviction_removes_ends_first(timeline, run_all):
+    """Eight blocks hold both prompts of four; a third of three evicts the end of the first."""
+    prompts = [text("a", 4), text("b", 4), text("c", 3)]
+    line = timeline()
+    for number, prompt in enumerate(prompts[:2]):
+        run(line, run_all, request(str(number), prompt))
+
+    facts = run(line, run_all, request("2", prompts[2]))
+
+    evicted = prefix_keys(prompts[0], BLOCK)[:0:-1]
+    assert facts == [BlocksRemoved(tuple(evicted)), stored(prompts[2], 0, 3)]
+
+
+def test_generated_blocks_are_not_told(timeline, run_all):
+    """Nine outputs fill two more blocks, which no prompt can name; nor is their eviction told."""
+    prompt = text("a", 1)
+    line = timeline(blocks=4)
+
+    assert run(line, run_all, request("1", prompt, outputs=9)) == [stored(prompt, 0, 1)]
+
+    other = text("b", 4)
+    removed = BlocksRemoved(tuple(prefix_keys(prompt, BLOCK)))
+    assert run(line, run_all, request("2", other)) == [removed, stored(other, 0, 4)]
+
+
+def test_clearing_forgets_all_at_once(timeline, run_all):
+    """What was not yet taken no longer matters; the next request stores anew."""
+    prompt = text("a", 2)
+    line = timeline()
+    line.submit(request("1", prompt))
+    run_all(line)
+
+    assert line.engine.clear_cache()
+    assert line.engine.take_kv_facts() == [CacheCleared()]
+    assert line.engine.cached_blocks(prefix_keys(prompt, BLOCK)) == 0
+    assert run(line, run_all, request("2", prompt)) == [stored(prompt, 0, 2)]
+
+
+def test_a_cache_in_use_is_not_cleared(timeline, run_all):
+    """A running request reads its blocks."""
+    line = timeline()
+    line.submit(request("1", text("a", 2), outputs=4))
+    line.run_until(0.0, max_steps=1)
+
+    assert not line.engine.clear_cache()
+    assert line.engine.cached_blocks(prefix_keys(text("a", 2), BLOCK)) == 2
+
+
+def replay(known, facts):
+    """Let ``known``, blocks' tokens by key, follow the facts."""
+    for fact in facts:
+        match fact:
+            case BlocksStored(keys, _, tokens):
+                assert not known.keys() & set(keys)
+                assert len(tokens) == WIDTH * len(keys)
+                known.update((key, tokens[at * WIDTH :][:WIDTH]) for at, key in enumerate(keys))
+            case BlocksRemoved(keys):
+                for key in keys:
+                    del known[key]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_facts_add_up_to_the_cache(timeline, run_all, seed):
+    """Replayed, they leave exactly the prompts' blocks that the engine would hit, through preemptions, too."""
+    rng = random.Random(seed)
+    prompts = [text(rng.choice("ab"), 2) + text(f"{number}", rng.randint(0, 3)) for number in range(12)]
+    line, known = timeline(blocks=rng.randint(8, 20), budget=rng.choice([8, 16, 64])), {}
+    for number in range(40):
+        line.submit(request(str(number), rng.choice(prompts), outputs=rng.randint(1, 9)))
+        if rng.random() < 0.5:
+            run_all(line)
+        replay(known, line.engine.take_kv_facts())
+    run_all(line)
+    replay(known, line.engine.take_kv_facts())
+
+    for prompt in prompts:
+        keys = prefix_keys(prompt, BLOCK)
+        held = next((place for place, key in enumerate(keys) if key not in known), len(keys))
+        assert held == line.engine.cached_blocks(keys)
+        assert [known[key] for key in keys[:held]] == [prompt[at * WIDTH :][:WIDTH] for at in range(held)]
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens", "blocks"),
+    [
+        (0, 0, 0),
+        (1, 1, 0),
+        (4, 1, 0),
+        (5, 2, 0),
+        (60, 15, 0),
+        (61, 16, 1),
+        (64, 16, 1),
+        (65, 17, 1),
+        (128, 32, 2),
+    ],
+)
+def test_four_bytes_are_a_token_and_sixteen_tokens_a_block(length, tokens, blocks):
+    """A partial token counts as one; only full blocks have keys."""
+    prompt = b"x" * length
+    assert count_tokens(prompt) == tokens
+    assert len(prefix_keys(prompt, 16)) == blocks
+
+
+@given(st.binary(max_size=600), st.binary(max_size=200), st.sampled_from([1, 4, 16]))
+def test_equal_prefixes_have_equal_keys(prefix, suffix, block_size):
+    """Appending to a prompt keeps the keys of its whole blocks."""
+    whole = len(prefix) // (4 * block_size)
+    assert prefix_keys(prefix + suffix, block_size)[:whole] == prefix_keys(prefix, block_size)[:whole]

@@ -8,9 +8,8 @@ import pytest
 
 from penstock.core.errors import ConfigError, PortInUseError
 from penstock.core.simulated_tokens import token_ids
-from penstock.engine.core.prefix_keys import prefix_keys
-from penstock.engine.serve.kv_publisher import KvEventsConfig, KvPublisher, parse_events_config
-from penstock.engine.serve.kv_replay import KvReplay
+from penstock.engine.core.kv_blocks import prefix_keys
+from penstock.engine.serve.kv_publisher import KvEventsConfig, KvPublisher, KvReplay, parse_events_config
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -200,7 +199,7 @@ async def test_what_was_published_is_replayed_from_a_number_on(serving):
 
 def test_a_buffer_is_bounded_in_size(monkeypatch):
     """The oldest go first."""
-    monkeypatch.setattr("penstock.engine.serve.kv_replay.MAX_BYTES", 10)
+    monkeypatch.setattr("penstock.engine.serve.kv_publisher.MAX_BYTES", 10)
     buffer = KvReplay(zmq, b"", 100)
     for number in range(5):
         buffer.add(bytes([number]), b"1234")

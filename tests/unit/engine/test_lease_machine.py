@@ -10,10 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
-from penstock.engine.core.fan_out import reads_of
-from penstock.engine.core.heartbeat import HeartbeatSchedule
 from penstock.engine.core.latency import LatencyModel, LinearDecode, QuadraticPrefill
-from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.lease import HeartbeatSchedule, LeaseTerms, reads_of
 from penstock.engine.core.requests import EngineRequest, EngineRole
 
 LATENCY = LatencyModel(QuadraticPrefill(0.01, 0.0, 0.0), LinearDecode(0.01, 0.0, 0.0))

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.core.lag import LagTracker
+from penstock.core.clock import LagTracker
 from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.serve.metrics import EngineMetrics
 from penstock.engine.serve.settings import ServeFlags, resolve

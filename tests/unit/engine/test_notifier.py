@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from penstock.core.http.server import HttpServer
-from penstock.engine.core.fan_out import Read
-from penstock.engine.serve.notifier import Notifier
+from penstock.engine.core.lease import Read
+from penstock.engine.serve.notifications import Notifier
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engine.core.request_slots import RequestSlots, SlotState
-from penstock.engine.serve.request_gate import AtCapacity, RequestGate
+from penstock.engine.serve.server import AtCapacity, RequestGate
 
 LIMIT, QUEUE = 3, 2
 

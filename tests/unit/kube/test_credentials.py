@@ -6,9 +6,9 @@ import stat
 import pytest
 
 from penstock.core.errors import ClusterError, ConfigError
-from penstock.kube import credentials as credentials_module
+from penstock.kube import transport as transport_module
 from penstock.kube.client import KubeClient
-from penstock.kube.credentials import read_credentials
+from penstock.kube.transport import read_credentials
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ async def test_a_plugin_that_hangs_is_given_up(write_kubeconfig, plugin, monkeyp
         await asyncio.Event().wait()
 
     monkeypatch.setattr("kubernetes.aio.config.kube_config.ExecProvider.run", run)
-    monkeypatch.setattr(credentials_module, "PLUGIN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(transport_module, "PLUGIN_TIMEOUT_S", 0.01)
     with pytest.raises(ConfigError, match=r"took more than 0\.01 s"):
         await load(write_kubeconfig(user=plugin("exit 0")))
 

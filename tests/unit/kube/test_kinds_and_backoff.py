@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidObjectError
-from penstock.kube.backoff import Backoff
+from penstock.kube.informer import Backoff
 from penstock.kube.kinds import CRD, DEPLOYMENT, NODE, POD, kind_of
 
 

@@ -1,3 +1,7 @@
+"""Elections by a Lease, and which pod a Lease belongs to."""
+
+from __future__ import annotations
+
 import asyncio
 import random
 from contextlib import suppress
@@ -5,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from penstock.core.errors import ClusterError, NotFoundError
-from penstock.kube.lease import Election
+from penstock.kube.lease import Election, own_pod
 
 TERM_S = 0.3
 
@@ -89,3 +93,18 @@ async def test_work_that_outlasts_its_leadership_is_named(lease, election):
     with suppress(asyncio.CancelledError):
         await leading
     assert lease.stored["spec"]["holderIdentity"] == ""
+
+
+POD = {"POD_NAME": "penstock-operator-1", "POD_NAMESPACE": "serving", "POD_UID": "u1"}
+
+
+def test_a_lease_beside_its_holder_belongs_to_the_holders_pod():
+    """Without blocking the pod's deletion."""
+    expected = {"apiVersion": "v1", "kind": "Pod", "name": "penstock-operator-1", "uid": "u1"}
+    assert own_pod(POD, "serving") == expected
+
+
+@pytest.mark.parametrize("environment", [{}, {**POD, "POD_UID": ""}, {**POD, "POD_NAMESPACE": "elsewhere"}])
+def test_outside_a_pod_or_in_another_namespace_it_belongs_to_none(environment):
+    """An owner in another namespace counts as absent, and the Lease would be deleted at once."""
+    assert own_pod(environment, "serving") is None

@@ -1,13 +1,25 @@
 """A graph becomes the first statefile."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from penstock.api import GraphSpec
 from penstock.api.manifests import load_graph
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, InvalidSpecError
 from penstock.core.local_state import EntryState
-from penstock.local.build import UpOptions, initial_state
+from penstock.local.build import (
+    UpOptions,
+    argv_of,
+    check_model,
+    environment_of,
+    initial_state,
+    model_warnings,
+    ports_for,
+    visible_devices,
+)
+from penstock.local.ports import FIRST_PORT, LAST_PORT, choose_port, ephemeral_port, is_free
 from penstock.runtimes import RuntimeContext
 
 GRAPH = """
@@ -105,3 +117,92 @@ def test_a_variable_from_a_secret_may_come_from_the_callers_environment(build):
     """Exporting it is enough."""
     secret = "gpusPerReplica: 2, env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: a, key: b}}}]"
     assert build(GRAPH.replace("gpusPerReplica: 2", secret), environment={"HF_TOKEN": "x"}).entries
+
+
+def spec_of(name, runtime="vllm"):
+    """Return a graph with the model."""
+    services = {"frontend": {"role": "router"}, "worker": {"role": "aggregated"}}
+    return GraphSpec.model_validate({"model": {"name": name}, "runtime": runtime, "services": services})
+
+
+@pytest.mark.parametrize("name", ["./tiny-model", "../tiny-model", "/no/such/tiny-model"])
+def test_a_path_without_a_folder_is_refused(name, tmp_path, monkeypatch):
+    """Its workers would end at their start, several times, before anybody learnt why."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidSpecError, match=r"spec\.model\.name.*is no folder here.*make-model"):
+        check_model(spec_of(name))
+    check_model(spec_of(name, "simulated"))
+
+
+def test_a_name_that_may_be_a_folder_is_warned_of(tmp_path, monkeypatch):
+    """`tiny-model` may be an old id on Hugging Face; `org/model` is one."""
+    monkeypatch.chdir(tmp_path)
+    (warning,) = model_warnings(spec_of("tiny-model"))
+    assert warning.path == "spec.model.name"
+    assert "Hugging Face" in warning.message
+    assert not list(model_warnings(spec_of("org/tiny-model")))
+    assert not list(model_warnings(spec_of("tiny-model", "simulated")))
+    (tmp_path / "tiny-model").mkdir()
+    assert not list(model_warnings(spec_of("tiny-model")))
+    check_model(spec_of("./tiny-model"))
+
+
+@pytest.fixture
+def listening():
+    """Yield a port that somebody listens on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        yield server.getsockname()[1]
+
+
+def test_a_port_that_is_listened_on_is_not_free(listening):
+    """`penstock up` notices it before anything is started."""
+    assert not is_free(listening)
+    assert is_free(ephemeral_port())
+
+
+def test_chosen_ports_lie_in_the_worker_range_and_are_not_promised_twice():
+    """Promised ports count as taken although nobody listens yet."""
+    first = choose_port([])
+    second = choose_port([first])
+    assert FIRST_PORT <= first <= LAST_PORT
+    assert first != second
+
+
+def test_a_worker_keeps_its_port_unless_somebody_took_it(entry_of, listening):
+    """A restart is at the same address where that is possible; the router's address never changes."""
+    free = ephemeral_port()
+    kept = entry_of(placeholders=("port",), ports={"port": free})
+    lost = entry_of(placeholders=("port",), ports={"port": listening})
+    router = entry_of("frontend", "router", placeholders=("port",), ports={"port": listening})
+    assert ports_for(kept, [kept]) == {"port": free}
+    assert ports_for(lost, [lost])["port"] != listening
+    assert ports_for(router, [router]) == {"port": listening}
+
+
+def test_placeholders_are_filled_and_other_braces_stay(entry_of):
+    """Arguments hold JSON."""
+    entry = entry_of(cmd=("x", "--port", "{port}", '{"kv": {"port": 1}}'), ports={"port": 21000})
+    assert argv_of(entry) == ["x", "--port", "21000", '{"kv": {"port": 1}}']
+
+
+def test_a_worker_sees_its_gpus_only_and_carries_the_mark(entry_of):
+    """CUDA_VISIBLE_DEVICES is set for every worker, empty for one without GPUs, and for nobody else."""
+    worker = entry_of(gpus=(2, 3), env={"SIDE": "{port}"}, ports={"port": 5})
+    assert environment_of(worker, "/s.json", {}) == {
+        "SIDE": "5",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+        "PENSTOCK_STATEFILE": "/s.json",
+    }
+    assert environment_of(entry_of(gpus=()), "/s.json", {})["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in environment_of(entry_of("frontend", "router"), "/s.json", {})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "inherited", "expected"),
+    [((0, 1), None, "0,1"), ((0, 1), "4, 6", "4,6"), ((1,), "GPU-a,GPU-b", "GPU-b"), ((2,), "4", "2")],
+)
+def test_ids_count_the_devices_that_the_arbiter_sees(gpus, inherited, expected):
+    """An inherited list is indexed, so two graphs on one host can share it out."""
+    assert visible_devices(gpus, inherited) == expected

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from states import LEADER
 
+from penstock.cli.doctor_local import hung, orphans
 from penstock.core.local_state import EntryState
-from penstock.local.inspection import hung, orphans
 from penstock.local.liveness import MARK_VARIABLE, identify
 from penstock.local.ports import ephemeral_port
 from penstock.local.store import StateStore
@@ -43,9 +43,13 @@ def test_of_a_graph_without_an_arbiter_every_process_is_a_stray(lead, state_fold
     leader, child = lead()
     StateStore.of("n").write(state_of("n").with_entry("n_decode", entry_with(entry_of, leader.pid)))
     marked, _ = lead("gone")
-    found = {(orphan.namespace, orphan.pid) for orphan in orphans(state_folder)}
-    assert found == {("n", leader.pid), ("n", child), ("gone", marked.pid)}
-    assert {orphan.reason for orphan in orphans(state_folder)} == {"its graph has no arbiter"}
+    found = {(each.subject, each.message.split(",")[0]) for each in orphans(state_folder)}
+    assert found == {
+        ("graph n", f"process {leader.pid} is left over"),
+        ("graph n", f"process {child} is left over"),
+        ("graph gone", f"process {marked.pid} is left over"),
+    }
+    assert {each.remedy for each in orphans(state_folder, "n")} == {"penstock down --namespace n"}
 
 
 def test_of_a_running_graph_only_what_its_file_does_not_name_is_a_stray(
@@ -57,7 +61,10 @@ def test_of_a_running_graph_only_what_its_file_does_not_name_is_a_stray(
     state = state_of("n", pid=arbiter.pid, started=arbiter.started)
     StateStore.of("n").write(state.with_entry("n_decode", entry_with(entry_of, leader.pid)))
     (orphan,) = orphans(state_folder)
-    assert (orphan.pid, orphan.reason) == (leaked.pid, "its graph's statefile does not name it")
+    assert orphan.message.startswith(
+        f"process {leaked.pid} is left over, its graph's statefile does not name it: "
+    )
+    assert orphan.remedy == f"kill -9 {leaked.pid}"
 
 
 async def test_a_stopped_child_of_a_supervised_process_hangs_it(lead, state_of, entry_of, arbiter):
@@ -69,8 +76,8 @@ async def test_a_stopped_child_of_a_supervised_process_hangs_it(lead, state_of, 
     state = state_of("n", pid=arbiter.pid, started=arbiter.started)
     (found,) = await hung(state.with_entry("n_a", entry_with(entry_of, leader.pid)))
     name = psutil.Process(child).name()
-    assert (found.name, found.pid) == ("n_a", leader.pid)
-    assert found.reason == f"its process {child} ({name}) is stopped by a signal or a debugger"
+    reason = f"its process {child} ({name}) is stopped by a signal or a debugger"
+    assert found.message == f"n_a (process {leader.pid}) hangs: {reason}"
 
 
 async def test_a_stopped_process_and_one_that_does_not_answer_hang(lead, state_of, entry_of, arbiter):
@@ -84,10 +91,10 @@ async def test_a_stopped_process_and_one_that_does_not_answer_hang(lead, state_o
     url = f"http://127.0.0.1:{ephemeral_port()}"
     state = state.with_entry("n_a", entry_with(entry_of, stopped.pid))
     state = state.with_entry("n_b", entry_with(entry_of, silent.pid, url=url, health_path="/health"))
-    found = {each.name: each.reason for each in await hung(state)}
-    assert found == {
-        "n_a": "it is stopped by a signal or a debugger",
-        "n_b": f"probed at {url}/health: nothing listens there",
-    }
+    expected = [
+        f"n_a (process {stopped.pid}) hangs: it is stopped by a signal or a debugger",
+        f"n_b (process {silent.pid}) hangs: probed at {url}/health: nothing listens there",
+    ]
+    assert [each.message for each in await hung(state)] == expected
     gone = replace(state, arbiter=replace(state.arbiter, pid=0))
-    assert set(found) == {each.name for each in await hung(gone)}
+    assert [each.message for each in await hung(gone)] == expected

@@ -13,8 +13,7 @@ from states import make_state
 from penstock.core.http.client import Timeouts
 from penstock.core.http.server import HttpServer
 from penstock.local import probes
-from penstock.local.listeners import holds_port
-from penstock.local.liveness import ProcessId, identify
+from penstock.local.liveness import ProcessId, holds_port, identify
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import Fault, Limits, ObservedProcess
 

@@ -3,30 +3,26 @@
 import pytest
 
 from penstock.core.local_state import EntryState
-from penstock.local.actions import (
+from penstock.local.plan import (
     Abandon,
     BeginDrain,
+    Drain,
+    Fault,
     Forget,
     Kill,
-    MarkReady,
-    MarkUnready,
+    Limits,
+    Mark,
+    ObservedProcess,
+    ProcessExit,
     RestartLater,
     Retire,
     Start,
     Terminate,
-)
-from penstock.local.plan import (
-    Drain,
-    Fault,
-    Limits,
-    ObservedProcess,
-    ProcessExit,
-    Supervision,
     plan,
     plan_stop,
 )
 
-FIGURES = Supervision(limits=Limits(grace_floor_s=5, startup_floor_s=60, settle_s=1, quiet_start_s=0.5))
+LIMITS = Limits()
 NOW = 1000.0
 NAME = "n_decode"
 
@@ -39,7 +35,7 @@ def next_action(state_of, entry_of):
         state = state_of("n", speed=speed).with_entry(
             NAME, entry_of("decode", state=EntryState(entry_state), **fields)
         )
-        actions = plan(state, {} if observed is None else {NAME: observed}, NOW, FIGURES)
+        actions = plan(state, {} if observed is None else {NAME: observed}, NOW, LIMITS)
         assert len(actions) <= 1
         return actions[0] if actions else None
 
@@ -51,7 +47,7 @@ def next_action(state_of, entry_of):
     [
         ("requested", None, Start(NAME)),
         ("starting", ObservedProcess(pid=1, started_s=NOW - 1), None),
-        ("starting", ObservedProcess(pid=1, started_s=NOW - 1, healthy_s=NOW), MarkReady(NAME)),
+        ("starting", ObservedProcess(pid=1, started_s=NOW - 1, healthy_s=NOW), Mark(NAME, EntryState.READY)),
         ("ready", ObservedProcess(pid=1, started_s=NOW - 100, healthy_s=NOW - 2), None),
         ("starting", ObservedProcess(failures=1, restart_at_s=NOW + 0.1), None),
         ("starting", ObservedProcess(failures=1, restart_at_s=NOW), Start(NAME)),
@@ -120,11 +116,11 @@ STOPPED = Fault("it is stopped", 60.0)
 @pytest.mark.parametrize(
     ("entry_state", "fault", "unhealthy_s", "expected"),
     [
-        ("ready", STOPPED, 2, MarkUnready(NAME, "it is stopped")),
+        ("ready", STOPPED, 2, Mark(NAME, EntryState.STARTING, "it is stopped")),
         ("starting", STOPPED, 60, None),
         ("starting", STOPPED, 60.1, Kill(NAME, "it is stopped")),
         ("ready", Fault("it hangs", 0.0), 2, Kill(NAME, "it hangs")),
-        ("starting", None, 2, MarkReady(NAME)),
+        ("starting", None, 2, Mark(NAME, EntryState.READY)),
     ],
 )
 def test_a_process_with_a_fault_gets_no_request_and_is_killed_in_time(
@@ -191,9 +187,9 @@ def test_what_ignores_sigterm_is_killed_after_its_grace_or_the_floor(next_action
 def test_processes_that_the_file_does_not_name_are_ended_and_forgotten(state_of):
     """Deleting an entry by hand ends its process."""
     state = state_of("n")
-    assert plan(state, {"x": ObservedProcess(pid=1)}, NOW, FIGURES) == (Terminate("x"),)
-    assert plan(state, {"x": ObservedProcess(pid=1, terminated_s=NOW - 1)}, NOW, FIGURES) == ()
-    assert plan(state, {"x": ObservedProcess()}, NOW, FIGURES) == (Forget("x"),)
+    assert plan(state, {"x": ObservedProcess(pid=1)}, NOW, LIMITS) == (Terminate("x"),)
+    assert plan(state, {"x": ObservedProcess(pid=1, terminated_s=NOW - 1)}, NOW, LIMITS) == ()
+    assert plan(state, {"x": ObservedProcess()}, NOW, LIMITS) == (Forget("x"),)
 
 
 @pytest.fixture
@@ -210,20 +206,20 @@ def whole(state_of, entry_of):
 def test_stopping_ends_planner_and_router_before_the_workers(whole):
     """Workers get SIGTERM only when router and planner are gone, for the router's streams come from them."""
     observed = {name: ObservedProcess(pid=1) for name in whole.entries}
-    first = plan_stop(whole, observed, NOW, FIGURES.limits, force=False)
+    first = plan_stop(whole, observed, NOW, LIMITS, force=False)
     assert first == (Terminate("n_frontend"), Terminate("n_planner"))
     observed["n_planner"] = ObservedProcess()
     observed["n_frontend"] = ObservedProcess(pid=1, terminated_s=NOW - 1)
-    assert plan_stop(whole, observed, NOW, FIGURES.limits, force=False) == ()
+    assert plan_stop(whole, observed, NOW, LIMITS, force=False) == ()
     observed["n_frontend"] = ObservedProcess()
-    assert plan_stop(whole, observed, NOW, FIGURES.limits, force=False) == (Terminate("n_decode"),)
+    assert plan_stop(whole, observed, NOW, LIMITS, force=False) == (Terminate("n_decode"),)
 
 
 def test_a_forced_stop_ends_all_at_once_and_kills_after_the_floor(whole):
     """Nobody waits for anybody, and nobody longer than the floor."""
     observed = {name: ObservedProcess(pid=1, terminated_s=NOW - 5) for name in whole.entries}
     observed["stranger"] = ObservedProcess(pid=1)
-    actions = plan_stop(whole, observed, NOW, FIGURES.limits, force=True)
+    actions = plan_stop(whole, observed, NOW, LIMITS, force=True)
     assert [type(action) for action in actions] == [Kill, Kill, Kill, Terminate]
-    patient = plan_stop(whole, observed, NOW, FIGURES.limits, force=False)
+    patient = plan_stop(whole, observed, NOW, LIMITS, force=False)
     assert patient == ()

@@ -1,14 +1,12 @@
 """The supervisor's edits: guarded against others' edits, a lost file and a full disk."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from states import Disk
 
 from penstock.core.local_state import EntryState
 from penstock.local.liveness import ProcessId
-from penstock.local.merge import merge
 from penstock.local.record import Record
 
 
@@ -33,7 +31,7 @@ def test_on_a_full_disk_a_crashed_worker_can_be_restarted(disk, record):
     record.restarting("n_decode", "killed by SIGKILL")
     assert record.claim_start("n_decode").state is EntryState.STARTING
     record.started("n_decode", ProcessId(8, "b/2"))
-    record.ready("n_decode")
+    record.change("n_decode", state=EntryState.READY)
     entry = record.read().entries["n_decode"]
     assert (entry.state, entry.pid, entry.restarts) == (EntryState.READY, 8, 1)
     assert disk.read().entries["n_decode"].pid == 7
@@ -82,25 +80,3 @@ def test_a_file_that_cannot_be_read_is_written_again(disk, record, content):
     disk.path.write_bytes(content)
     record.restarting("n_decode", "why")
     assert disk.read().entries["n_decode"].restarts == 1
-
-
-def test_a_merge_keeps_what_each_side_changed(state_of, entry_of):
-    """Removed and unchanged elsewhere is removed; added is kept; of one field changed twice ours holds."""
-    one = entry_of("s", state=EntryState.STARTING)
-    base = state_of("n")
-    for name in ("both", "ours_gone", "theirs_gone", "theirs_gone_ours_changed"):
-        base = base.with_entry(name, one)
-    ours = base.without("ours_gone").change("both", pid=3, reason="ours").with_entry("ours_new", one)
-    ours = ours.change("theirs_gone_ours_changed", pid=4)
-    theirs = base.without("theirs_gone").without("theirs_gone_ours_changed")
-    theirs = theirs.change("both", reason="theirs", state=EntryState.DRAINING).with_entry("theirs_new", one)
-    theirs = replace(theirs, arbiter=replace(theirs.arbiter, stopping=True))
-    assert merge(base, ours, theirs).entries == {
-        "both": replace(one, pid=3, reason="ours", state=EntryState.DRAINING),
-        "theirs_new": one,
-        "theirs_gone_ours_changed": replace(one, pid=4),
-        "ours_new": one,
-    }
-    assert merge(base, ours, theirs).arbiter.stopping
-    assert merge(base, base, theirs) == theirs
-    assert merge(base, ours, base) == ours

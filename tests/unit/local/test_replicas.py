@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.local_state import EntryState
-from penstock.local.replicas import choose_victim, replicas_of, scale, withdraw
+from penstock.local.replicas import allocate, choose_victim, replicas_of, scale, withdraw
 from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, retire
 
 
@@ -94,3 +94,23 @@ def test_the_gpus_of_existing_workers_never_exceed_the_budget(budget, size, step
                 state = retire(state, name)
         held = [gpu for entry in state.entries.values() for gpu in entry.gpus]
         assert len(held) == len(set(held)) <= budget
+
+
+@pytest.mark.parametrize(
+    ("wanted", "in_use", "expected"),
+    [
+        (0, [], ()),
+        (1, [], (0,)),
+        (1, [0, 1], (2,)),
+        (2, [], (0, 1)),
+        (2, [1], (2, 3)),
+        (2, [1, 3, 5, 7], (0, 2)),
+        (2, [2, 3, 4], (0, 1)),
+        (1, [0, 1, 3, 4], (2,)),
+        (4, [0], (1, 2, 3, 4)),
+        (8, [], tuple(range(8))),
+    ],
+)
+def test_ids_are_neighbours_where_possible_and_small_gaps_fill_first(wanted, in_use, expected):
+    """Neighbours are preferred, the smallest run that fits is used, else the lowest ids."""
+    assert allocate(wanted, in_use, gpus=8, budget=8) == expected

@@ -7,9 +7,8 @@ from states import Disk
 
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.local import arbiter
-from penstock.local.arbiter import end_unrecorded, resume_in_time
+from penstock.local.arbiter import Watchdog, end_unrecorded, resume
 from penstock.local.liveness import MARK_VARIABLE, identify
-from penstock.local.watchdog import Watchdog
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def disk(state_folder, state_of, monkeypatch):
 
 def test_the_file_is_taken_over_with_its_run_and_one_restart_more(disk):
     """The successor is the file's arbiter then; whose run it is stays."""
-    taken = resume_in_time(disk).arbiter
+    taken = resume(disk).arbiter
     assert taken == disk.read().arbiter
     assert (taken.pid, taken.started) == (os.getpid(), identify(os.getpid()).started)
     assert (taken.run_id, taken.restarts) == ("r", 1)
@@ -32,7 +31,7 @@ def test_the_file_is_taken_over_with_its_run_and_one_restart_more(disk):
 def test_on_a_full_disk_it_tries_again_until_there_is_room(disk):
     """It leaves no sockets of the attempts that failed."""
     disk.full_writes = 3
-    assert resume_in_time(disk).arbiter.restarts == 1
+    assert resume(disk).arbiter.restarts == 1
     assert disk.full_writes == 0
     assert len(list(disk.path.parent.glob("*.run"))) <= 1
 
@@ -60,7 +59,7 @@ def test_a_graph_that_was_stopped_or_has_an_arbiter_is_left_alone(disk, state_of
     me = identify(os.getpid())
     disk.write(state_of("n", pid=me.pid, started=me.started))
     with pytest.raises(ConfigError, match="nothing to take over"):
-        resume_in_time(disk)
+        resume(disk)
     disk.remove()
     with pytest.raises(NotFoundError):
-        resume_in_time(disk)
+        resume(disk)

@@ -6,10 +6,17 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import EntryState
-from penstock.local.gpus import GpuRefusal
-from penstock.local.replicas import request_replica, template
-from penstock.local.statefile import ArbiterInfo, ProcessEntry, StateFile, free_name, retire
-from penstock.local.statefile_json import entry_to_json, from_json, to_json
+from penstock.local.replicas import GpuRefusal, request_replica, template
+from penstock.local.statefile import (
+    ArbiterInfo,
+    ProcessEntry,
+    StateFile,
+    entry_to_json,
+    free_name,
+    from_json,
+    retire,
+    to_json,
+)
 
 
 def add(state):

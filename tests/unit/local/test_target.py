@@ -97,7 +97,7 @@ async def test_a_graph_that_is_being_stopped_is_not_scaled(target, state):
 
 async def test_without_a_file_the_backend_cannot_be_read():
     """A missing or broken statefile is a ClusterError for the planner, which holds."""
-    target = LocalTarget.of("nobody")
+    target = LocalTarget(StateStore.of("nobody"))
     with pytest.raises(ClusterError, match="penstock up"):
         await target.observe()
     StateStore.of("nobody").path.write_text("{")

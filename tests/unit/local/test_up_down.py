@@ -14,10 +14,9 @@ from penstock.cli.graph import validate
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, NotFoundError, PortInUseError
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions
-from penstock.local.down import choose_namespace, down
+from penstock.local.down import choose_namespace, down, recover
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
 from penstock.local.private import make_endpoints
-from penstock.local.recovery import recover
 from penstock.local.store import StateStore
 from penstock.local.up import _wait_ready, prepare, ready_timeout_s, up
 from penstock.runtimes import extras
@@ -103,6 +102,18 @@ def test_a_state_folder_too_deep_for_sockets_of_kv_events_is_refused(tmp_path, s
         prepare(path, UpOptions())
 
 
+def test_a_gateway_asks_the_local_router(tmp_path, state_folder):
+    """By its port; what an InferencePool alone could say is refused with the reason."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text(GRAPH + "  router: {gateway: {enabled: true, port: 9100}}\n")
+    _, state = prepare(path, UpOptions())
+    (router,) = (each for each in state.entries.values() if each.role == "router")
+    assert router.cmd[4:7] == ("pick", "--ext-proc", "9100")
+    path.write_text(GRAPH + "  router: {gateway: {enabled: true, failureMode: FailOpen}}\n")
+    with pytest.raises(ConfigError, match=r"failureMode: FailOpen, .* set failure_mode_allow"):
+        prepare(path, UpOptions())
+
+
 async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_with_a_notice(
     tmp_path, state_folder, monkeypatch
 ):
@@ -156,7 +167,7 @@ def test_an_arbiter_whose_file_cannot_be_read_is_neither_run_over_nor_left_behin
     with subprocess.Popen(command, stdin=subprocess.PIPE) as arbiter:  # waits for its first state
         with pytest.raises(ConfigError, match=f"arbiter \\(pid {arbiter.pid}\\) runs.*penstock down"):
             recover(store)
-        stopped = down("tiny", timeout_s=None, now=False, progress=ignore)
+        stopped = down("tiny", timeout_s=None, now=False)
         assert arbiter.wait(5) is not None
     assert f"stopped arbiter {arbiter.pid}, whose statefile cannot be read" in stopped.notes
     assert not store.path.exists()
@@ -165,9 +176,9 @@ def test_an_arbiter_whose_file_cannot_be_read_is_neither_run_over_nor_left_behin
 def test_down_of_a_killed_arbiter_clears_up_and_of_nothing_says_so(state_of):
     """The second time there is nothing."""
     StateStore.of("tiny").write(state_of("tiny", pid=999_999_999))
-    assert down("tiny", timeout_s=None, now=False, progress=ignore).notes
+    assert down("tiny", timeout_s=None, now=False).notes
     with pytest.raises(NotFoundError, match="nothing is running"):
-        down("tiny", timeout_s=None, now=False, progress=ignore)
+        down("tiny", timeout_s=None, now=False)
 
 
 def test_down_ends_the_children_of_a_real_engine_whose_arbiter_and_leader_were_killed(
@@ -180,7 +191,7 @@ def test_down_ends_the_children_of_a_real_engine_whose_arbiter_and_leader_were_k
     leader.kill()
     leader.wait()
     StateStore.of("tiny").write(state_of("tiny", pid=999_999_999).with_entry("tiny_worker", entry))
-    stopped = down("tiny", timeout_s=None, now=False, progress=ignore)
+    stopped = down("tiny", timeout_s=None, now=False)
     assert f"ended process {child} of an earlier run" in stopped.notes
     assert identify(child) is None
 

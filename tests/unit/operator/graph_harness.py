@@ -27,7 +27,7 @@ class Loads:
 
     async def read(self, pods):
         """Return what is set."""
-        names = [pod.name for pod, _ in pods]
+        names = [pod.name for pod in pods]
         self.asked.append(names)
         return {name: self.loads.get(name) for name in names}
 

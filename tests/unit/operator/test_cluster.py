@@ -152,8 +152,8 @@ async def test_pods_keep_their_view_and_address(world):
     }
     await watch("ADDED", pod)
     kept = view.snapshot(KEY).pods["p"]
-    assert (kept["ip"], kept["view"].gates, kept["view"].name) == ("1.2.3.4", ("a",), "p")
-    assert set(kept) == {"metadata", "view", "ip", "version"}
+    assert (kept["view"].ip, kept["view"].gates, kept["view"].name) == ("1.2.3.4", ("a",), "p")
+    assert set(kept) == {"metadata", "view", "version"}
 
 
 class UnlistableSets(FakeApi):
@@ -178,7 +178,7 @@ async def test_sets_that_cannot_be_listed_hold_nobody_up(monkeypatch):
     await view.synced()
     for _ in range(2):
         with pytest.raises(UnavailableError, match="403: leaderworkersets is forbidden"):
-            await view.has_leader_worker_sets()
+            await view.watches(LEADER_WORKER_SET)
     assert "403" in view.problem()
     watching.cancel()
     await asyncio.wait({watching})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.core.errors import UpstreamConnectError
 from penstock.core.http.client import Response
 from penstock.operator.loads import MetricsReader
+from penstock.operator.plan.drain import Load
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.scale import Load
 
 BUSY = (
     b'vllm:num_requests_running{e="0"} 2\nvllm:num_requests_running{e="1"} 1\nvllm:num_requests_waiting 4\n'
@@ -43,7 +45,7 @@ class Clock:
 
 
 async def _read(pool, address="10.0.0.7", clock=None):
-    return (await MetricsReader(pool, now_s=clock or Clock()).read([(POD, address)]))["d-1"]
+    return (await MetricsReader(pool, now_s=clock or Clock()).read([replace(POD, ip=address)]))["d-1"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ async def _read(pool, address="10.0.0.7", clock=None):
 async def test_a_router_does_what_waits_in_it_and_what_it_has_sent(page, load):
     """Another runtime's own frontend is unknown."""
     router = PodView(name="r-1", uid="u-2", role="router")
-    found = (await MetricsReader(Pool(page), now_s=Clock()).read([(router, "10.0.0.7")]))["r-1"]
+    found = (await MetricsReader(Pool(page), now_s=Clock()).read([replace(router, ip="10.0.0.7")]))["r-1"]
     assert found == (None if load is None else Load(*load, None))
 
 
@@ -117,7 +119,7 @@ async def test_idleness_lasts_from_the_first_of_consecutive_idle_looks():
     reader = MetricsReader(pool, now_s=clock)
 
     async def idle_s():
-        load = (await reader.read([(POD, "a")]))["d-1"]
+        load = (await reader.read([replace(POD, ip="a")]))["d-1"]
         return None if load is None else load.idle_s
 
     found = []
@@ -132,10 +134,10 @@ async def test_a_worker_not_looked_at_for_a_minute_starts_anew():
     """Its idleness says nothing any more."""
     pool, clock = Pool(), Clock()
     reader = MetricsReader(pool, now_s=clock)
-    await reader.read([(POD, "a")])
+    await reader.read([replace(POD, ip="a")])
     clock.s += 61
     await reader.read([])
-    assert (await reader.read([(POD, "a")]))["d-1"].idle_s == 0.0
+    assert (await reader.read([replace(POD, ip="a")]))["d-1"].idle_s == 0.0
 
 
 @pytest.mark.parametrize(("role", "is_idle"), [("prefill", False), ("", False), ("decode", True)])
@@ -143,5 +145,5 @@ async def test_only_prefill_keeps_blocks_that_others_must_read(role, is_idle):
     """Leased blocks hold a prefill worker; a decode worker's are a cache for the next turn."""
     page = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n" + KV % b"0.3"
     pod = PodView(name="d-1", uid="u-1", role=role)
-    load = (await MetricsReader(Pool(page), now_s=Clock()).read([(pod, "10.0.0.7")]))["d-1"]
+    load = (await MetricsReader(Pool(page), now_s=Clock()).read([replace(pod, ip="10.0.0.7")]))["d-1"]
     assert (load.is_idle, load.kv_usage_fraction) == (is_idle, 0.3)

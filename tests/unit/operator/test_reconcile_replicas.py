@@ -11,7 +11,7 @@ from penstock.core.errors import (
     UnavailableError,
 )
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock.operator.plan.scale import Load
+from penstock.operator.plan.drain import Load
 
 
 async def test_a_deleted_adapter_comes_back_with_the_number_that_runs(api):

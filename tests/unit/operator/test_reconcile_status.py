@@ -6,7 +6,7 @@ from graph_harness import KEY, Loads, graph, operator, pod, router, to_rest, tol
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.scale import Load
+from penstock.operator.plan.drain import Load
 
 
 async def test_an_invalid_graph_says_every_problem_and_keeps_its_children(api):
@@ -113,7 +113,7 @@ async def test_every_declared_role_has_a_series_also_without_a_pod(api):
     async with operator(api) as made:
         await to_rest(api, made)
         metrics = OperatorMetrics()
-        metrics.watch(depth=lambda: 0, phases=dict, graphs=made.replicas)
+        metrics.watch(depth=lambda: 0, graphs=made.graphs)
         page = metrics.page().decode()
         for role in ("router", "prefill", "decode"):
             assert f'penstock_operator_ready_replicas{{graph="g",namespace="ns",role="{role}"}} 0.0' in page

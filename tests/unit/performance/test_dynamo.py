@@ -54,8 +54,6 @@ def test_what_is_written_is_read_again(gpus, counts):
         (lambda: dynamo.prefill_points({"prefill_isl": [1]}), "prefill_ttft missing"),
         (lambda: dynamo.prefill_points({**PREFILL, "prefill_isl": [1]}), "arrays differ in length"),
         (lambda: dynamo.kv_tokens_of({}), "max_kv_tokens is missing"),
-        (lambda: dynamo.tables_sweep({"odd": {}}), "must end in _tpN"),
-        (lambda: dynamo.tables_sweep({"a_b_tp1": {}}), "missing"),
     ],
 )
 def test_what_is_no_profile_is_refused_by_name(read, said):
@@ -69,23 +67,3 @@ def test_an_unknown_size_stays_unknown():
     assert dynamo.prefill_gpus({"prefill_isl": [1], "prefill_ttft": [1]}) is None
     assert dynamo.prefill_gpus({**PREFILL, "prefill_thpt_per_gpu": [0, 0]}) is None
     assert dynamo.decode_gpus({**DECODE, "z_thpt_per_gpu": [0, 0]}) is None
-
-
-def table(kv_tokens=1000):
-    """A synthetic pre-swept table."""
-    rows = [{"ctx": 100, "batch": 1, "itl_ms": 5, "tok_s_gpu": 100}]
-    return {"prefill_isl": [100], "prefill_ttft_ms": [20], "decode": rows, "max_kv_tokens": kv_tokens}
-
-
-def test_pre_swept_tables_become_one_sweep():
-    """A size per table; throughput is the engine's."""
-    sweep = dynamo.tables_sweep({"h100_sxm_Model-FP8_tp4": table(), "h100_sxm_Model-FP8_tp2": table()})
-
-    assert (sweep.model, [engine.gpus for engine in sweep.engines]) == ("Model-FP8", [2, 4])
-    assert sweep.engine(4).decode == (DecodePoint(100, 1, 0.005, 400),)
-
-
-def test_tables_of_two_models_must_be_chosen_from():
-    """They are no sizes of one engine."""
-    with pytest.raises(ValueError, match="tables of 2 models"):
-        dynamo.tables_sweep({"h100_A_tp4": table(), "h100_B_tp2": table()})

@@ -254,7 +254,13 @@ class _World:
         self.ledger = Ledger(self.folder / "ledger.jsonl", rotate_bytes=self.rotate_bytes)
         about = {"speed": 1.0, "served_model_name": "llama"}
         settings = LoopSettings(
-            self.config, 10.0, self.deadline_s, self.timeline, about, first_sequence, memory or {}
+            self.config,
+            self.deadline_s,
+            self.timeline,
+            memory=memory or {},
+            max_age_s=10.0,
+            about=about,
+            first_sequence=first_sequence,
         )
         return PlannerLoop(
             settings,

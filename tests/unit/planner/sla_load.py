@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from penstock.api import Role
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Window, summarise
 from penstock.planner.decide.pipeline import decide

@@ -11,8 +11,7 @@ from penstock_baselines.dynamo_throughput import IntervalLoad
 from penstock_baselines.keda import prefill_threshold_s
 
 from penstock.api import Role
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.baselines import hpa
 from penstock.planner.decide.baselines.settings import BaselineSettings
 from penstock.planner.decide.codec import config_from, to_plain

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api import BreakerConfig, Role
+from penstock.api import Role, RouterConfig
 from penstock.core.exposition import parse_samples
 from penstock.planner.decide.observation import Demand
 from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.turned_away import TurnedAway
-from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.core.build import SPLIT, build_router
+from penstock.router.core.retries import Assignment
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.metrics import MetricsPage, QueueGauges, RouterCollector, RouterMetrics
-from penstock.router.policy.prompt_tokens import PromptTokenCounts
+from penstock.router.metrics import RouterMetrics
+from penstock.router.metrics_page import MetricsPage
+from penstock.router.policy.arrival import Arrival, PromptTokenCounts
 
 COUNTERS = (
     "arrivals",
@@ -39,7 +39,11 @@ COUNTERS = (
 def _frontend(*, waiting=0, oldest=0.0, in_flight=None, pending=None, started=1.0, **counters):
     gauges = {"waiting": waiting, "waiting_tokens": waiting * 10, "oldest_wait_s": oldest}
     return RouterSample(
-        {**dict.fromkeys(COUNTERS, 0.0), **counters}, gauges, in_flight or {}, pending or {}, started
+        {**dict.fromkeys(COUNTERS, 0.0), **counters},
+        gauges,
+        in_flight or {},
+        pending or {},
+        started_s=started,
     )
 
 
@@ -165,29 +169,19 @@ def test_demand_is_never_negative_and_loses_no_arrival_but_at_restarts(steps):
 
 
 def _page(**tokens):
-    fleet = WorkerPool(BreakerConfig())
-    fleet.apply([WorkerSpec("p", Role.PREFILL, "http://p"), WorkerSpec("d", Role.DECODE, "http://d")])
-    Assignment(None, fleet.get("p"), 10, now_s=0)
+    core = build_router(RouterConfig(), SPLIT)
+    core.pool.apply([WorkerSpec("p", Role.PREFILL, "http://p"), WorkerSpec("d", Role.DECODE, "http://d")])
+    Assignment(None, core.pool.get("p"), 10, now_s=0)
     metrics = RouterMetrics()
     metrics.arrivals, metrics.completed = 3, 2
     metrics.ttft.observe(0.5, 4)
-    queue = QueueGauges(5, 50, 2.5, PromptTokenCounts(**tokens))
-    turned_away = {Role.PREFILL: TurnedAway(), Role.DECODE: TurnedAway()}
+    for number in range(5):
+        core.entry_queue.submit(number, Arrival((), 10), 17.5)
+    core.entry_queue.prompt_tokens = PromptTokenCounts(**tokens)
     for at_s in (4.0, 6.0, 7.0):
-        turned_away[Role.PREFILL].add(at_s)
-    collector = RouterCollector(
-        metrics,
-        fleet,
-        lambda: queue,
-        active_prefill_tokens=lambda worker: 0,
-        decode_waiting=lambda: None,
-        discovery_problem=lambda: None,
-        model="llama",
-        roles=(Role.PREFILL, Role.DECODE),
-        now_s=lambda: 20.0,
-        turned_away=turned_away,
-    )
-    return MetricsPage(collector).render().decode()
+        core.turned_away[Role.PREFILL].add(at_s)
+    page = MetricsPage(metrics, core, model="llama", now_s=lambda: 20.0, discovery_problem=lambda: None)
+    return page.render().decode()
 
 
 def test_the_routers_own_page_holds_every_count():

@@ -24,7 +24,7 @@ from penstock.planner.decide.reading import Quality
 from penstock.planner.sources.base import Query
 from penstock.planner.sources.dynamo import DynamoSource
 from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, FrontendMeter, read_frontend
-from penstock.planner.sources.frontend import frontend_source
+from penstock.planner.sources.frontend import FrontendMetrics, frontend_source
 from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.router import RouterSource, at
 from penstock.planner.sources.scrape import ScrapeSource
@@ -219,7 +219,6 @@ def test_the_runtime_decides_what_stands_at_the_frontend(build, runtime, expecte
     """Under dynamo its own frontend does."""
     graph = build(runtime=runtime, router={"policy": "kv-cost"})
     pages = MetricsPages(None, real_now_s=lambda: 0.0)
-    source = frontend_source(
-        graph, pages, at("http://h:1"), workers=ScrapeSource(pages), clock=SimulatedClock(1.0)
-    )
+    frontend = FrontendMetrics(pages, at("http://h:1"), ScrapeSource(pages), SimulatedClock(1.0))
+    source = frontend_source(graph, frontend)
     assert isinstance(source, expected)

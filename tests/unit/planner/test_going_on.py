@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.api import Role
-from penstock.planner.core.schedule import Schedule
-from penstock.planner.core.starts import ReadyReplica, added, finished, without_oldest
-from penstock.planner.core.state import PlannerPhase
+from penstock.planner.core.records import ReadyReplica, added, finished, without_oldest
+from penstock.planner.core.state import PlannerPhase, Schedule
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.ledger import read_ledger
 from penstock.planner.replay import replay

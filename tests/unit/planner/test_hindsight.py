@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,8 @@ def _load(rate, *, work_s=0.5, dt_s=2.0, sizes=8):
     return Load(
         dt_s,
         rate * dt_s,
-        rate * dt_s * work_s,
+        gpus=2,
+        work_s=rate * dt_s * work_s,
         may_wait_s=5.0,
         held=0.0,
         grows_at=needs,
@@ -57,8 +60,8 @@ def test_a_tide_slower_than_a_start_up_is_followed_from_a_low_floor():
 
 
 def test_a_floor_that_is_no_longer_needed_is_left():
-    """Bursts for two hours, then none: within as many hours one worker is enough."""
-    known = _served([0.3] * 1800 * 6, _served(_bursts(2)))
+    """Bursts for two hours, then none: after eight one worker is enough."""
+    known = _served([0.3] * 1800 * 8, _served(_bursts(2)))
     assert known.floor == 1
 
 
@@ -99,11 +102,10 @@ def test_a_floor_keeps_within_what_may_be_had():
 )
 def test_no_arrivals_make_it_cost_more_than_the_best_fleet_and_the_stated_bound(phases, in_time, price):
     """The fleet that was kept to costs at most the best fixed one, the changes, and the late requests that are allowed."""
-    memory_s = hindsight.MEMORY_S
     objective = Objective(in_time, price, 1.0, 2 * STARTUP_S)
     rates = [rate for rate, pulls in phases for _ in range(pulls)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(hindsight, "MEMORY_S", 1e12 * memory_s)
+        patched.setattr(hindsight, "MEMORY_S", 1e12)
         _hold_bound(rates, objective)
 
 
@@ -142,3 +144,23 @@ def _hold_bound(rates, objective):
 def _costs(known, kind, objective):
     fleets = getattr(known, kind)
     return [hindsight.cost_of(fleets, place, objective) for place in range(known.sizes)]
+
+
+@pytest.mark.parametrize(("in_time_first", "late"), [(True, 0.35), (False, 0.9)])
+def test_late_requests_are_the_excess_or_all_behind_it(in_time_first, late):
+    """Twice what one worker does for a minute, and half for another: in time first, what is above its capacity alone is late."""
+    known = Hindsight()
+    for rate in [4.0] * 30 + [1.0] * 30:
+        known = hindsight.followed(known, replace(_load(rate, sizes=1), is_in_time_first=in_time_first))
+    assert known.prompt.late[0] / known.arrivals == pytest.approx(late, abs=0.1)
+
+
+def test_counts_have_few_digits_and_fade():
+    """Uneven pulls for a day: whatever the ledger holds is in sixteenths."""
+    known = Hindsight()
+    for step in range(3600):
+        known = hindsight.followed(known, _load(1.0 + step % 7 / 4, dt_s=24 + step % 5 / 16))
+    assert known.seen_s < hindsight.MEMORY_S + 30
+    for fleets in (known.prompt, known.patient):
+        for values in (fleets.started_s, fleets.late, fleets.replica_s):
+            assert values == tuple(hindsight.counted(each) for each in values)

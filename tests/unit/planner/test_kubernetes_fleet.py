@@ -13,8 +13,7 @@ from penstock.core.errors import ConfigError, LedgerError, NotFoundError, Unavai
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.kinds import CONFIG_MAP
 from penstock.planner.cluster import fleet as fleet_module
-from penstock.planner.cluster.fleet import Fleet
-from penstock.planner.cluster.plan import parse, plan_of
+from penstock.planner.cluster.fleet import Fleet, parse, plan_of
 from penstock.planner.cluster.profiles import ConfigMapProfiles
 from penstock.planner.cluster.service import ClusterService
 from penstock.planner.cluster.status import PlannerReason

@@ -12,10 +12,16 @@ from penstock.core.errors import NotFoundError, UnavailableError
 from penstock.kube.events import MAX_NOTE, EventMessage
 from penstock.planner.cluster import events as events_module
 from penstock.planner.cluster import status as status_module
-from penstock.planner.cluster.beyond import BeyondLimits
 from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import last_report
-from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter, is_said
+from penstock.planner.cluster.status import (
+    BeyondLimits,
+    PlannerReason,
+    Report,
+    StatusListener,
+    StatusWriter,
+    is_said,
+)
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
 from penstock.planner.decide.observation import Demand

@@ -5,25 +5,36 @@ from __future__ import annotations
 import math
 import os
 import re
-import threading
+from dataclasses import replace
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from metrics_page import page_after
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
+from penstock.core.histogram import (
+    ROUTER_ITL_BOUNDS_S,
+    ROUTER_TTFT_BOUNDS_S,
+    BucketCounts,
+    quantile,
+    share_within,
+)
 from penstock.core.http.client import ConnectionPool
-from penstock.planner import dashboard as dashboard_module
+from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.dashboard import Dashboard
-from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand
+from penstock.planner.decision_steps import Forecast, forecast_of
 from penstock.planner.figures import Figures
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.series import points
 from penstock.planner.snapshot import SnapshotWriter
+from penstock.planner.sources.latency import gained
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -34,7 +45,6 @@ async def _drawn_in(world, seconds):
     world.watch(board)
     await world.run_until(seconds)
     board.close()
-    assert board.dropped == 0
     events = EventAccumulator(str(world.folder / "board"), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     return events
@@ -143,21 +153,6 @@ async def test_a_dashboard_that_cannot_write_stops_nothing(world, tmp_path, capl
     ]
 
 
-async def test_points_are_dropped_when_the_disk_does_not_keep_up(world, tmp_path, monkeypatch):
-    """A writer that hangs fills a bounded queue and no more."""
-    release = threading.Event()
-    monkeypatch.setattr(dashboard_module, "MAX_WAITING", 3)
-    monkeypatch.setattr(dashboard_module, "CLOSE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(dashboard_module, "EventsWriter", lambda *_a: release.wait(5))
-    board = Dashboard(tmp_path / "board", DecideConfig())
-    world.watcher.tick = board.tick
-    await world.run_until(65)
-    assert board.dropped > 20
-    assert len(world.watcher.decisions) == 2
-    board.close()
-    release.set()
-
-
 # ---------------------------------------------------------------- metrics
 
 
@@ -241,3 +236,144 @@ async def test_the_state_file_holds_the_planner_now(world):
     (decision,) = state["decisions"]
     assert decision["roles"]["decode"]["sentence"] == "decode 1 -> 2: KV 0.95 > 0.90"
     assert decision["at_s"] == 30.0
+
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("buckets", "q", "value"),
+    [
+        (((0.1, 0.0), (0.2, 10.0), (0.4, 20.0), (INF, 20.0)), 0.5, math.sqrt(0.02)),
+        (((0.1, 0.0), (0.2, 10.0), (0.4, 20.0), (INF, 20.0)), 0.75, math.sqrt(0.08)),
+        (((0.1, 10.0), (INF, 10.0)), 0.25, 0.05),
+        (((0.1, 0.0), (0.2, 0.0), (INF, 5.0)), 0.5, 0.2),
+        (((0.1, 0.0), (INF, 0.0)), 0.5, None),
+        ((), 0.5, None),
+    ],
+)
+def test_a_quantile_is_the_geometric_middle_of_its_bucket(buckets, q, value):
+    """Half of the first bucket, the largest bound of the infinite one, None without samples."""
+    found = quantile(buckets, q)
+    assert found == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "low", "high"),
+    [(ROUTER_TTFT_BOUNDS_S, 0.005, 300.0), (ROUTER_ITL_BOUNDS_S, 0.001, 2.5)],
+    ids=["ttft", "itl"],
+)
+@given(data=st.data())
+def test_percentiles_of_the_routers_buckets_are_within_a_tenth_of_the_samples(bounds, low, high, data):
+    """p50 and p99 as a client computes them from its own list, for any latencies in the range that matters."""
+    samples = data.draw(st.lists(st.floats(low, high, exclude_min=True), min_size=1, max_size=200))
+    counts = BucketCounts(bounds)
+    for sample in samples:
+        counts.observe(sample)
+    buckets = tuple(zip((*bounds, INF), map(float, counts.cumulative()), strict=True))
+    ordered = sorted(samples)
+    for q in (0.5, 0.99):
+        exact = ordered[math.ceil(q * len(ordered)) - 1]
+        assert quantile(buckets, q) == pytest.approx(exact, rel=0.1)
+
+
+def test_a_restarted_counter_counts_from_zero():
+    """A count that fell is a new process."""
+    assert gained(((0.1, 10.0), (INF, 10.0)), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
+    assert gained((), ((0.1, 2.0), (INF, 3.0))) == ((0.1, 2.0), (INF, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "missed", "share"),
+    [(0.1, 0, 0.0), (0.2, 0, 0.5), (0.3, 0, 0.75), (0.4, 0, 1.0), (0.4, 20, 0.5), (9.0, 0, 1.0)],
+)
+def test_the_share_within_a_bound_counts_its_bucket_in_part(bound_s, missed, share):
+    """Ten samples in (0.1, 0.2], ten in (0.2, 0.4]; what was missed lies beyond any bound."""
+    buckets = ((0.1, 0.0), (0.2, 10.0), (0.4, 20.0), (INF, 20.0))
+    assert share_within(buckets, bound_s, missed=missed) == pytest.approx(share)
+
+
+INPUTS = {"horizon_s": 15.0, "tokens_per_s_ahead": 9000.0, "workers": 2, "worker_tokens_per_s": 4000.0}
+
+
+def test_the_demand_step_holds_forecast_and_supply():
+    """Two workers of 4,000 tokens/s each; other steps say nothing of it."""
+    steps = [("late", {"workers": 2}), ("demand", INPUTS)]
+
+    assert forecast_of(steps) == Forecast(15.0, 9000.0, 2, 8000.0)
+
+
+def test_supply_is_unknown_before_any_throughput_was_seen():
+    """Unknown is never zero, in words as well."""
+    found = forecast_of([("demand", {**INPUTS, "worker_tokens_per_s": None})])
+
+    assert found.supply_tokens_per_s is None
+    assert str(found) == "9,000 uncached tokens/s in 15 s; unknown is what 2 can compute"
+
+
+@pytest.mark.parametrize("missing", ["horizon_s", "tokens_per_s_ahead", "workers"])
+def test_no_figure_is_made_up(missing):
+    """A mode that forecasts nothing, or knew nothing, has none."""
+    assert forecast_of([("demand", {**INPUTS, missing: None})]) is None
+    assert forecast_of([("signal", INPUTS)]) is None
+
+
+PROFILE = PerformanceProfile(
+    PrefillTable((100.0, 20_000.0), (0.01, 2.0)),
+    DecodeTable((100.0, 20_000.0), (0.01, 1.0), ((0.01, 0.02),) * 2, ((100.0, 2000.0),) * 2, 100_000.0),
+)
+SLA = DecideConfig(mode=Mode.SLA, performance=PROFILE, itl_slo_s=0.02, attainment=0.95)
+DEMAND = Demand(
+    1.0,
+    arrivals=4.0,
+    prompt_tokens=4000.0,
+    uncached_tokens=4000.0,
+    prefilled_tokens=4000.0,
+    completed=4.0,
+    output_tokens=400.0,
+    prefilling_workers=0.4,
+)
+
+
+OF_TARGETS = {
+    *("uncached_tokens_per_second", "forecast_tokens_per_second", "worker_tokens_per_second"),
+    *("needed_replicas", "correction_factor", "target_seconds", "attainment_goal_fraction"),
+    "attained_fraction",
+}
+
+
+async def _shown(world, config, seconds, demand=lambda _now: DEMAND):
+    """Return the page's numbers of targets after so many seconds."""
+    world.config = replace(config, adjustment_interval_s=10.0)
+    world.load.demand = demand
+    found = await page_after(world, seconds)
+    return {key: value for key, value in found.items() if key[0] in OF_TARGETS}
+
+
+async def test_mode_sla_shows_expected_beside_arrived_the_profile_and_the_targets(world):
+    """Steady demand: what was expected for now is what arrives; nine of ten first tokens came in time."""
+    world.measure_latency(
+        lambda count: {"ttft": ((5.0, 0.9 * count), (10.0, count)), "itl": ((0.02, count), (0.1, count))}
+    )
+    found = await _shown(world, SLA, 120)
+    assert found["uncached_tokens_per_second",] == 4000
+    assert found["forecast_tokens_per_second",] == pytest.approx(4000, rel=0.05)
+    assert found["worker_tokens_per_second",] == pytest.approx(10_000, rel=0.15)
+    assert found["needed_replicas", "prefill"] == 1
+    assert found["needed_replicas", "decode"] >= 1
+    assert {key for key in found if key[0] == "correction_factor"} == {
+        ("correction_factor", name) for name in ("prefill", "ttft", "itl")
+    }
+    assert (found["target_seconds", "ttft"], found["target_seconds", "itl"]) == (SLA.ttft_slo_s, 0.02)
+    assert found["attainment_goal_fraction",] == 0.95
+    assert found["attained_fraction", "ttft"] == pytest.approx(0.9)
+    assert found["attained_fraction", "itl"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "more"), [(Mode.ADAPTIVE, {"forecast_tokens_per_second"}), (Mode.LOAD, set())]
+)
+async def test_other_modes_show_what_arrives_and_their_forecast(world, mode, more):
+    """Mode adaptive expects demand and has no profile; mode load neither."""
+    found = await _shown(world, DecideConfig(mode=mode), 90)
+    assert {key[0] for key in found} == {"uncached_tokens_per_second", *more}

@@ -15,7 +15,7 @@ from penstock.cli.main import cli
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import registered
 from penstock.planner.decide.observation import Demand
-from penstock.planner.decide.registry import policy_of
+from penstock.planner.decide.policy import policy_of
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import join
 from penstock.planner.replay import replay

@@ -22,9 +22,6 @@ def _no_profile(named):
     raise ConfigError(f"no profile is called {named}")
 
 
-NO_PROFILES = decision_input.Profiles(_no_profile)
-
-
 @pytest.fixture(name="folder")
 async def _folder(world):
     """A ledger of six decisions: up, three of grace, down, hold."""
@@ -222,7 +219,7 @@ def test_the_examples_can_be_decided_as_they_are(more, told):
 async def _sla_folder(world):
     """A ledger of mode sla, its profile in the header."""
     text = _invoke("decide", "--example", "--mode", "sla").stdout
-    *_, config = decision_input.parse(text, name="x", profiles=NO_PROFILES)
+    *_, config = decision_input.parse(text, name="x", read=_no_profile)
     world.config = replace(world.config, mode=Mode.SLA, ttft_slo_s=1.0, performance=config.performance)
 
     def demand(now):
@@ -271,7 +268,7 @@ def test_bad_numbers_in_a_file_are_unknown_and_hold():
 observations:
   - {at_s: 1, pools: {prefill: {ready: 1}, decode: {ready: 3}}, kv: {a: null, b: .nan, c: 1.7}, queue: -1}
 """
-    decision, _ = decide(*decision_input.parse(text, name="x", profiles=NO_PROFILES))
+    decision, _ = decide(*decision_input.parse(text, name="x", read=_no_profile))
     assert {r.reason.value for r in decision.roles} == {"metric_unknown"}
 
 
@@ -321,4 +318,4 @@ REFUSED = {
 def test_a_file_that_no_running_planner_could_have_seen_is_refused(text, message):
     """One message that names what is wrong."""
     with pytest.raises(ConfigError, match=message):
-        decision_input.parse(text, name="x.yaml", profiles=NO_PROFILES)
+        decision_input.parse(text, name="x.yaml", read=_no_profile)

@@ -12,7 +12,7 @@ from sla_load import CONFIG, decided_after, step_of
 
 from penstock.api import Role
 from penstock.planner.decide.decision import Action, Reason
-from penstock.planner.decide.sla.share import RoleNeed, coverage, gpus_of, shared
+from penstock.planner.decide.sla.limits import RoleNeed, coverage, gpus_of, shared
 from penstock.planner.decide.state import PlannerState
 
 D, P = Role.DECODE, Role.PREFILL

@@ -10,7 +10,7 @@ from sla_load import CONFIG, decided_after, pull_of, step_of
 from penstock.api import Role
 from penstock.planner.decide.adaptive.trend import Forecast
 from penstock.planner.decide.observation import PoolCounts
-from penstock.planner.decide.sla import learning, steady
+from penstock.planner.decide.sla import learning
 from penstock.planner.decide.sla.memory import SlaMemory, SteadyRate, read, write
 
 
@@ -18,7 +18,7 @@ def followed_for(seconds, rate=3.0):
     """Return the rate of arrivals after so many seconds of them."""
     found = SteadyRate()
     for second in range(seconds):
-        found = steady.followed(found, pull_of(float(second), rate=rate).demand)
+        found = learning.steady_followed(found, pull_of(float(second), rate=rate).demand)
     return found
 
 
@@ -29,22 +29,22 @@ def followed_for(seconds, rate=3.0):
 )
 def test_a_trend_counts_beyond_its_error(now, ahead, expected):
     """3 requests/s for five minutes, a prediction's error of 0.4: what is 0.6 or less away from 3 is chance."""
-    found = steady.steadied(Forecast(now, ahead, 0.4), followed_for(300))
+    found = learning.steadied(Forecast(now, ahead, 0.4), followed_for(300))
     assert found.ahead == pytest.approx(expected, rel=0.01)
 
 
 def test_the_mean_of_some_minutes_is_surer_than_the_trend():
     """Its error is that of 240 s of Poisson arrivals at 3/s; after ten seconds that of ten."""
-    assert steady.steadied(Forecast(3.0, 3.0, 0.4), followed_for(1200)).error == pytest.approx(
+    assert learning.steadied(Forecast(3.0, 3.0, 0.4), followed_for(1200)).error == pytest.approx(
         (3.0 / 120) ** 0.5, rel=0.01
     )
-    assert steady.steadied(Forecast(3.0, 3.0, 0.4), followed_for(10)).error == pytest.approx(0.4)
+    assert learning.steadied(Forecast(3.0, 3.0, 0.4), followed_for(10)).error == pytest.approx(0.4)
 
 
 def test_before_the_first_pull_the_trend_says():
     """Nothing is divided by no time."""
     along = Forecast(3.0, 4.0, 0.1)
-    assert steady.steadied(along, SteadyRate()) == along
+    assert learning.steadied(along, SteadyRate()) == along
 
 
 def test_memory_of_before_the_mean_was_followed_is_read():

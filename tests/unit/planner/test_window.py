@@ -6,7 +6,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.planner.decide.observation import Observation, PoolCounts, WorkerSummary, summarise
-from penstock.planner.decide.window import kv_signal, queue_signal, queue_trend
+from penstock.planner.decide.propose import kv_signal, queue_signal, queue_trend
 
 ONE, THREE, FOUR = (PoolCounts(ready, gpus=1) for ready in (1, 3, 4))
 

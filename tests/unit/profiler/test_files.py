@@ -10,9 +10,8 @@ import yaml
 from penstock.core.errors import ConfigError
 from penstock.performance.quality import sweep_findings
 from penstock.performance.recommend import Targets, recommend
-from penstock.profiler.graph_back import graph_back
 from penstock.profiler.reading import engine_sweep, read_sweep
-from penstock.profiler.writing import write_result
+from penstock.profiler.writing import graph_back, write_result
 
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
 NAME = "h200-llama-3.1-8b-tp1"
@@ -99,7 +98,7 @@ def test_dynamos_own_folders_are_read(tmp_path, form):
         ("{", "Expecting"),
         ("[]", "no JSON object"),
         ('{"sweep": {}}', "engines"),
-        ("{}", "tables of 0 models"),
+        ("{}", "prefill: Field required"),
     ],
 )
 def test_what_is_no_profile_is_refused(tmp_path, content, said):

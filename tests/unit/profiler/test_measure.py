@@ -1,11 +1,12 @@
-"""Points are measured against a server that may fail, lie or hang."""
+"""Points are measured against a server that may fail, lie or hang, while all streams decode."""
 
 import asyncio
+from array import array
 
 import pytest
 
 from penstock.core.errors import UpstreamError
-from penstock.profiler.measure import Measurer
+from penstock.profiler.measure import Measurer, Stream, steady
 from penstock.workload.exchange import SendSettings
 
 
@@ -132,3 +133,29 @@ async def test_an_engine_that_runs_fewer_at_once_says_so(fake_engine, measurer):
 
     assert batch.point is None
     assert "3 requests of 600 tokens do not run at once" in batch.doubts[0]
+
+
+def stream(first_s, gaps_s):
+    """A stream of single tokens."""
+    return Stream(first_s, array("f", gaps_s), len(gaps_s) + 1)
+
+
+def test_equal_streams_show_their_gap():
+    """Two streams of 10 ms make 200 tokens a second."""
+    found = steady([stream(0.0, [0.01] * 40), stream(0.05, [0.01] * 40)])
+
+    assert found.itl_s == pytest.approx(0.01)
+    assert found.tokens_per_s == pytest.approx(200)
+
+
+def test_gaps_before_the_last_stream_begins_do_not_count():
+    """While the second prompt was read, the first stream stood still for a second."""
+    late = stream(1.0, [0.01] * 30)
+
+    assert steady([stream(0.0, [0.9, 0.09] + [0.01] * 30), late]).itl_s == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("start_s", [0.35, 5.0])
+def test_streams_that_hardly_overlap_show_nothing(start_s):
+    """Too few tokens, or none: the engine did not run both at once."""
+    assert steady([stream(0.0, [0.01] * 40), stream(start_s, [0.01] * 40)]) is None

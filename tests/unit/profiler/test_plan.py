@@ -1,12 +1,18 @@
-"""Which engines a graph could run, and how they are started to be measured."""
+"""Which engines a graph could run, on which GPUs, at which points they are measured, and how they are started."""
+
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
+from penstock.performance.quality import GAP_RATIO
 from penstock.performance.recommend import Targets
-from penstock.profiler import estimate
-from penstock.profiler.candidates import family
-from penstock.profiler.plan import ProfileConfig, plan_profile
+from penstock.performance.sweep import DecodePoint
+from penstock.profiler import estimate, gpus, points
+from penstock.profiler.plan import ProfileConfig, family, plan_profile
+from penstock.profiler.points import Limits
 
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
 
@@ -54,7 +60,7 @@ def test_a_worker_is_measured_alone(build, tmp_path):
     ("changes", "options", "said"),
     [
         ({"runtime": "dynamo"}, {"found": 8}, "profile that with --endpoint"),
-        ({"runtime": "vllm"}, {}, "--gpus: neither pynvml nor nvidia-smi finds a GPU"),
+        ({"runtime": "vllm"}, {}, "--gpus: nvidia-smi finds no GPU"),
         ({"runtime": "vllm"}, {"found": 8, "speed": 2.0}, "--speed: 2"),
         ({"runtime": "vllm"}, {"found": 2, "sizes": (4,)}, "--tp: 4 exceeds the 2 GPUs"),
         ({}, {"sizes": (2,)}, "--tp: 2: no latency profile"),
@@ -102,3 +108,92 @@ def test_three_large_engines_are_measured_within_two_minutes(build, tmp_path):
     found = estimate.describe(planned(tmp_path, graph))
     assert [each["gpus"] for each in found["engines"]] == [2, 4, 8]
     assert found["expected_s"] < 120
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path):
+    """A machine without it; returns the folder of its programs."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def script(folder, text):
+    """Put an nvidia-smi there."""
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_nothing_is_found_on_a_bare_machine(bare):
+    """Unknown, not zero."""
+    assert gpus.detect() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("echo 'GPU 0: H100'; echo 'GPU 1: H100'", 2), ("echo 'No devices were found'", None), ("exit 9", None)],
+)
+def test_the_program_lists_them(bare, text, found):
+    """A line each; a failure is unknown."""
+    script(bare, text)
+
+    assert gpus.detect() == found
+
+
+@given(st.integers(1, 20_000), st.integers(1, 2000), st.integers(500, 500_000), st.integers(256, 131_072))
+def test_points_fit_and_leave_no_gap(isl, osl, kv_tokens, max_context):
+    """Whatever is asked for: inside the cache, increasing, without a gap that a check would complain of."""
+    targets, limits = Targets(isl, osl, 1, 1), Limits(kv_tokens, 256, max_context)
+    if isl + osl > min(kv_tokens, max_context):
+        with pytest.raises(ConfigError, match="--isl"):
+            points.prompt_lengths(targets, limits)
+        return
+    for chosen in (points.prompt_lengths(targets, limits), points.contexts(targets, limits)):
+        assert chosen == sorted(set(chosen))
+        assert chosen[0] >= 1
+        assert chosen[-1] < min(kv_tokens, max_context)
+    lengths = points.prompt_lengths(targets, limits)
+    inside = [each for each in lengths if each >= points.LEAST_PROMPT]
+    assert all(right <= GAP_RATIO * left for left, right in pairwise(inside))
+    for context in points.contexts(targets, limits):
+        assert points.most_in_flight(context, limits) * context <= kv_tokens or kv_tokens < context + 48
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (3, [1, 2, 3]), (6, [1, 2, 3, 4, 5, 6]), (101, [1, 21, 41, 61, 81, 101])]
+)
+def test_batches_run_from_one_to_what_the_cache_holds(most, sizes):
+    """Evenly spaced, both ends included."""
+    assert points.batch_sizes(most) == sizes
+
+
+def row(*measured):
+    """Points of one context: (requests in flight, ITL in ms)."""
+    return [DecodePoint(1000, count, itl_ms / 1000, 1) for count, itl_ms in measured]
+
+
+@pytest.mark.parametrize(
+    ("measured", "wanted"),
+    [
+        (row((1, 10), (29, 21), (57, 30)), 15),
+        (row((1, 10), (15, 16), (29, 21)), 22),
+        (row((27, 19.9), (28, 20.1)), None),
+        (row((100, 19), (107, 21)), None),
+        (row((1, 30), (29, 40)), None),
+        (row((1, 10), (29, 15)), None),
+    ],
+)
+def test_the_step_across_the_target_is_halved(measured, wanted):
+    """Until both sides are close; not where the target lies outside."""
+    assert points.refinement(measured, 0.02) == wanted
+
+
+def test_refining_ends():
+    """From any row of six batches, in as many steps as are allowed at most."""
+    counts = dict.fromkeys(points.batch_sizes(256))
+    for _ in range(points.MAX_REFINEMENTS + 1):
+        found = points.refinement(row(*((n, 10 + n / 10) for n in sorted(counts))), 0.0201)
+        if found is None:
+            break
+        counts[found] = None
+    assert found is None

@@ -173,11 +173,10 @@ def write_run():
 
     def write(folder, *, lag_s=0.01, with_gaps=True):
         results = _results(np.random.default_rng(3))
-        writer = ResultWriter(folder, with_gaps=with_gaps)
-        for result in results:
-            writer.write(result)
-        writer.finish(_summary(results, lag_s=lag_s))
-        writer.close(is_failing=False)
+        with ResultWriter(folder, with_gaps=with_gaps) as writer:
+            for result in results:
+                writer.write(result)
+            writer.finish(_summary(results, lag_s=lag_s))
         return folder
 
     return write

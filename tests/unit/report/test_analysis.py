@@ -1,7 +1,10 @@
-"""GPU-hours, violations and the view of a ledger, in exact numbers on hand-made records."""
+"""GPU-hours, violations, demand, other fleets, curves and the view of a ledger, in exact numbers on hand-made records."""
 
 from array import array
+from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import PoolCounts
-from penstock.report.analysis import gpu_use, violations
+from penstock.report import series
+from penstock.report.analysis import GpuUse, gpu_use, violations
+from penstock.report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import (
     DecisionMark,
@@ -166,3 +171,121 @@ def test_a_planner_that_goes_on_is_shaded_while_replicas_start_or_drain(ledger_r
     assert run.adjusting == ((run.samples[4].at_s, run.samples[9].at_s),)
     others[-1]["pull"]["pools"]["prefill"]["draining"] = 1
     assert view_of([header, *others], origin=None).adjusting[1:] == ((run.end_s, run.end_s),)
+
+
+def _use(end_s=100.0):
+    return GpuUse(0.0, end_s, 2.0, 4.0, 1.0, 3, 4)
+
+
+def _served(results, use=None):
+    return served_outcome(results, use, name="adaptive", slo_s=5.0, duration_s=100.0)
+
+
+def test_what_was_served_counts_lost_requests_as_late(result_of):
+    """A rejected request, and one that failed after its first token, were not served in time."""
+    results = [
+        result_of(ttft_s=1.0),
+        result_of(ttft_s=6.0),
+        result_of(ttft_s=None, status=RequestStatus.REJECTED),
+    ]
+    results.append(result_of(ttft_s=1.0, status=RequestStatus.FAILED))
+
+    served = _served(results, _use())
+
+    assert (served.in_time, served.lost, served.gpu_hours) == (0.25, 2, 2.0)
+    assert served.ttft_p99_s == 6.0
+    assert served.source == "measured"
+
+
+@pytest.mark.parametrize("use", [None, _use(end_s=98.0)])
+def test_a_ledger_that_saw_part_of_the_run_gives_no_cost(result_of, use):
+    """Unknown is never zero, and half of a run is not passed off as the whole."""
+    assert _served([result_of()], use).gpu_hours is None
+
+
+def test_the_sentences_say_what_a_fixed_fleet_would_have_cost(result_of):
+    """Cost and attainment, each beside what was served, and the planner's own row as the simulation's error."""
+    served = _served([result_of(ttft_s=1.0), result_of(ttft_s=9.0)], _use())
+    planner = outcome(
+        np.array([1.0, 9.0]),
+        name="adaptive",
+        kind=FleetKind.PLANNER,
+        requests=2,
+        slo_s=5.0,
+        gpu_hours=2.2,
+    )
+    fixed = replace(
+        planner, name="3P+1D", kind=FleetKind.FIXED, in_time=0.75, gpu_hours=3.0, remark="cheapest"
+    )
+
+    lines = sentences(Counterfactual(5.0, (served, planner, fixed), (fixed,), ()))
+
+    assert lines[0].startswith(
+        "adaptive itself, simulated: cost 2.200 GPU-hours (+10%) and kept 50.0% in time"
+    )
+    assert "the simulation's error" in lines[0]
+    assert lines[1] == (
+        "a fixed 3P+1D would have cost 3.000 GPU-hours (+50%) and kept 75.0% in time (+25.0 points) (cheapest)"
+    )
+
+
+def _result(sent_s, ended_s, **changes):
+    fields = {"sent_s": sent_s, "ended_s": ended_s, "arrival_s": sent_s, "status": RequestStatus.OK}
+    return SimpleNamespace(**{**fields, **changes})
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=5000))
+def test_a_distribution_is_thinned_and_ends_at_one(values):
+    """Values and shares rise; the largest value has share 1."""
+    shown, share = series.cdf(values)
+
+    assert shown.size <= series.MAX_CURVE_POINTS
+    assert (np.diff(shown) >= 0).all()
+    assert (np.diff(share) > 0).all()
+    assert (shown[-1], share[-1]) == (max(values), 1.0)
+
+
+def test_running_percentiles_see_their_window_only():
+    """A window without values is a gap, not a zero."""
+    times, values = np.array([0.0, 1.0, 100.0]), np.array([1.0, 3.0, 9.0])
+
+    centres, found = series.running_percentiles(times, values, ranks=(50, 99), window_s=10.0)
+
+    assert list(centres[:2]) == [0.0, 5.0]
+    assert list(found[:, 0]) == [1.0, 3.0]
+    assert np.isnan(found[0, 5])
+    assert found[0, -1] == 9.0
+    assert series.running_percentiles(np.empty(0), np.empty(0), ranks=(50,), window_s=1.0)[0].size == 0
+
+
+def test_gaps_are_placed_at_their_tokens():
+    """A gap's time is when the later token came; failed requests have none."""
+    good = _result(10.0, 12.0, ttft_s=1.0, itl_s=array("f", [0.5, 0.25]))
+    bad = _result(0.0, 1.0, ttft_s=1.0, itl_s=array("f", [9.0]), status=RequestStatus.FAILED)
+
+    times, gaps = series.token_gaps([good, bad])
+
+    assert list(times) == [11.5, 11.75]
+    assert list(gaps) == [0.5, 0.25]
+    assert series.token_gaps([bad])[0].size == 0
+
+
+def test_requests_in_flight_are_averaged_over_time():
+    """Two requests over half a bin each are one on average; the peak counts those that began before."""
+    edges, mean, peak = series.in_flight([_result(0.0, 1.5), _result(0.5, 1.0), _result(2.0, 2.5)])
+
+    assert list(edges) == [0.0, 1.0, 2.0, 3.0]
+    assert list(mean) == pytest.approx([1.5, 0.5, 0.5])
+    assert list(peak) == [2.0, 1.0, 1.0]
+    assert series.in_flight([])[1].size == 0
+
+
+def test_arrivals_are_counted_per_second():
+    """Bins are whole seconds and widen for long runs."""
+    edges, rate = series.arrivals_per_s([_result(0.0, 1), _result(0.5, 1), _result(2.0, 3)])
+    wide, _ = series.arrivals_per_s([_result(0.0, 1), _result(3599.0, 3600)])
+
+    assert list(rate) == [2.0, 0.0, 1.0]
+    assert edges[1] - edges[0] == 1.0
+    assert wide[1] - wide[0] == 30.0
+    assert series.arrivals_per_s([])[1].size == 0

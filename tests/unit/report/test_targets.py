@@ -10,12 +10,10 @@ from rich.console import Console
 
 from penstock.api import Role
 from penstock.cli.report import report as report_command
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.observation import Demand
-from penstock.planner.forecast import Forecast
-from penstock.planner.profiled import ProfileReading
+from penstock.planner.decision_steps import Forecast, ProfileReading
 from penstock.report.findings import analyse
 from penstock.report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
 from penstock.report.targets import kept, target_lines, targets_summary

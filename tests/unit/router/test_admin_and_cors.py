@@ -5,7 +5,7 @@ import pytest
 
 from penstock.api import RouterConfig
 from penstock.router.proxy.auth import AdminCheck, is_loopback
-from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.proxy.completion import RequestRefused
 
 DRAIN = "/workers/aggregated-0/drain"
 KEY = (b"authorization", b"Bearer root")

@@ -89,21 +89,6 @@ async def test_who_leaves_takes_nothing_with_it(too_late):
     world.assert_idle()
 
 
-@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
-async def test_an_assignment_ends_however_its_block_is_left(error):
-    """Even an exception that no code expects gives the worker back, and the next request is served."""
-    world = World(workers=("a",))
-
-    with pytest.raises(error):
-        async with world.admission.acquire(Role.PREFILL, Arrival((1,), 100)):
-            raise error
-
-    world.assert_idle()
-    async with world.admission.acquire(Role.PREFILL, Arrival((1,), 100)) as stay:
-        assert stay.worker.name == "a"
-    world.assert_idle()
-
-
 async def test_a_worker_that_was_away_keeps_its_prefixes_but_not_over_a_restart():
     """The same process is found again by its prefixes; a new one has an empty cache."""
     world = World(policy="preble")

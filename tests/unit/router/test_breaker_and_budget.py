@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.core.retries import RetryBudget
-from penstock.router.policy.breaker import Circuit, CircuitBreaker, may_eject
-from penstock.router.policy.token_estimate import TokenEstimator
+from penstock.router.core.worker import Circuit, CircuitBreaker, may_eject
+from penstock.router.proxy.prefix import TokenEstimator
 
 
 def _opened(now_s=0.0):

@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.http.request_id import request_id
-from penstock.router.proxy.completion import ApiEndpoint, parse_completion
+from penstock.core.http.messages import request_id
+from penstock.router.core.retries import KvLease
+from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
 from penstock.router.proxy.kv_transfer import (
+    Prefilled,
     decode_body,
     prefill_body,
     read_prefill_answer,
     with_cached_tokens,
 )
-from penstock.router.proxy.refusal import RequestRefused
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
@@ -172,10 +173,14 @@ def test_the_decode_request_is_the_clients_own_bytes_and_the_params(extra, space
     raw = orjson.dumps({**extra, "model": "llama", "prompt": "x"}) + space
     params = {"remote_host": "h", "remote_block_ids": [[1, 2]]}
 
-    body = decode_body(_parse(raw), params)
+    body = decode_body(_parse(raw), _prefilled(params))
 
     assert body.startswith(raw.rstrip()[:-1])
     assert orjson.loads(body) == {**orjson.loads(raw), "kv_transfer_params": params}
+
+
+def _prefilled(params, expired=None):
+    return Prefilled(params, None, None, KvLease(None, 0.0, expired))
 
 
 IDS = {"remote_engine_id": "e", "remote_request_id": "r"}
@@ -197,7 +202,7 @@ def test_what_decode_cached_after_an_expiry_is_not_found_again(params, expired, 
     """Each process of a prefill worker and each count of its expired leases salts decode's cache anew."""
     sent = {"model": "llama", "prompt": "x"} | ({"cache_salt": own} if own else {})
 
-    raw = decode_body(_parse(sent), params, expired_leases=expired)
+    raw = decode_body(_parse(sent), _prefilled(params, expired))
 
     body = orjson.loads(raw)
     salt = body.pop("cache_salt", None)
@@ -229,7 +234,7 @@ def test_what_decode_cached_after_an_expiry_is_not_found_again(params, expired, 
 )
 def test_prefill_answers_are_read(answer, expected):
     """What is absent or of the wrong type is unknown, never zero."""
-    read = read_prefill_answer(answer)
+    read = read_prefill_answer(answer, KvLease(None, 0.0, None))
 
     assert (read.params, read.prompt_tokens, read.cached_tokens) == expected
 

@@ -5,11 +5,10 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
-from penstock.router.discovery.endpoint_slices import router_urls
-from penstock.router.discovery.page import kv_usage
-from penstock.router.discovery.statefile import StatefileDiscovery, parse_statefile
+from penstock.router.discovery.kubernetes import router_urls
+from penstock.router.discovery.statefile import StatefileDiscovery, parse_statefile, parse_static_workers
 from penstock.router.discovery.statefile import router_urls as local_router_urls
-from penstock.router.discovery.static import parse_static_workers
+from penstock.router.discovery.watch import kv_usage
 
 
 def _entry(role="decode", state="ready", url="http://127.0.0.1:9", **more):

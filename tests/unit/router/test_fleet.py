@@ -4,7 +4,7 @@ import pytest
 
 from penstock.api import BreakerConfig, Role
 from penstock.core.errors import NotFoundError
-from penstock.router.core.assignment import Assignment
+from penstock.router.core.retries import Assignment
 from penstock.router.core.worker import WorkerState
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec

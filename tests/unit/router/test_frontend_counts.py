@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.core.http.client import ConnectionPool, Timeouts
-from penstock.router.discovery.page import read_page
+from penstock.router.discovery.watch import read_page
 
 COUNTS = (
     "arrivals_total",

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from penstock.api import RouterConfig
 from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
+from penstock.router.thresholds import GraphThresholds
 
 
 def routers(count):

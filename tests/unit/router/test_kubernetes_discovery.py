@@ -9,8 +9,7 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.router import server as server_module
 from penstock.router.discovery import kubernetes as kubernetes_module
-from penstock.router.discovery.endpoint_slices import parse_slices
-from penstock.router.discovery.kubernetes import KubernetesDiscovery
+from penstock.router.discovery.kubernetes import KubernetesDiscovery, parse_slices
 from penstock.router.settings import GraphPlace, RouterSettings
 
 READY = {"ready": True, "serving": True, "terminating": False}

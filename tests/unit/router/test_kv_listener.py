@@ -15,8 +15,7 @@ from penstock.router.policy.keys import Prefix, token_keys
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.router.proxy.completion import parse_completion
-from penstock.router.proxy.prefix import ExactKeys, read_prompt
-from penstock.router.tokenizer import PromptTokenizer, load_tokenizer
+from penstock.router.proxy.prefix import ExactKeys, PromptTokenizer, load_tokenizer, read_prompt
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")

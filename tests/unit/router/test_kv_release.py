@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from penstock.api import Role
-from penstock.router.proxy.kv_release import REFUSED_MODEL
+from penstock.router.proxy.kv_transfer import REFUSED_MODEL
 
 AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'
 UNKNOWN_MODEL = b'{"error":{"message":"The model does not exist.","type":"NotFoundError","code":404}}'
@@ -139,7 +139,7 @@ async def test_a_prompt_that_waited_too_long_for_decode_is_prefilled_again(harne
     path = tmp_path / "llama.json"
     router, pair, request = await harness.prefilled_without_decode(path)
     await router.until(lambda: len(router.server.core.queues[Role.DECODE]) == 1)
-    router.server._handler._leases._lease_s = 1e-9
+    router.server._transfers._lease_s = 1e-9
     pair[1].script = [_refuse(harness)]
     harness.write_state(path, pair)
     assert (await request).status == 200

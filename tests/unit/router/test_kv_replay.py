@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.router import kv_replay
+from penstock.router import kv_subscription
 from penstock.router.kv_subscription import KvAddress, KvSink, KvSubscription
 from penstock.router.policy.kv_events import KvEvents
 from penstock.router.policy.prefix_index import PrefixIndex
@@ -52,8 +52,8 @@ class Worker:
 @asynccontextmanager
 async def followed(worker, monkeypatch):
     """Follow a worker; give the numbers applied, in their order, and what is known of its cache."""
-    monkeypatch.setattr(kv_replay, "FIRST_ANSWER_S", 0.2)
-    monkeypatch.setattr(kv_replay, "NEXT_ANSWER_S", 0.2)
+    monkeypatch.setattr(kv_subscription, "FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr(kv_subscription, "NEXT_ANSWER_S", 0.2)
     index, applied, known = PrefixIndex(100), [], []
 
     def begin(index):
@@ -137,7 +137,7 @@ async def test_nonsense_ends_an_answer(monkeypatch, name):
 
 async def test_an_endless_answer_is_bounded(monkeypatch):
     """In number: the rest is left."""
-    monkeypatch.setattr(kv_replay, "MAX_BATCHES", 10)
+    monkeypatch.setattr(kv_subscription, "MAX_BATCHES", 10)
     worker = Worker([range(100)])
     async with followed(worker, monkeypatch) as applied:
         await until(lambda: len(applied) == 10)
@@ -148,7 +148,7 @@ async def test_an_endless_answer_is_bounded(monkeypatch):
 
 async def test_an_answer_is_bounded_in_size(monkeypatch):
     """What exceeds it is not taken."""
-    monkeypatch.setattr(kv_replay, "MAX_BYTES", -1)
+    monkeypatch.setattr(kv_subscription, "MAX_BYTES", -1)
     worker = Worker([[0, 1, None]])
     async with followed(worker, monkeypatch) as applied:
         await until(lambda: worker.asked)

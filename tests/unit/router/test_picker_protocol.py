@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.router.picker import messages as wire
-from penstock.router.picker.election import Leader, elect
+from penstock.router.picker.group import Leader, elect
 from penstock.router.picker.messages import FrameReader, ProtocolError, arrival_of, frames, prompt_of
 from penstock.router.picker.relay import RECENT_KEYS, RecentPrompts
 from penstock.router.policy.arrival import Arrival

@@ -5,10 +5,9 @@ from pydantic import ValidationError
 
 from penstock.api import RouterConfig
 from penstock.core.errors import ConfigError
-from penstock.router.policy.load import KV_MAX_AGE_S, WorkerLoad
 from penstock.router.policy.registry import decode_policy, make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival, AssignTime, Estimates
-from penstock.router.policy.worker_queue import WorkerQueue
+from penstock.router.policy.worker_queue import KV_MAX_AGE_S, WorkerLoad, WorkerQueue
 
 REQUEST = Arrival((), 100)
 WHEN_FREE = sorted(

@@ -5,7 +5,7 @@ import asyncio
 import orjson
 import pytest
 
-from penstock.router.policy.breaker import Circuit
+from penstock.router.core.worker import Circuit
 
 
 def _error(answer):

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError, PortInUseError, UpstreamError
 from penstock.router.access_log import AccessLog
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.proxy.auth import API_KEYS, read_keys
-from penstock.router.proxy.kv_release import REFUSED_MODEL
+from penstock.router.proxy.kv_transfer import REFUSED_MODEL
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
 

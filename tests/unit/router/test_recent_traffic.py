@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.router.metrics import RouterMetrics
-from penstock.router.recent_traffic import RecentTraffic
+from penstock.router.metrics import RecentTraffic, RouterMetrics
 
 
 def test_only_the_last_minute_counts():

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from penstock.api import RouterConfig
 from penstock.router.admission import Admission
 from penstock.router.core.build import TOGETHER, build_router
-from penstock.router.graph_thresholds import GraphThresholds
-from penstock.router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
-from penstock.router.proxy.retry_after import retry_after
+from penstock.router.proxy.failures import retry_after
+from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdError
 
 BUSY = {"admission": {"mode": "token-capacity", "retryAfterSeconds": 3}}
 AT_CAPACITY = b'{"error":{"message":"Server overloaded: worker at capacity","type":"ServiceUnavailableError","code":503}}'

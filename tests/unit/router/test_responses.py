@@ -4,14 +4,13 @@ import orjson
 import pytest
 
 from penstock.api import BreakerConfig, Role
-from penstock.router.core.assignment import Assignment
+from penstock.router.core.retries import Assignment
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.completion import ApiEndpoint, parse_completion
+from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
 from penstock.router.proxy.prefix import read_prompt
-from penstock.router.proxy.refusal import RequestRefused
-from penstock.router.proxy.stream_meter import RelayMeter
+from penstock.router.proxy.stream import RelayMeter
 
 PATH = "/v1/responses"
 USAGE = {"input_tokens": 40, "input_tokens_details": {"cached_tokens": 16}, "output_tokens": 2}
@@ -77,7 +76,7 @@ def test_tokens_are_deltas_and_usage_comes_with_the_end():
     metrics = RouterMetrics()
     assignment = Assignment(None, fleet.get("w"), 40, now_s=0)
     meter = RelayMeter(
-        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, correction=None
+        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, prefilled=None
     )
 
     for data in EVENTS:

@@ -5,11 +5,12 @@ from hypothesis import strategies as st
 
 from penstock.api import BreakerConfig, Role
 from penstock.core.errors import StreamBroken, WrongAnswer
-from penstock.router.core.assignment import Assignment
+from penstock.router.core.retries import Assignment
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.stream_meter import Correction, RelayMeter
+from penstock.router.proxy.kv_transfer import Prefilled
+from penstock.router.proxy.stream import RelayMeter
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 DONE = b"data: [DONE]\n\n"
@@ -28,13 +29,17 @@ def _usage(cached=100):
     return _event({"choices": [], "usage": usage})
 
 
+def _prefilled(cached_tokens):
+    return Prefilled(None, None, cached_tokens, None)
+
+
 def _meter(correction=None):
     fleet = WorkerPool(BreakerConfig())
     fleet.apply([WorkerSpec("w", Role.DECODE, "http://127.0.0.1:9")])
     metrics = RouterMetrics()
     assignment = Assignment(None, fleet.get("w"), 100, now_s=0)
     meter = RelayMeter(
-        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, correction=correction
+        metrics, assignment, on_first_token=lambda: None, arrived_real_s=0, speed=1, prefilled=correction
     )
     return meter, metrics, assignment
 
@@ -103,7 +108,7 @@ def test_what_is_no_token_passes_uncounted(data):
 
 def test_null_usage_on_every_event_is_no_usage():
     """As vLLM and OpenAI send it when usage is asked for."""
-    meter, _, _ = _meter(Correction(16))
+    meter, _, _ = _meter(_prefilled(16))
     token = _token(usage=None)
     for _ in range(3):
         assert meter.observe(token + token) == token + token
@@ -114,7 +119,7 @@ def test_null_usage_on_every_event_is_no_usage():
 @pytest.mark.parametrize(("cached", "details"), [(16, {"cached_tokens": 16}), (None, None)])
 def test_only_the_usage_event_is_rewritten(cached, details):
     """It carries the prefill's count; every other byte is the worker's."""
-    meter, _, _ = _meter(Correction(cached))
+    meter, _, _ = _meter(_prefilled(cached))
     token = b'data: {"choices":[{"text":"\\u00fc  spaced"}], "x" : 1.50}\n\n'
 
     sent = meter.observe(token + token + _usage() + DONE)
@@ -129,7 +134,7 @@ def test_only_the_usage_event_is_rewritten(cached, details):
 
 def test_the_word_usage_in_text_changes_nothing():
     """Inside a JSON string its quotes are escaped."""
-    meter, _, _ = _meter(Correction(16))
+    meter, _, _ = _meter(_prefilled(16))
     token = _token('"usage":{"prompt_tokens":1}')
     meter.observe(_token())
 
@@ -143,7 +148,7 @@ STREAM = [_event(ROLE), _token(), _token("\n\ndata: {"), b": ping\n\n", _token()
 @given(st.lists(st.integers(1, 40), max_size=60), st.booleans())
 def test_pieces_of_any_size_give_the_same_bytes_and_counts(sizes, correct):
     """However the network cuts the stream: the same events, tokens and usage, and no byte lost."""
-    correction = Correction(16) if correct else None
+    correction = _prefilled(16) if correct else None
     body = b"".join(STREAM)
     whole_meter, _, _ = _meter(correction)
     expected = whole_meter.observe(body)
@@ -164,7 +169,7 @@ def test_pieces_of_any_size_give_the_same_bytes_and_counts(sizes, correct):
 def test_bytes_of_an_unfinished_event_are_not_lost():
     """Without a correction they pass at once; with one they follow when the stream ends in order."""
     plain, _, _ = _meter()
-    correcting, _, _ = _meter(Correction(16))
+    correcting, _, _ = _meter(_prefilled(16))
 
     assert plain.observe(b"data: {") == b"data: {"
     assert plain.is_mid_event
@@ -189,7 +194,7 @@ def test_bytes_of_an_unfinished_event_are_not_lost():
 @pytest.mark.parametrize("correct", [False, True])
 def test_only_done_completes_a_stream(pieces, done, complete, correct):
     """However it is cut, and without the blank line behind it; text that says so does not."""
-    meter, _, _ = _meter(Correction(16) if correct else None)
+    meter, _, _ = _meter(_prefilled(16) if correct else None)
     for piece in pieces:
         meter.observe(piece)
 
@@ -198,7 +203,7 @@ def test_only_done_completes_a_stream(pieces, done, complete, correct):
 
 def test_usage_that_cannot_be_written_again_is_a_wrong_answer():
     """JSON nested deeper than the encoder goes must not end the relay in an exception of its own."""
-    meter, _, _ = _meter(Correction(16))
+    meter, _, _ = _meter(_prefilled(16))
     deep = b'{"a":' * 300 + b"1" + b"}" * 300
 
     with pytest.raises(WrongAnswer):
@@ -207,7 +212,7 @@ def test_usage_that_cannot_be_written_again_is_a_wrong_answer():
 
 def test_an_endless_event_breaks_the_stream():
     """A worker must not fill the router's memory."""
-    meter, _, _ = _meter(Correction(16))
+    meter, _, _ = _meter(_prefilled(16))
     for _ in range(4):
         meter.observe(b"data: " + b"x" * 1_000_000)
 

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from types import SimpleNamespace
 
+import orjson
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from penstock.core.http.server import HttpServer
 from penstock.core.tracing import open_tracing
@@ -19,35 +19,46 @@ JSON = (b"content-type", b"application/json")
 
 
 class Collector:
-    """Takes what exporters send."""
+    """Takes what exporters send: pairs of a service's name and a span as OTLP's JSON has it."""
 
     def __init__(self):
         self.spans = []
         self.server = HttpServer(self._take)
 
     async def _take(self, request, responder):
-        message = ExportTraceServiceRequest.FromString(request.body)
-        for resource in message.resource_spans:
-            names = [
-                each.value.string_value for each in resource.resource.attributes if each.key == "service.name"
-            ]
-            for scope in resource.scope_spans:
-                self.spans += [(names[0], span) for span in scope.spans]
-        responder.send(200, b"")
+        assert (request.path, request.headers[b"content-type"]) == ("/v1/traces", b"application/json")
+        for resource in orjson.loads(request.body)["resourceSpans"]:
+            name = attributes(resource["resource"])["service.name"]
+            self.spans += [(name, span) for scope in resource["scopeSpans"] for span in scope["spans"]]
+        responder.send(200, b"{}")
 
     def one(self, name):
         """Return the one span of a name."""
-        (span,) = [span for _, span in self.spans if span.name == name]
+        (span,) = [span for _, span in self.spans if span["name"] == name]
         return span
 
     def named(self):
         """Return the spans' names by when they began."""
-        return [span.name for _, span in sorted(self.spans, key=lambda each: each[1].start_time_unix_nano)]
+        return [span["name"] for _, span in sorted(self.spans, key=lambda each: began_ns(each[1]))]
 
 
 def attributes(span):
-    """Return a span's attributes."""
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+    """Return a span's attributes; of numbers, whole ones are text in JSON."""
+    found = {}
+    for each in span["attributes"]:
+        ((kind, value),) = each["value"].items()
+        found[each["key"]] = int(value) if kind == "intValue" else value
+    return found
+
+
+def began_ns(span):
+    """Return when a span began."""
+    return int(span["startTimeUnixNano"])
+
+
+def ended_ns(span):
+    """Return when a span ended."""
+    return int(span["endTimeUnixNano"])
 
 
 @pytest.fixture
@@ -87,20 +98,20 @@ async def test_a_request_is_one_trace_through_prefill_and_decode(harness, collec
         "decode",
     ]
     assert {service for service, _ in collector.spans} == {"penstock-router"}
-    assert {span.trace_id.hex() for _, span in collector.spans} == {TRACE}
+    assert {span["traceId"] for _, span in collector.spans} == {TRACE}
     root = collector.one("POST /v1/completions")
-    assert root.parent_span_id.hex() == "b7ad6b7169203331"
+    assert root["parentSpanId"] == "b7ad6b7169203331"
     others = [span for _, span in collector.spans if span is not root]
-    assert {span.parent_span_id for span in others} == {root.span_id}
-    assert all(span.start_time_unix_nano <= span.end_time_unix_nano for span in others)
+    assert {span["parentSpanId"] for span in others} == {root["spanId"]}
+    assert all(began_ns(span) <= ended_ns(span) for span in others)
     for worker, name in ((prefill, "prefill"), (decode, "decode")):
-        sent = f"00-{TRACE}-{collector.one(name).span_id.hex()}-01".encode()
+        sent = f"00-{TRACE}-{collector.one(name)['spanId']}-01".encode()
         assert worker.seen[0].headers[b"traceparent"] == sent
     found = attributes(root)
     assert (found["penstock.request_id"], found["http.response.status_code"]) == ("mine-1", 200)
     assert (found["gen_ai.usage.output_tokens"], found["gen_ai.usage.input_tokens"]) == (2, 40)
-    assert [event.name for event in collector.one("decode").events] == ["first token"]
-    assert b"secret" not in b"".join(span.SerializeToString() for _, span in collector.spans)
+    assert [event["name"] for event in collector.one("decode")["events"]] == ["first token"]
+    assert b"secret" not in orjson.dumps(collector.spans)
 
 
 async def test_failures_are_recorded_where_they_happen(harness, collector):
@@ -112,12 +123,12 @@ async def test_failures_are_recorded_where_they_happen(harness, collector):
     worker.script = [harness.answers.drop(), harness.answers.drop()]
     assert (await router.post()).status == 502
     await ended(router)
-    calls = [span for _, span in collector.spans if span.name == "aggregated"]
-    assert [span.status.code for span in calls] == [2, 2]
-    assert [event.name for event in calls[0].events] == ["exception"]
+    calls = [span for _, span in collector.spans if span["name"] == "aggregated"]
+    assert [span["status"]["code"] for span in calls] == [2, 2]
+    assert [event["name"] for event in calls[0]["events"]] == ["exception"]
     assert [attributes(span).get("penstock.retries") for span in calls] == [None, 1]
     root = collector.one("POST /v1/completions")
-    assert (root.status.code, attributes(root)["error.type"]) == (2, "upstream_broken")
+    assert (root["status"]["code"], attributes(root)["error.type"]) == (2, "upstream_broken")
 
 
 async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collector, tmp_path):
@@ -133,7 +144,10 @@ async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collecto
     )
     assert (await router.post()).status == 503
     await ended(router)
-    assert (collector.named(), collector.one("queue").status.code) == (["POST /v1/completions", "queue"], 2)
+    assert (collector.named(), collector.one("queue")["status"]["code"]) == (
+        ["POST /v1/completions", "queue"],
+        2,
+    )
 
 
 async def test_what_is_not_sampled_leaves_no_span_but_keeps_its_trace(harness, collector, monkeypatch):
@@ -165,7 +179,7 @@ async def test_a_collector_that_is_away_neither_delays_nor_fails_requests(harnes
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, None),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
-            "only http/protobuf",
+            "only HTTP",
         ),
     ],
 )
@@ -199,12 +213,12 @@ async def test_simulated_workers_continue_the_trace(harness, collector):
         for engine in engines:
             await engine.close(grace_s=0)
             await engine._trace._tracing.close()
-    by_id = {span.span_id: span for _, span in collector.spans}
-    served = [span for _, span in collector.spans if span.name == "llm_request"]
-    assert sorted(by_id[span.parent_span_id].name for span in served) == ["decode", "prefill"]
+    by_id = {span["spanId"]: span for _, span in collector.spans}
+    served = [span for _, span in collector.spans if span["name"] == "llm_request"]
+    assert sorted(by_id[span["parentSpanId"]]["name"] for span in served) == ["decode", "prefill"]
     transfer = collector.one("kv transfer")
-    parent = by_id[transfer.parent_span_id]
+    parent = by_id[transfer["parentSpanId"]]
     assert attributes(parent)["penstock.role"] == "decode"
-    assert parent.start_time_unix_nano <= transfer.start_time_unix_nano <= transfer.end_time_unix_nano
+    assert began_ns(parent) <= began_ns(transfer) <= ended_ns(transfer)
     assert attributes(parent)["gen_ai.usage.completion_tokens"] == 3
-    assert len({span.trace_id for span in by_id.values()}) == 1
+    assert len({span["traceId"] for span in by_id.values()}) == 1

@@ -9,10 +9,9 @@ import orjson
 import pytest
 
 from penstock.api import Role
-from penstock.router.core.transfers import KvTransfer, end_at_fault
-from penstock.router.core.worker import Worker
+from penstock.router.core.retries import KvTransfer, end_at_fault
+from penstock.router.core.worker import CircuitBreaker, Worker
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.breaker import CircuitBreaker
 
 REQUESTS, AT_ONCE = 120, 16
 HTML = b"<html><body>It works!</body></html>"

@@ -6,21 +6,22 @@ from hypothesis import strategies as st
 
 from penstock.api import AdmissionConfig, Role, RouterConfig, Tier
 from penstock.router.core.build import SPLIT, build_router
-from penstock.router.core.busy_workers import ALL_BUSY
-from penstock.router.core.effects import Dispatch, RefusalReason, Refuse
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
+from penstock.router.core.retries import Assignment
+from penstock.router.core.router_state import RefusalReason, Refuse
 from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import (
+    ALL_BUSY,
     NO_THRESHOLDS,
     BusyThresholds,
+    DrainRate,
     Excess,
     RankLoad,
     busy_thresholds,
     rank_loads,
     worker_excess,
 )
-from penstock.router.policy.drain_rate import DrainRate
 
 BOTH = BusyThresholds(0.85, 10_000)
 POLICIES = ("prefix-cost", "dualmap", "least-loaded", "round-robin")
@@ -150,8 +151,8 @@ class Stage:
     def note(self, effects):
         """Keep the assignments."""
         for effect in effects:
-            if isinstance(effect, Dispatch):
-                self.held[effect.assignment.item] = effect.assignment
+            if isinstance(effect, Assignment):
+                self.held[effect.item] = effect
 
     def leave(self, item):
         """A request leaves its worker."""
@@ -271,7 +272,7 @@ def test_a_full_decode_stage_keeps_prompts_in_tiers_at_the_frontend():
     assert core.acquire(3, Role.PREFILL, Arrival((), 10, tier=Tier.PREMIUM), 0.0) == []
     decode.kv_usage_fraction = 0.1
     core.busy[Role.DECODE].keep_only((), 0.0)
-    assert [each.assignment.item for each in core.release(held.assignment, 1.0)] == [3]
+    assert [each.item for each in core.release(held, 1.0)] == [3]
 
 
 def test_one_tier_alone_keeps_the_threshold():
@@ -368,7 +369,7 @@ def test_a_full_decode_stage_rejects_at_the_frontend():
     (refused,) = core.acquire(1, Role.PREFILL, Arrival((), 10), 0.0)
     assert refused.reason is RefusalReason.ALL_BUSY
     (admitted,) = core.acquire(2, Role.DECODE, Arrival((), 10), 0.0)
-    assert isinstance(admitted, Dispatch)
+    assert isinstance(admitted, Assignment)
 
 
 EVENTS = st.lists(

@@ -3,13 +3,13 @@
 import pytest
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import CACHE_BLOCKS, QueueSettings
-from penstock.router.policy.key_density import KeyDensity
+from penstock.router.core.queue_state import CACHE_BLOCKS, QueueSettings
+from penstock.router.policy.arrival import KeyDensity
 from penstock.router.policy.keys import Prefix
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_cost import PrefixCost
 from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.router.policy.routing_policy import Arrival
+from penstock.router.policy.worker_queue import WorkerLoad
 
 
 def queue_of(capacity_tokens):

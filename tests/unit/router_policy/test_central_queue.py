@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
 from penstock.router.policy.baselines import LeastLoaded, RoundRobin
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.routing_policy import Arrival
+from penstock.router.policy.worker_queue import WorkerLoad
 
 
 def queue_of(*names, policy=LeastLoaded, **settings):

@@ -4,12 +4,12 @@ import pytest
 
 from penstock.api import QueueOrder, RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
 from penstock.router.policy.keys import prompt_keys
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision
 from penstock.router.policy.sticky import StickySessions
+from penstock.router.policy.worker_queue import WorkerLoad
 
 NAMES = ["a", "b", "c"]
 

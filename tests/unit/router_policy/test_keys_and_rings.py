@@ -14,8 +14,8 @@ from penstock.router.policy.keys import (
     space_seed,
     token_keys,
 )
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.rings import VIRTUAL_NODES, DualRing, HashRing
+from penstock.router.policy.worker_queue import WorkerLoad
 
 NAMES = [f"w{i}" for i in range(8)]
 KEYS = [key * 0x9E3779B97F4A7C15 % 2**64 for key in range(2000)]
@@ -68,7 +68,7 @@ def test_a_growing_chat_keeps_its_parts(length, more):
 def test_keys_that_collide_cost_a_prefill_and_nothing_else():
     """Two prompts with equal keys look alike to the index: a wrong guess, no error, and counters stay right."""
     from penstock.router.core.dispatch_queue import DispatchQueue
-    from penstock.router.core.queue_settings import QueueSettings
+    from penstock.router.core.queue_state import QueueSettings
     from penstock.router.policy.prefix_cost import PrefixCost
     from penstock.router.policy.routing_policy import Arrival
 

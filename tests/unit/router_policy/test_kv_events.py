@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import Prefix, token_keys
 from penstock.router.policy.kv_events import KvEvents
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_index import PrefixIndex
-from penstock.router.policy.worker_queue import LOAD_COST, WorkerQueue
+from penstock.router.policy.worker_queue import LOAD_COST, WorkerLoad, WorkerQueue
 
 UNIT, BLOCK = 4, 16
 

@@ -3,11 +3,10 @@
 import pytest
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
 from penstock.router.policy.baselines import MinTtft
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.worker_queue import PrefillThroughput
+from penstock.router.policy.worker_queue import PrefillThroughput, WorkerLoad
 
 
 def test_the_pace_is_tokens_over_seconds_of_many_prefills():

@@ -6,16 +6,15 @@ from hypothesis import strategies as st
 
 from penstock.api import QueueOrder, RouterConfig
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
 from penstock.router.policy.baselines import CacheAffinity, KvCost, LeastPending, MinTtft, Preble
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_cost import PrefixCost
 from penstock.router.policy.rebalance import RebalanceParams, plan_moves
 from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.routing_policy import Arrival
 from penstock.router.policy.sticky import StickySessions
-from penstock.router.policy.worker_queue import QueuedRequest
+from penstock.router.policy.worker_queue import QueuedRequest, WorkerLoad
 
 PACE = 1000.0
 

@@ -3,12 +3,12 @@
 import pytest
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
 from penstock.router.policy.baselines import MinTtft
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_cost import PrefixCost
 from penstock.router.policy.routing_policy import Arrival
+from penstock.router.policy.worker_queue import WorkerLoad
 
 CHAIN = tuple(range(11, 19))
 

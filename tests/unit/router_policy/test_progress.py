@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
 from penstock.router.policy.baselines import MinTtft
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.prefix_cost import PrefixCost
 from penstock.router.policy.routing_policy import Arrival
+from penstock.router.policy.worker_queue import WorkerLoad
 
 
 def busy(policy=None, *, tokens=(8000, 4000), tokens_per_s=10_000.0):

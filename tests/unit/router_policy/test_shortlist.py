@@ -6,12 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
-from penstock.router.policy.cost import HIT_WEIGHT, prefix_cost
-from penstock.router.policy.load import WorkerLoad
-from penstock.router.policy.prefix_cost import PrefixCost
+from penstock.router.core.queue_state import QueueSettings
+from penstock.router.policy.prefix_cost import ALL_UP_TO, HIT_WEIGHT, PrefixCost, Shortlist, prefix_cost
 from penstock.router.policy.routing_policy import Arrival
-from penstock.router.policy.shortlist import ALL_UP_TO, Shortlist
+from penstock.router.policy.worker_queue import WorkerLoad
 
 FLEET = 100
 _NOISE = 0.02

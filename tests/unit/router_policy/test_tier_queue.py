@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.api import Tier
-from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.arrival import Arrival, QueuedRequest
 from penstock.router.policy.tier_queue import TierQueue, longest_wait_tokens
 from penstock.router.policy.tiers import PRIORITIES, SHARED, TierSettings
 

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from penstock.api import QueueOrder, Role, RouterConfig, Tier
 from penstock.router.core.build import TOGETHER, build_router
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.effects import Dispatch, RefusalReason
-from penstock.router.core.queue_room import QueueRoom
-from penstock.router.core.queue_settings import QueueSettings
+from penstock.router.core.queue_state import QueueSettings
+from penstock.router.core.retries import Assignment
+from penstock.router.core.router_state import RefusalReason
+from penstock.router.core.tiers import QueueRoom
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.load import WorkerLoad
 from penstock.router.policy.registry import make_policy, policy_names
 from penstock.router.policy.tier_queue import longest_wait_tokens
 from penstock.router.policy.tiers import SHARED, SloTarget, TierSettings
+from penstock.router.policy.worker_queue import WorkerLoad
 
 SLO_S = 2.0
 ALIKE = TierSettings(targets={tier: SloTarget(ttft_s=SLO_S) for tier in Tier})
@@ -245,39 +246,38 @@ def test_each_tier_keeps_its_share_of_the_queue(waiting, tier, has_room):
     for each, count in waiting.items():
         for _ in range(count):
             room.enter(Arrival((), 1, tier=each))
-    settings = QueueSettings(max_requests=100, tiers=TierSettings())
-    assert room.has_room(Arrival((), 1, tier=tier), settings) is has_room
+    assert room.has_room(Arrival((), 1, tier=tier), TierSettings(), 100) is has_room
 
 
 def test_a_named_tenant_takes_its_part_of_the_queue_alone():
     """Half of the places here; requests that are nobody's in particular are bounded by their tier alone."""
-    room, settings = QueueRoom(), QueueSettings(max_requests=20, tiers=TierSettings(max_tenant_share=0.5))
+    room, settings = QueueRoom(), TierSettings(max_tenant_share=0.5)
     mine, other, nobody = (Arrival((), 1, tier=Tier.PREMIUM, tenant=name) for name in ("a", "b", ""))
     for _ in range(10):
-        assert room.has_room(mine, settings)
+        assert room.has_room(mine, settings, 20)
         room.enter(mine)
-    assert not room.has_room(mine, settings)
-    assert room.has_room(other, settings)
-    assert room.has_room(nobody, settings)
+    assert not room.has_room(mine, settings, 20)
+    assert room.has_room(other, settings, 20)
+    assert room.has_room(nobody, settings, 20)
     room.leave(mine)
-    assert room.has_room(mine, settings)
+    assert room.has_room(mine, settings, 20)
 
 
 @pytest.mark.parametrize("tier", [Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND])
 @pytest.mark.parametrize("flooding", [1, 2, 3])
 def test_tenants_that_flood_leave_room_for_the_next(tier, flooding):
     """With a part of a half each of N holds 1/(N + 1) of what its tier may fill, while all other tiers are idle."""
-    room, settings = QueueRoom(), QueueSettings(max_requests=120, tiers=TierSettings(max_tenant_share=0.5))
+    room, settings = QueueRoom(), TierSettings(max_tenant_share=0.5)
     held = [0] * flooding
     for _ in range(120):
         for number in range(flooding):
             arrival = Arrival((), 1, tier=tier, tenant=f"flood-{number}")
-            if room.has_room(arrival, settings):
+            if room.has_room(arrival, settings, 120):
                 room.enter(arrival)
                 held[number] += 1
     of_tier = {Tier.PREMIUM: 120, Tier.STANDARD: 60, Tier.BACKGROUND: 18}[tier]
     assert held == pytest.approx([of_tier / (flooding + 1)] * flooding, abs=1)
-    assert room.has_room(Arrival((), 1, tier=tier, tenant="next"), settings)
+    assert room.has_room(Arrival((), 1, tier=tier, tenant="next"), settings, 120)
 
 
 def core_of(**tiers):
@@ -302,7 +302,7 @@ def test_the_core_sheds_new_requests_and_none_that_it_has_admitted():
         core.tiers.monitor.evaluate(10.0 * at, {Tier.PREMIUM: [9.0] * 30})
     (refused,) = ask(core, 1, Tier.BACKGROUND, 11.0)
     assert (refused.reason, refused.retry_after_s) == (RefusalReason.SHED, 40)
-    assert isinstance(ask(core, 2, Tier.STANDARD, 11.0)[0], Dispatch)
+    assert isinstance(ask(core, 2, Tier.STANDARD, 11.0)[0], Assignment)
     arrival = Arrival((), 100, tier=Tier.BACKGROUND)
     assert core.acquire(3, Role.AGGREGATED, arrival, 11.0, again=True) == []
     counts = core.tiers.counts[Tier.BACKGROUND]

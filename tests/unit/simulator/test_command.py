@@ -1,14 +1,20 @@
 """`penstock simulate` end to end, and what it refuses."""
 
+import io
 from pathlib import Path
 
 import orjson
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
+from penstock.api.manifests import load_graph
 from penstock.cli.main import cli
+from penstock.cli.simulate import simulate
 from penstock.core.errors import ConfigError
-from penstock.planner.decide import registry
+from penstock.planner.decide import policy as registry
+from penstock.simulator.output import scoreboard
+from penstock.simulator.scenario import graph_pools
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "disaggregated.yaml"
 FAST = ("--limit", "60", "--jobs", "1")
@@ -170,7 +176,7 @@ def test_pictures_and_a_page_that_stands_alone_are_written(tmp_path):
         (("--planner", "best"), "--planner best: choose from"),
         (("--trace", "nowhere.jsonl"), "no such file"),
         (("--block-size", "48"), "block_size: 48"),
-        (("--planner", "--max-gpus", "4"), "max_gpus: 4 must be at least the 8"),
+        (("--planner", "--max-gpus", "4"), "--max-gpus: 4 must be at least the 8"),
         (("--warmup", "60"), "--warmup: 60 leaves nothing"),
         (("--routers", "0"), "from 1 to 256"),
         (("--routers", "2,257"), "from 1 to 256"),
@@ -209,3 +215,112 @@ def test_without_a_manifest_the_router_is_the_products_default():
     )["settings"]
     queue = settings["router"]["prefillQueue"]
     assert (queue["order"], queue["maxRequests"]) == ("in-time-first", 1_000_000)
+
+
+ROW = {
+    "policy": "least-outstanding-tokens",
+    "qps": 123.45,
+    "rate_rps": 123.45,
+    "capacity": 0.987,
+    "capacity_min": 0.98,
+    "capacity_max": 0.99,
+    "ttft_s": {"p50": 12.345, "p90": 123.456, "p99": 1234.5},
+    "hit_rate": 0.876,
+    "hit_share_of_bound": 0.765,
+    "imbalance_cv": 12.34,
+    "busiest_share": 0.5,
+    "gpu_hours": 12.345,
+    "lost": 12345,
+    "tiers": {
+        "background": {
+            "ok": 12345,
+            "rejected": 67890,
+            "ttft_s": {"p50": 12.345, "p99": 1234.5},
+            "e2e_s": {"p50": 12.345, "p99": 2345.6},
+            "compliance": 0.654,
+            "attainment": 0.543,
+        }
+    },
+}
+
+
+def test_no_figure_is_cut_at_80_columns():
+    """Each figure stands whole in its row; only a policy's name is folded."""
+    page = io.StringIO()
+    result = {
+        "slo_s": 5.0,
+        "summary": [ROW, ROW],
+        "notes": [],
+        "goodput": [],
+        "compares_planners": False,
+        "by_routers": [],
+    }
+    Console(width=80, file=page).print(scoreboard(result))
+    text = page.getvalue()
+    assert "…" not in text
+    row = next(line for line in text.splitlines() if "123.45" in line)
+    for word in ("123.45", "98.7%", "87.6%", "76.5%", "12.34", "12345"):
+        assert word in row
+    tier = next(line for line in text.splitlines() if "background" in line)
+    for word in ("12345", "67890", "1234.50 s", "2345.60 s", "65.4%", "54.3%"):
+        assert word in tier
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+MANIFEST = """
+apiVersion: penstock.dev/v1alpha1
+kind: GraphDeployment
+metadata: {name: g}
+spec:
+  model: {name: m, contextTokens: 131072}
+  runtime: simulated
+  services:
+    frontend: {role: router}
+    prefill: {role: prefill, replicas: 2, gpusPerReplica: 2, profile: h100-llama-8b-bf16-tp1}
+    decode: {role: decode, replicas: 3}
+  engine: {profile: a100-llama-8b-bf16-tp1, kvBlocks: 9000, maxBatchTokens: 4096}
+  lease: {durationSeconds: 12}
+  router:
+    policy: dualmap
+    ttftSloSeconds: 3
+    dualmap: {rebalance: false, hotWindow: 50}
+    prefillQueue: {order: hit-first, workerTokens: 20000, maxRequests: 7, maxWaitSeconds: 9}
+  planner: {maxGpuBudget: 8}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """A graph whose every setting that a simulation takes differs from its default."""
+    path = tmp_path / "graph.yaml"
+    path.write_text(MANIFEST)
+    return path
+
+
+def test_pools_are_the_engines_that_the_live_workers_run(manifest):
+    """Profiles by service, the cache in tokens, blocks of 16, batch size, lease and GPUs."""
+    prefill, decode = sorted(graph_pools(load_graph(manifest)), key=lambda pool: pool.replicas)
+    assert (prefill.model.profile, prefill.gpus) == ("h100-llama-8b-bf16-tp1", 2)
+    assert (decode.model.profile, decode.replicas) == ("a100-llama-8b-bf16-tp1", 3)
+    assert decode.model.kv_tokens == 9000 * 16
+    assert (decode.model.block_size, decode.model.max_num_batched_tokens) == (16, 4096)
+    assert decode.model.lease.duration_s == 12
+
+
+def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
+    """Without options of its own, `simulate --manifest` runs the graph as it would be served."""
+    common = [
+        "--manifest",
+        str(manifest),
+        "--policy",
+        "dualmap",
+        "--trace",
+        "poisson:rate=1,count=3",
+        "--json",
+    ]
+    told = CliRunner().invoke(simulate, common, catch_exceptions=False).output
+    for setting in ('"slo_s": 3', '"workerTokens": 20000', '"kv_tokens": 144000', '"rebalance": false'):
+        assert setting in told
+    asked = CliRunner().invoke(simulate, [*common, "--slo-s", "4", "--slot-tokens", "100"]).output
+    assert '"slo_s": 4' in asked
+    assert '"workerTokens": 100' in asked

@@ -6,11 +6,10 @@ from importlib import resources
 import pytest
 
 from penstock.api.manifests import load_graph
-from penstock.cli.demo_run import DAYS
+from penstock.cli.demo import DAYS
 from penstock.planner.options import join
 from penstock.simulator.baselines import configured
-from penstock.simulator.graph_scenario import graph_pools
-from penstock.simulator.scenario import Scenario
+from penstock.simulator.scenario import Scenario, graph_pools
 from penstock.simulator.scoreboard import score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare

@@ -10,9 +10,9 @@ from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.runtimes.build import process_specs
 from penstock.runtimes.process import RuntimeContext
-from penstock.simulator.engine_server import EngineModel
-from penstock.simulator.gaps import GapHistogram
-from penstock.simulator.graph_scenario import graph_pools
+from penstock.simulator.frontend import GapHistogram
+from penstock.simulator.scenario import graph_pools
+from penstock.simulator.servers import EngineModel
 
 
 def live(argv):

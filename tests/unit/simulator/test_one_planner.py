@@ -232,7 +232,7 @@ class _LiveAdapters:
 
         self.sleep_until = sleep_until
         ledger = Ledger(folder / "ledger.jsonl")
-        settings = LoopSettings(config, MAX_AGE_S, DEADLINE_S, "test@1", {})
+        settings = LoopSettings(config, DEADLINE_S, "test@1", max_age_s=MAX_AGE_S, about={})
         loop = PlannerLoop(
             settings, target=self, source=self, ledger=ledger, time=self, observers=Observers([self])
         )

@@ -16,8 +16,7 @@ from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.registry import policy_names
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
-from penstock.simulator.graph_scenario import NOT_SIMULATED, unsimulated
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario
+from penstock.simulator.scenario import NOT_SIMULATED, PoolSpec, ProfiledModel, Scenario, unsimulated
 from penstock.simulator.simulation import Simulation
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1", request_limit=9)

@@ -12,11 +12,17 @@ from penstock.core.errors import ConfigError
 from penstock.planner.decide.baselines.oracle import size_at
 from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
 from penstock.simulator.baselines import baseline_settings, configured
-from penstock.simulator.measures import measures
-from penstock.simulator.oracle import ScheduleTarget, reachable, schedule
-from penstock.simulator.oracle_needs import Utilisation, needs
-from penstock.simulator.oracle_queue import share_in_time, worker_changes
+from penstock.simulator.oracle import (
+    ScheduleTarget,
+    Utilisation,
+    needs,
+    reachable,
+    schedule,
+    share_in_time,
+    worker_changes,
+)
 from penstock.simulator.oracle_search import foreseen, search, with_schedule
+from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 

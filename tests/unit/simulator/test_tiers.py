@@ -9,8 +9,8 @@ from penstock.api import Role, Tier
 from penstock.engine.serve.preemption_config import PreemptionFlag
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
+from penstock.simulator.scoreboard import tier_scores
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.tier_scores import tier_scores
 from penstock.simulator.workload import Workload
 from penstock.workload.arrivals import Spread
 

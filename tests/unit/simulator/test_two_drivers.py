@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from penstock.api import Role, RouterConfig
 from penstock.router.admission import Admission
 from penstock.router.core.build import SPLIT, build_retries, build_router
-from penstock.router.core.effects import Dispatch
-from penstock.router.core.queue_settings import CACHE_BLOCKS
-from penstock.router.core.retries import FailedTry, RequestTries, RetryScope
+from penstock.router.core.queue_state import CACHE_BLOCKS
+from penstock.router.core.retries import Assignment, FailedTry, RequestTries, RetryScope
 from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import BLOCK_TOKENS
@@ -108,10 +107,10 @@ class Virtual:
     def apply(self, effects):
         """Do what the router has decided."""
         for effect in effects:
-            if not isinstance(effect, Dispatch):
+            if not isinstance(effect, Assignment):
                 self.script.note(effect.item.index, effect.reason.name)
                 continue
-            assignment, job = effect.assignment, effect.assignment.item
+            assignment, job = effect, effect.item
             if assignment.role is Role.DECODE:
                 job.decode_assignment = assignment
             else:

@@ -6,9 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.router.policy.registry import policy_names
 from penstock.simulator.jobs import JobOutcome
-from penstock.simulator.output import to_json
+from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.scenario import (
     PoolSpec,
     ProfiledModel,
@@ -19,8 +18,6 @@ from penstock.simulator.scenario import (
     unbounded_router,
 )
 from penstock.simulator.simulation import Simulation
-from penstock.simulator.sweep import RunSpec, run_all
-from penstock.simulator.workload import WorkloadSpec
 
 
 def outcomes(world):
@@ -73,17 +70,6 @@ def test_a_request_that_can_never_fit_is_rejected_at_once(split_world, request_a
 
 
 # -- determinism
-
-
-@pytest.mark.parametrize("policy", policy_names())
-def test_same_seed_same_bytes(split_world, policy):
-    """Two runs give the same JSON, in one process or in another."""
-    scenario = split_world(router=unbounded_router(policy))
-    spec = RunSpec(policy, scenario, WorkloadSpec("mooncake", limit=60), 4.0, 7)
-
-    once = to_json({"runs": run_all([spec], processes=1)})
-
-    assert to_json({"runs": run_all([spec], processes=1)}) == once
 
 
 # -- joins, leaves, deaths
@@ -252,13 +238,43 @@ def test_scenarios_say_what_is_wrong_with_them(simple_world):
     """Key, value and bound are in the message."""
     from penstock.core.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="max_gpus: 1 must be at least the 2 at time 0"):
+    with pytest.raises(ConfigError, match="--max-gpus: 1 must be at least the 2 at time 0"):
         simple_world(2, max_gpus=1)
     with pytest.raises(ConfigError, match="pools"):
         Scenario(pools=(PoolSpec(Role.PREFILL, 1, ProfiledModel("a100-llama-8b-bf16-tp1")),))
-    with pytest.raises(ConfigError, match="back_s"):
+    with pytest.raises(ConfigError, match="--fail, its return: 4"):
         WorkerFailure(5.0, "x", 4.0)
-    with pytest.raises(ConfigError, match=r"resize\.role"):
+    with pytest.raises(ConfigError, match="--resize, its role"):
         simple_world(2, resizes=(Resize(1.0, Role.DECODE, 1),))
     with pytest.raises(ConfigError, match="block_size"):
         ProfiledModel("a100-llama-8b-bf16-tp1", block_size=48)
+
+
+def drain(kernel):
+    """Run everything."""
+    while kernel.step():
+        pass
+
+
+@pytest.mark.parametrize("time_s", [0.9, float("nan")])
+def test_the_past_is_refused(time_s):
+    """Neither a past time nor a number that is none can be scheduled."""
+    kernel = Kernel()
+    kernel.at(1.0, Order.MESSAGE, lambda: None)
+    kernel.step()
+
+    with pytest.raises(ValueError, match="cannot schedule"):
+        kernel.at(time_s, Order.MESSAGE, lambda: None)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.sampled_from(list(Order))), max_size=30))
+def test_events_run_in_a_total_order(wanted):
+    """Sorted by time, rank and sequence, whatever the order of scheduling."""
+    kernel, seen = Kernel(), []
+    for sequence, (time_s, order) in enumerate(wanted):
+        kernel.at(time_s, order, seen.append, (time_s, order, sequence))
+
+    drain(kernel)
+
+    assert seen == sorted(seen)
+    assert len(seen) == len(wanted)

@@ -39,16 +39,6 @@ def test_a_sine_swings_about_its_mean():
     assert crest.sum() / trough.sum() == pytest.approx((1 + 0.8 * 0.9) / (1 - 0.8 * 0.9), rel=0.15)
 
 
-def test_a_step_jumps_up_and_back():
-    """5/s, 15/s between 100 and 200 s, 5/s again."""
-    spec = SyntheticSpec(Process.STEP, rate=5.0, count=4000, peak=3.0, step_s=100.0, step_length_s=100.0)
-
-    times = np.array(arrival_times(spec, rng()))
-    counts = [((times >= a) & (times < a + 100)).sum() / 100 for a in (0, 100, 200)]
-
-    assert counts == [pytest.approx(5, rel=0.15), pytest.approx(15, rel=0.1), pytest.approx(5, rel=0.15)]
-
-
 @pytest.mark.parametrize(
     ("text", "counts"),
     [

@@ -14,8 +14,7 @@ import pytest
 
 from penstock.core.local_state import EntryState
 from penstock.local import liveness
-from penstock.local.statefile import ProcessEntry
-from penstock.local.statefile_json import to_json
+from penstock.local.statefile import ProcessEntry, to_json
 from penstock.local.store import StateStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "local"))

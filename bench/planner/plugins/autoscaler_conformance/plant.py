@@ -12,12 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.api import Role
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable, PrefillTable
+from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.observation import Demand, PoolCounts
-from penstock.simulator.control import UNPLACED, UNPLACED_AFTER_S
 from penstock.simulator.faults import Fault, Faults
-from penstock.simulator.planning import SimulatedObservation
+from penstock.simulator.planning import UNPLACED, UNPLACED_AFTER_S, SimulatedObservation
 
 PREFILL_RPS = 2.0
 DECODE_SLOTS = 50.0

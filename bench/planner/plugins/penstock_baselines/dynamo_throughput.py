@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
-from penstock.performance.profile import PerformanceProfile
-from penstock.performance.tables import DecodeTable
+from penstock.performance.profile import DecodeTable, PerformanceProfile
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Step
 from penstock.planner.decide.drafting import drafted, proposed

@@ -41,12 +41,7 @@ def is_stored(model: str, key: str) -> bool:
 
 
 def with_absent_keys(cel: str, model: type[SpecModel]) -> str:
-    """Return CEL that means for an object as written what ``cel`` means for one with every default.
-
-    Args:
-        cel: Of a rule of ``model``, or a message's.
-        model: What ``self`` is.
-    """
+    """Return CEL that means for an object as written what ``cel`` means for one with every default."""
 
     def read(found: re.Match[str]) -> str:
         if found["text"]:

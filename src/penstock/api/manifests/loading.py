@@ -11,11 +11,9 @@ from pathlib import Path
 
 from penstock.api.base import SpecModel
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
-from penstock.api.manifests.files import read_text
 from penstock.api.manifests.messages import shown
-from penstock.api.manifests.nodes import Document, ParseFinding, read_documents
-from penstock.api.manifests.profile_requests import template_of
-from penstock.api.manifests.validation import validate
+from penstock.api.manifests.nodes import Document, ParseFinding, read_documents, read_text
+from penstock.api.manifests.validation import template_of, validate
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem

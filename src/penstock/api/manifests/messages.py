@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from penstock.api.base import (
@@ -33,6 +33,34 @@ _PATTERNS = {
     r"^[A-Za-z0-9-]+$": "letters, digits and hyphens",
 }
 
+_SECTION = ("a map of keys", "indent its keys below it, or remove it for the defaults")
+_INTEGER = ("a whole number", "write one such as 8, without quotes or fraction")
+_WRONG_TYPES = {
+    "int_type": _INTEGER,
+    "int_from_float": _INTEGER,
+    "float_type": ("a number", "write one such as 0.5, without quotes"),
+    "bool_type": ("true or false", "write true or false, without quotes"),
+    "string_type": ("text", "put it in quotes"),
+    "model_type": _SECTION,
+    "model_attributes_type": _SECTION,
+    "dict_type": _SECTION,
+    "tuple_type": ("a list", "write each item on a line that starts with a hyphen"),
+}
+"""What is needed and the remedy, by pydantic's type of error."""
+
+_TEXTS = {
+    "greater_than_equal": "{shown} is too small; it must be at least {ge:g}",
+    "greater_than": "{shown} is too small; it must be above {gt:g}",
+    "less_than_equal": "{shown} is too large; it must be at most {le:g}",
+    "less_than": "{shown} is too large; it must be below {lt:g}",
+    "finite_number": "{shown} is not finite; write an ordinary number",
+    "string_too_long": "{shown} has {count} characters, at most {max_length} are allowed; shorten it",
+    "string_too_short": "{shown} is too short, at least {min_length} is needed; write it out",
+    "too_long": "{count} entries, at most {max_length} are allowed; remove some",
+    "too_short": "{count} entries, at least {min_length} is needed; add one",
+}
+"""Sentences likewise."""
+
 
 def shown(value: object) -> str:
     """Return ``value`` as a manifest would write it, shortened; never a whole section."""
@@ -48,14 +76,24 @@ def message_of(error: Mapping[str, Any], root: type[SpecModel]) -> str:
     """Return the sentence for one of pydantic's errors."""
     kind: str = error["type"]
     path: KeyPath = error["loc"]
-    if kind == "missing":
-        return _missing(path, root)
-    if kind == "extra_forbidden":
-        return _unknown(path, root)
-    writer = _WRITERS.get(kind)
-    if writer is None:
-        return f"{shown(error['input'])}: {error['msg']}"
-    return writer(error["input"], error.get("ctx", {}))
+    if kind in {"missing", "extra_forbidden"}:
+        return (_missing if kind == "missing" else _unknown)(path, root)
+    value, ctx = error["input"], error.get("ctx", {})
+    if kind in _WRONG_TYPES:
+        expected, remedy = _WRONG_TYPES[kind]
+        if kind == "string_type" and isinstance(value, dict | list):
+            remedy = "write text"
+        return f"{'nothing' if value is None else shown(value)} where {expected} is needed; {remedy}"
+    if kind in _TEXTS:
+        count = len(value) if isinstance(value, Sized) else 0
+        return _TEXTS[kind].format(shown=shown(value), count=count, **ctx)
+    if kind in {"enum", "literal_error"}:
+        return _choice(value, ctx)
+    what = f"{shown(value)}: {error['msg']}"
+    if kind == "string_pattern_mismatch":
+        pattern = ctx["pattern"]
+        what = f"{shown(value)} does not fit; use {_PATTERNS.get(pattern, f'text that matches {pattern}')}"
+    return what
 
 
 def suggestion(word: str, known: list[str]) -> str | None:
@@ -89,103 +127,8 @@ def _unknown(path: KeyPath, root: type[SpecModel]) -> str:
     return f"unknown key; remove it (known here: {', '.join(known)})"
 
 
-def _least(value: object, ctx: Mapping[str, Any]) -> str:
-    bound = f"at least {ctx['ge']:g}" if "ge" in ctx else f"above {ctx['gt']:g}"
-    return f"{shown(value)} is too small; it must be {bound}"
-
-
-def _most(value: object, ctx: Mapping[str, Any]) -> str:
-    bound = f"at most {ctx['le']:g}" if "le" in ctx else f"below {ctx['lt']:g}"
-    return f"{shown(value)} is too large; it must be {bound}"
-
-
-def _integer(value: object, _: Mapping[str, Any]) -> str:
-    return _wrong_type(value, "a whole number", "write one such as 8, without quotes or fraction")
-
-
-def _number(value: object, _: Mapping[str, Any]) -> str:
-    return _wrong_type(value, "a number", "write one such as 0.5, without quotes")
-
-
-def _finite(value: object, _: Mapping[str, Any]) -> str:
-    return f"{shown(value)} is not finite; write an ordinary number"
-
-
-def _flag(value: object, _: Mapping[str, Any]) -> str:
-    return _wrong_type(value, "true or false", "write true or false, without quotes")
-
-
-def _text(value: object, _: Mapping[str, Any]) -> str:
-    return _wrong_type(
-        value, "text", "put it in quotes" if not isinstance(value, dict | list) else "write text"
-    )
-
-
-def _section(value: object, _: Mapping[str, Any]) -> str:
-    return _wrong_type(value, "a map of keys", "indent its keys below it, or remove it for the defaults")
-
-
-def _list(value: object, _: Mapping[str, Any]) -> str:
-    return _wrong_type(value, "a list", "write each item on a line that starts with a hyphen")
-
-
-def _wrong_type(value: object, expected: str, remedy: str) -> str:
-    given = "nothing" if value is None else shown(value)
-    return f"{given} where {expected} is needed; {remedy}"
-
-
 def _choice(value: object, ctx: Mapping[str, Any]) -> str:
     allowed = [word.strip("'") for word in str(ctx["expected"]).replace(" or ", ", ").split(", ")]
     close = suggestion(value, allowed) if isinstance(value, str) else None
     remedy = f"did you mean {close}?" if close else "choose one of them"
     return f"{shown(value)} is not one of {', '.join(allowed)}; {remedy}"
-
-
-def _pattern(value: object, ctx: Mapping[str, Any]) -> str:
-    pattern = ctx["pattern"]
-    return f"{shown(value)} does not fit; use {_PATTERNS.get(pattern, f'text that matches {pattern}')}"
-
-
-def _long_text(value: object, ctx: Mapping[str, Any]) -> str:
-    return f"{shown(value)} has {len(str(value))} characters, at most {ctx['max_length']} are allowed; shorten it"
-
-
-def _short_text(value: object, ctx: Mapping[str, Any]) -> str:
-    return f"{shown(value)} is too short, at least {ctx['min_length']} is needed; write it out"
-
-
-def _many(value: object, ctx: Mapping[str, Any]) -> str:
-    return f"{_length(value)} entries, at most {ctx['max_length']} are allowed; remove some"
-
-
-def _few(value: object, ctx: Mapping[str, Any]) -> str:
-    return f"{_length(value)} entries, at least {ctx['min_length']} is needed; add one"
-
-
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, Sized) else 0
-
-
-_WRITERS: dict[str, Callable[[object, Mapping[str, Any]], str]] = {
-    "greater_than_equal": _least,
-    "greater_than": _least,
-    "less_than_equal": _most,
-    "less_than": _most,
-    "int_type": _integer,
-    "int_from_float": _integer,
-    "float_type": _number,
-    "finite_number": _finite,
-    "bool_type": _flag,
-    "string_type": _text,
-    "model_type": _section,
-    "model_attributes_type": _section,
-    "dict_type": _section,
-    "tuple_type": _list,
-    "enum": _choice,
-    "literal_error": _choice,
-    "string_pattern_mismatch": _pattern,
-    "string_too_long": _long_text,
-    "string_too_short": _short_text,
-    "too_long": _many,
-    "too_short": _few,
-}

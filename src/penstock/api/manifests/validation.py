@@ -13,7 +13,9 @@ from pydantic import ValidationError
 
 from penstock.api.base import RULE_ERROR, SpecModel
 from penstock.api.fields import keys_of, model_at
+from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.manifests.messages import message_of
+from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import KeyPath
 
 MAX_REPAIRS = 8
@@ -115,3 +117,26 @@ def _child(parent: Any, key: str | int) -> Any:
     if isinstance(parent, list) and isinstance(key, int) and key < len(parent):
         return parent[key]
     return None
+
+
+def template_of(
+    request: ProfileRequest,
+) -> tuple[list[tuple[KeyPath, str]], GraphDeployment | None]:
+    """Return path and message of everything wrong with a request's template, and its graph if nothing is.
+
+    The graph has the request's name. Without a template there is neither.
+    """
+    template = request.spec.template
+    if not template:
+        return [], None
+    data = {
+        "apiVersion": API_VERSION,
+        "kind": "GraphDeployment",
+        "metadata": {"name": request.name},
+        "spec": template,
+    }
+    found, graph = validate(GraphDeployment, data)
+    problems = [
+        (("spec", "template", *(path[1:] if path[:1] == ("spec",) else ())), text) for path, text in found
+    ]
+    return problems, (graph if isinstance(graph, GraphDeployment) else None)

@@ -1,20 +1,67 @@
 """One connection to an upstream and the response that streams over it.
 
-Used by ``client``. Nothing here starts a task or a timer: the pool's one sweep applies the time limits,
-and a response can be relayed by callbacks alone (``StreamingResponse.set_sink``).
+Used by ``client``. Nothing here starts a task or a timer: the pool's one sweep applies the time limits, and a response can
+be relayed by callbacks alone (``StreamingResponse.set_sink``). Reads that are exactly one chunk are recognised, so that a
+relay can pass them on as they came: the parser is spared the chunks in the middle of a body that have the one form every
+server sends: size line in lower-case hex, body, CR LF, alone in one read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 
 from penstock.core.errors import StreamBroken, UpstreamError, UpstreamTimeout
-from penstock.core.http.chunks import SIZE_LINES, UNKNOWN, next_chunk_at
 from penstock.core.http.limits import Timeouts
 from penstock.core.http.streaming import StreamingResponse
+
+# Chosen: several times the longest event of a stream without logprobs; the table takes 200 kB.
+_LONGEST: Final = 4096
+# A size line has at most 16 digits (64 bits), and CR LF.
+_SIZE_LINE_BYTES: Final = 18
+
+UNKNOWN: Final = -1
+"""Where the next chunk begins is not known."""
+
+
+def _size_lines() -> tuple[bytes, ...]:
+    never = bytes(_LONGEST)  # longer than every read that it is compared with
+    lines = [never] * _LONGEST
+    for size in range(1, _LONGEST):
+        line = b"%x\r\n" % size
+        length = len(line) + size + 2
+        if length < _LONGEST:
+            lines[length] = line
+    return tuple(lines)
+
+
+SIZE_LINES: Final = _size_lines()
+"""Size line by the length of a whole chunk; where no chunk has that length, bytes longer than any read."""
+
+
+def next_chunk_at(data: bytes, at: int) -> int:
+    """Return where the first chunk behind ``data`` begins, counted from the end of ``data``.
+
+    Returns:
+        0 when ``data`` ends with a whole chunk, more when a chunk's rest is to come, ``UNKNOWN`` when a
+        size line is cut, has an extension, or is the last one.
+    """
+    end = len(data)
+    while at < end:
+        line_end = data.find(b"\r\n", at, at + _SIZE_LINE_BYTES)
+        if line_end < 0:
+            return UNKNOWN
+        try:
+            size = int(data[at:line_end], 16)
+        except ValueError:
+            return UNKNOWN
+        if size == 0:
+            return UNKNOWN
+        at = line_end + 2 + size + 2
+    return at - end
+
 
 # Chosen: a worker's whole response head is a few hundred bytes; a peer that sends more is not a worker.
 _MAX_HEAD_BYTES = 64 * 1024

@@ -1,4 +1,4 @@
-"""One HTTP request as a handler sees it, and the object that writes its response.
+"""One HTTP request as a handler sees it, the object that writes its response, and OpenAI-style error bodies.
 
 The connection (``server_connection``) creates both; handlers only read the one and write the other.
 """
@@ -6,18 +6,62 @@ The connection (``server_connection``) creates both; handlers only read the one 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import re
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import parse_qsl, unquote
 
 import httptools
+import orjson
 
 from penstock.core.errors import ClientDisconnected
-from penstock.core.http.problem import EVENT_STREAM, JSON
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+
+REQUEST_ID: Final = b"x-request-id"
+"""One name of a request at its client, the router and the workers, and in their logs."""
+_WELL_FORMED_ID: Final = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
+_ID_PREFIX: Final = os.urandom(8).hex()
+_ID_NUMBERS: Final = itertools.count(1)
+
+
+def well_formed_id(sent: bytes | None) -> bytes | None:
+    """Return a request id that was sent, if it is one.
+
+    Accepted: 1 to 128 of ``A-Z a-z 0-9 . _ : + / = -``; anything else could break logs or headers.
+    """
+    return sent if sent is not None and _WELL_FORMED_ID.fullmatch(sent) else None
+
+
+def request_id(sent: bytes | None) -> bytes:
+    """Return the client's request id if it is one, else a new one."""
+    return well_formed_id(sent) or f"{_ID_PREFIX}-{next(_ID_NUMBERS):x}".encode()
+
+
+def error_body(
+    message: str,
+    *,
+    kind: str = "invalid_request_error",
+    code: str | int | None = None,
+    param: str | None = None,
+) -> bytes:
+    """Return ``{"error": {"message", "type", "param", "code"}}`` as the OpenAI API and its clients spell it.
+
+    Args:
+        message: What is wrong, with the bound and the remedy.
+        kind: The ``type`` field: ``invalid_request_error``, ``server_error``, ``rate_limit_error``...
+        code: Stable machine-readable word, the HTTP status as vLLM has it, or None.
+        param: The field that is wrong, or None.
+    """
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
 
 Headers = Sequence[tuple[bytes, bytes]]
-Callback = Callable[[], None]
+Callback = Callable[[], object]
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _BODYLESS = frozenset({204, 304})
@@ -295,12 +339,7 @@ class Responder:
             callback()
 
     def upgrade(self, protocol: asyncio.Protocol, name: str) -> None:
-        """Answer 101, and give the connection to another protocol, which the server no longer bounds or ends.
-
-        Args:
-            protocol: Its ``connection_made`` is called; nothing when the client is gone.
-            name: Of the protocol, for the header ``upgrade``.
-        """
+        """Answer 101, and give the connection to another protocol, which the server no longer bounds or ends."""
         if not self._may_start():
             return
         owner, transport, self.status = self._owner, self._transport, 101

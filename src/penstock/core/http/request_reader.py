@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import httptools
@@ -293,6 +294,11 @@ class RequestReader:
         return Refusal(413, "body_too_large", f"request body exceeds {bound} bytes; send a shorter one")
 
 
+@lru_cache(256)
+def _is_host(value: bytes) -> bool:
+    return _HOST.fullmatch(value) is not None
+
+
 def _head_problem(headers: dict[bytes, bytes], version: str) -> Refusal | None:
     """Return why a head is refused: RFC 9110 2.5 and 15.6.6, RFC 9112 3.2 and 6.1."""
     if version not in {"1.0", "1.1"}:
@@ -300,7 +306,7 @@ def _head_problem(headers: dict[bytes, bytes], version: str) -> Refusal | None:
     host, coding = headers.get(b"host", b""), headers.get(b"transfer-encoding", b"chunked")
     if version == "1.1" and b"host" not in headers:
         return Refusal(400, "missing_host", "header host is required by HTTP/1.1; add it")
-    if not _HOST.fullmatch(host):
+    if not _is_host(host):
         return Refusal(400, "malformed_host", "header host: send one, as host or host:port")
     if version == "1.0" and b"transfer-encoding" in headers:
         message = "header transfer-encoding: HTTP/1.0 knows none; send content-length"

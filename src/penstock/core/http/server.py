@@ -14,8 +14,7 @@ from contextlib import suppress
 from email.utils import formatdate
 
 from penstock.core.errors import ConfigError, PortInUseError
-from penstock.core.http.capacity import connections_within_files
-from penstock.core.http.limits import ServerLimits
+from penstock.core.http.limits import ServerLimits, connections_within_files
 from penstock.core.http.messages import Request, Responder
 from penstock.core.http.server_connection import Handler, ServerConnection, ServerContext
 from penstock.core.logs import get_logger

@@ -12,10 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from penstock.core.errors import ClientDisconnected, PenstockError
-from penstock.core.http.capacity import ExhaustionLog
-from penstock.core.http.limits import ServerLimits
-from penstock.core.http.messages import Request, Responder
-from penstock.core.http.problem import error_body
+from penstock.core.http.limits import ExhaustionLog, ServerLimits
+from penstock.core.http.messages import Request, Responder, error_body
 from penstock.core.http.request_reader import ReaderPhase, Refusal, RequestReader
 from penstock.core.logs import get_logger
 
@@ -47,22 +45,6 @@ class ServerContext:
         wants_body: Whether a request's body is read before its handler is called.
         buffered_bytes: Of bodies, of all connections.
     """
-
-    __slots__ = (
-        "bound",
-        "buffered_bytes",
-        "closing_since_s",
-        "connections",
-        "date_line",
-        "exhaustion",
-        "handler",
-        "is_vital",
-        "limits",
-        "loop",
-        "on_empty",
-        "tasks",
-        "wants_body",
-    )
 
     def __init__(
         self,

@@ -9,13 +9,69 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.engine.core.batch import Batch, Span
-from penstock.engine.core.kv_blocks import BlockPool
-from penstock.engine.core.kv_facts import KvJournal
+from penstock.engine.core.kv_blocks import BlockPool, KvJournal
+from penstock.engine.core.preemption import PreemptionKind
 from penstock.engine.core.requests import EngineRequest, RequestState, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A chunk of one prompt: tokens [start, end) are computed in this step.
+
+    Attributes:
+        begins: Whether it is the first chunk since the request was admitted.
+        epoch: The request's epoch at planning; another one at the end means that it left meanwhile.
+    """
+
+    state: RequestState
+    start: int
+    end: int
+    begins: bool
+    epoch: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step's work.
+
+    Attributes:
+        joined: Requests whose KV came from another worker and that run from here on.
+        loads: Requests whose blocks were allocated for a transfer that starts now.
+        declined: Requests whose KV is computed although it lies on another worker.
+        admitted: Requests scheduled for the first time.
+        swapped_out: Those of them whose KV is copied to host memory from now on.
+        dropped: Those of them that end here.
+        swapped_in: Requests whose KV is copied back from now on, and the tokens to copy.
+        decode_kv_tokens: Tokens that those attend to.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    joined: list[RequestState] = field(default_factory=list)
+    loads: list[RequestState] = field(default_factory=list)
+    declined: list[RequestState] = field(default_factory=list)
+    admitted: list[RequestState] = field(default_factory=list)
+    preempted: list[RequestState] = field(default_factory=list)
+    swapped_out: list[RequestState] = field(default_factory=list)
+    dropped: list[RequestState] = field(default_factory=list)
+    swapped_in: list[tuple[RequestState, int]] = field(default_factory=list)
+    decode_batch: int = 0
+    decode_kv_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed, at most the budget."""
+        return self.decode_batch + sum(span.end - span.start for span in self.spans)
+
+    def kind_of(self, victim: RequestState) -> PreemptionKind:
+        """Return what became of one of ``preempted``."""
+        if any(victim is state for state in self.swapped_out):
+            return PreemptionKind.SWAP
+        is_dropped = any(victim is state for state in self.dropped)
+        return PreemptionKind.DROP if is_dropped else PreemptionKind.RECOMPUTE
+
 
 RECOMPUTE_TOKENS: Final = 64
 """A worker's `BatchLimits.least_load_tokens` unless it is told otherwise. Source: vLLM's kv_recompute_threshold."""
@@ -43,24 +99,6 @@ class BatchLimits:
 
 class Batcher:
     """The queue of waiting requests, the running ones and their blocks."""
-
-    __slots__ = (
-        "_block_due",
-        "_blocked",
-        "_dead",
-        "_finish_due",
-        "_journal",
-        "_limits",
-        "_loaded",
-        "_next_generated_key",
-        "_pool",
-        "_waiting",
-        "decoding",
-        "kv_tokens",
-        "loading",
-        "prefilling",
-        "tick",
-    )
 
     def __init__(self, limits: BatchLimits, pool: BlockPool, journal: KvJournal | None = None) -> None:
         self._limits = limits

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.engine.core.batch import Batch
-from penstock.engine.core.batching import Batcher, BatchLimits
+from penstock.engine.core.batching import Batch, Batcher, BatchLimits
 from penstock.engine.core.counters import EngineCounters
-from penstock.engine.core.fan_out import Read
-from penstock.engine.core.kv_blocks import BlockPool
-from penstock.engine.core.kv_facts import KvFact, KvJournal
+from penstock.engine.core.kv_blocks import BlockPool, KvFact, KvJournal
 from penstock.engine.core.latency import LatencyModel
-from penstock.engine.core.lease import LeaseTerms
+from penstock.engine.core.lease import LeaseTerms, Read
 from penstock.engine.core.pinned_prompts import PinnedPrompts
-from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms
+from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms, SwapSpace
 from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
-from penstock.engine.core.swap_space import SwapSpace
 from penstock.engine.core.tiered_batching import TieredBatcher
 from penstock.engine.core.transfer import Link, LinkTerms, Transfer
 
@@ -51,11 +47,6 @@ class EngineSettings:
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        """Check that tiers have an order.
-
-        Raises:
-            ValueError: preemption by tier without ``by_priority``.
-        """
         if self.preemption is not None and not self.limits.by_priority:
             raise ValueError("preemption by tier needs by_priority")
 
@@ -114,25 +105,6 @@ class Engine:
         pinned: Prompts kept for other workers; to be changed through the engine alone.
     """
 
-    __slots__ = (
-        "_batcher",
-        "_events",
-        "_journal",
-        "_last_end_s",
-        "_latency",
-        "_link",
-        "_next_index",
-        "_orphans",
-        "_pool",
-        "_requests",
-        "_step",
-        "_swap",
-        "_tiered",
-        "counters",
-        "pinned",
-        "settings",
-    )
-
     def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
         self.settings = settings
         self.counters = EngineCounters()
@@ -167,11 +139,7 @@ class Engine:
     # -- requests -------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> RequestState:
-        """Queue a request; it is considered from the next step on.
-
-        Raises:
-            ValueError: its id is in use, it has no tokens, or it can never fit into the cache.
-        """
+        """Queue a request; it is considered from the next step on."""
         limits = self.settings.limits
         total = request.prompt_tokens + request.output_tokens
         # The last output is never computed, so it needs no room.
@@ -183,7 +151,7 @@ class Engine:
             raise ValueError(f"{request.request_id}: id in use")
         if request.block_keys and len(request.block_keys) != request.prompt_tokens // limits.block_size:
             raise ValueError(f"{request.request_id}: one key per full block is needed")
-        state = RequestState(request, self._next_index)
+        state = RequestState(request, self._next_index, request.prompt_tokens, request.load_remote)
         self._next_index += 1
         self._requests[request.request_id] = state
         self._batcher.enqueue(state)
@@ -263,11 +231,7 @@ class Engine:
         return events
 
     def begin_step(self, now_s: float) -> EngineStep | None:
-        """Plan the next step and start it, or return None when nothing can run.
-
-        Raises:
-            ValueError: the previous step was not finished.
-        """
+        """Plan the next step and start it, or return None when nothing can run."""
         if self._step is not None:
             raise ValueError("finish the running step first")
         self.advance(now_s)
@@ -280,11 +244,7 @@ class Engine:
         return self._step
 
     def finish_step(self, step: EngineStep) -> StepOutcome:
-        """End ``step`` at its end_s and return its outputs.
-
-        Raises:
-            ValueError: ``step`` is not the running one.
-        """
+        """End ``step`` at its end_s and return its outputs."""
         if step is not self._step:
             raise ValueError("this step is not running")
         self._step = None
@@ -336,14 +296,6 @@ class Engine:
 
         Same state, bit for bit, as finishing and beginning one after the other; for simulators, which need
         not send every token.
-
-        Args:
-            step: The running step.
-            ends: From `foresee`, nothing having touched the engine since; ``ends[0]`` is this step's.
-            steps: At least 1, fewer than ``ends``.
-
-        Raises:
-            ValueError: ``step`` is not the running one, or that many were not foreseen.
         """
         if step is not self._step or not 1 <= steps < len(ends) or ends[0] != step.end_s:
             raise ValueError("only steps foreseen for the running one can be skipped")

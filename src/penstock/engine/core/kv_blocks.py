@@ -1,4 +1,4 @@
-"""Paged KV blocks with reference counts and a prefix cache; the batcher and the engine call it.
+"""Paged KV blocks with reference counts, a prefix cache, its keys and the journal of its changes.
 
 A block is in use (referenced by at least one request), idle (unreferenced, its content still keyed, so a
 later request may take it back) or blank. Blank blocks are handed out first, then idle ones from the least
@@ -9,17 +9,109 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from penstock.engine.core.kv_facts import KvJournal
+import xxhash
+
+from penstock.core.simulated_tokens import BYTES_PER_TOKEN
+from penstock.engine.core.requests import EngineRequest
+
+
+def count_tokens(prompt: bytes) -> int:
+    """Return the number of simulated tokens in ``prompt``; a partial last token counts as one."""
+    return -(-len(prompt) // BYTES_PER_TOKEN)
+
+
+def prefix_keys(prompt: bytes, block_size: int) -> list[int]:
+    """Return one chained 64-bit key per full block of ``prompt``."""
+    width = block_size * BYTES_PER_TOKEN
+    digest = xxhash.xxh3_64_intdigest
+    keys = []
+    key = 0
+    for start in range(0, count_tokens(prompt) // block_size * width, width):
+        key = digest(prompt[start : start + width], key)
+        keys.append(key)
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Blocks that a later request may reuse from now on.
+
+    Attributes:
+        keys: Consecutive blocks of one prompt.
+        parent: Key of the block before them; None: they begin the prompt.
+        tokens: Their token ids, packed into 4 bytes each.
+    """
+
+    keys: tuple[int, ...]
+    parent: int | None
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks whose content was given up for others."""
+
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """All blocks were given up at once."""
+
+
+KvFact = BlocksStored | BlocksRemoved | CacheCleared
+
+
+class KvJournal:
+    """The changes since somebody last took them."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._facts: list[KvFact] = []
+        self._removed: list[int] = []
+
+    def stored(self, request: EngineRequest, places: Sequence[int]) -> None:
+        """Note blocks of a prompt under their places in it, ascending; neighbours go into one fact."""
+        self._end_removals()
+        keys, start = request.block_keys, 0
+        for number, place in enumerate(places, 1):
+            if number < len(places) and places[number] == place + 1:
+                continue
+            first, end = places[start], place + 1
+            width = self._block_size * BYTES_PER_TOKEN
+            parent = keys[first - 1] if first else None
+            tokens = request.prompt[first * width : end * width]
+            self._facts.append(BlocksStored(tuple(keys[first:end]), parent, tokens))
+            start = number
+
+    def removed(self, key: int) -> None:
+        """Note an evicted block; negative keys are those of generated tokens."""
+        if key >= 0:
+            self._removed.append(key)
+
+    def cleared(self) -> None:
+        """Note that nothing is cached any more; what was noted before no longer matters."""
+        self._removed.clear()
+        self._facts = [CacheCleared()]
+
+    def take(self) -> list[KvFact]:
+        """Return the changes, oldest first, and forget them."""
+        self._end_removals()
+        facts, self._facts = self._facts, []
+        return facts
+
+    def _end_removals(self) -> None:
+        if self._removed:
+            self._facts.append(BlocksRemoved(tuple(self._removed)))
+            self._removed.clear()
 
 
 class BlockPool:
     """Owns ``capacity`` blocks, numbered from 0."""
 
-    __slots__ = ("_blank", "_by_key", "_idle", "_journal", "_key_of", "_references", "capacity", "version")
-
     def __init__(self, capacity: int, journal: KvJournal | None = None) -> None:
-        """Start with every block blank."""
         self.capacity = capacity
         self._journal = journal
         self.version = 0
@@ -135,11 +227,7 @@ class BlockPool:
         return True
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each block; the last block of a request is evicted before the first.
-
-        Raises:
-            ValueError: a block is released more often than it was claimed.
-        """
+        """Drop one reference of each block; the last block of a request is evicted before the first."""
         references, idle, key_of = self._references, self._idle, self._key_of
         for block in reversed(blocks):
             left = references[block] - 1

@@ -78,11 +78,7 @@ class TablePrefill:
 
 @dataclass(frozen=True, slots=True)
 class SpedUpPrefill:
-    """Another model's TTFT, a number of times as short.
-
-    Attributes:
-        speedup: >= 1.
-    """
+    """Another model's TTFT, a number of times as short."""
 
     inner: PrefillModel
     speedup: float
@@ -120,10 +116,6 @@ class TableDecode:
 
     At a given K every curve has a point (B = K / context), and between two curves the step is linear in B.
     Beyond the shortest and longest context the step goes on with the slope of ``beyond``.
-
-    Attributes:
-        curves: By strictly increasing context.
-        beyond: Fit of the same measurements.
     """
 
     curves: tuple[DecodeCurve, ...]
@@ -148,8 +140,6 @@ class TableDecode:
 
 class LatencyModel:
     """Composes a step out of prompt chunks and decodes."""
-
-    __slots__ = ("_decode_fixed_s", "_prefill_fixed_s", "decode", "prefill")
 
     def __init__(self, prefill: PrefillModel, decode: DecodeModel) -> None:
         self.prefill = prefill

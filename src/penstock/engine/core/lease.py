@@ -1,4 +1,4 @@
-"""Leases on KV blocks that one worker keeps for another to read; `pinned_prompts` calls it.
+"""Leases on KV blocks that one worker keeps for another to read: their reads by rank, their terms, their heartbeats.
 
 A lease is granted when a request ends, extended by heartbeats, ended by the read, and expires when neither comes in
 time. Rules: vLLM 0.32, NixlConnector; ``duration * 2 // 3`` and ``duration // 6`` are its own arithmetic on whole
@@ -8,9 +8,57 @@ seconds.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One rank of the reading worker has read its share of a prompt from one rank of the other.
+
+    Attributes:
+        request_id: The prompt's, as the worker that was read from calls it.
+        rank: Rank read from, >= 0.
+        reader: Rank that read, >= 0.
+        readers: How many ranks read from ``rank``, >= 1.
+    """
+
+    request_id: str
+    rank: int = 0
+    reader: int = 0
+    readers: int = 1
+
+
+def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[Read]:
+    """Yield every read of one prompt."""
+    many, few = max(source_ranks, reader_ranks), min(source_ranks, reader_ranks)
+    if many % few:
+        raise ValueError(f"tensor parallelism {source_ranks} and {reader_ranks}: one must divide the other")
+    readers = max(1, reader_ranks // source_ranks)
+    for each in range(many):
+        yield Read(request_id, each * source_ranks // many, each * reader_ranks // many, readers)
+
+
+class ReadProgress:
+    """Which ranks of one prompt's holder have been read by whom."""
+
+    def __init__(self, ranks: int) -> None:
+        """Begin with every one of ``ranks`` unread, >= 1."""
+        self._unread = set(range(ranks))
+        self._seen: dict[int, set[int]] = {}
+
+    def note(self, read: Read) -> bool:
+        """Take note of a read, which may come twice; return whether it was the last one of all ranks."""
+        if read.rank in self._unread:
+            seen = self._seen.setdefault(read.rank, set())
+            seen.add(read.reader)
+            if len(seen) >= read.readers:
+                self._unread.discard(read.rank)
+                del self._seen[read.rank]
+        return not self._unread
+
 
 _SLACK = 64
 """Heap entries of ended leases that are kept whatever the number of leases. Chosen: a rebuild is worth it beyond."""
@@ -60,8 +108,6 @@ class LeaseTable:
     O(log n), amortised.
     """
 
-    __slots__ = ("_expiry", "_heap")
-
     def __init__(self) -> None:
         self._expiry: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
@@ -73,11 +119,7 @@ class LeaseTable:
         return request_id in self._expiry
 
     def grant(self, request_id: str, until_s: float) -> None:
-        """Start a lease that ends at ``until_s`` unless it is renewed.
-
-        Raises:
-            ValueError: the id holds a lease.
-        """
+        """Start a lease that ends at ``until_s`` unless it is renewed."""
         if request_id in self._expiry:
             raise ValueError(f"{request_id}: holds a lease")
         self._expiry[request_id] = until_s
@@ -133,3 +175,37 @@ class LeaseTable:
     def expiry_s(self, request_id: str) -> float | None:
         """Return a lease's end, or None if it holds none."""
         return self._expiry.get(request_id)
+
+
+class HeartbeatSchedule:
+    """Batches heartbeats per remote engine; times in simulated seconds."""
+
+    def __init__(self, interval_s: float) -> None:
+        """Set the pause between two rounds of messages, > 0."""
+        self._interval_s = interval_s
+        self._tracked: dict[str, dict[str, None]] = {}
+        self._sent_s = -math.inf
+
+    def track(self, engine_id: str, remote_request_id: str) -> None:
+        """Renew this request's lease from now on."""
+        self._tracked.setdefault(engine_id, {})[remote_request_id] = None
+
+    def untrack(self, engine_id: str, remote_request_id: str) -> None:
+        """Stop renewing; unknown ids are ignored."""
+        requests = self._tracked.get(engine_id)
+        if requests is not None:
+            requests.pop(remote_request_id, None)
+            if not requests:
+                del self._tracked[engine_id]
+
+    def due(self, now_s: float) -> dict[str, list[str]]:
+        """Return the messages to send now, remote request ids by engine, and count them as sent."""
+        due_s = self.next_s()
+        if due_s is None or now_s < due_s:
+            return {}
+        self._sent_s = now_s
+        return {engine_id: list(requests) for engine_id, requests in self._tracked.items()}
+
+    def next_s(self) -> float | None:
+        """Return when the next messages are due (in the past: at once), or None if nothing is tracked."""
+        return self._sent_s + self._interval_s if self._tracked else None

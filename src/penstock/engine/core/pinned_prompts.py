@@ -10,26 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from penstock.engine.core.counters import EngineCounters
-from penstock.engine.core.fan_out import Read, ReadProgress
-from penstock.engine.core.lease import LeaseTable, LeaseTerm, LeaseTerms
+from penstock.engine.core.lease import LeaseTable, LeaseTerm, LeaseTerms, Read, ReadProgress
 from penstock.engine.core.requests import EngineRole, RequestState
 
 
 class PinnedPrompts:
     """The prompts of one worker that others may read."""
-
-    __slots__ = (
-        "_counters",
-        "_first_term",
-        "_first_term_s",
-        "_leases",
-        "_progress",
-        "_ranks",
-        "_references",
-        "_release",
-        "_states",
-        "_terms",
-    )
 
     def __init__(
         self,
@@ -40,15 +26,6 @@ class PinnedPrompts:
         counters: EngineCounters,
         release: Callable[[RequestState], None],
     ) -> None:
-        """Start without prompts.
-
-        Args:
-            terms: Of the leases.
-            role: The worker's; a decode worker's blocks have a fixed life.
-            ranks: Its tensor parallelism, >= 1.
-            counters: Takes what happens.
-            release: Gives a request's blocks back.
-        """
         is_decode = role is EngineRole.DECODE
         self._terms = terms
         self._first_term = LeaseTerm.DECODER_TTL if is_decode else LeaseTerm.INITIAL

@@ -1,15 +1,18 @@
 """What preemption by tier may do, and what it costs to take a request out and bring it back. Pure.
 
-`TieredBatcher` calls it; docs/engine.md#tiers derives the formulas and their crossover.
+`TieredBatcher` calls it: terms, costs, victims, the reserve and host memory. docs/engine.md#tiers derives the
+formulas and their crossover.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock.engine.core.latency import PrefillModel
-from penstock.engine.core.transfer import LinkTerms
+from penstock.engine.core.requests import RequestState
+from penstock.engine.core.transfer import Link, LinkTerms
 
 RESUME_HEADROOM_FRACTION = 0.05
 """Chosen: share of the KV blocks that must stay free beyond a resumed request's own, so that the next blocks
@@ -87,3 +90,117 @@ class PreemptionCosts:
         if drop_above_s is not None and cost_s > drop_above_s:
             kind = PreemptionKind.DROP
         return kind, cost_s
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A running request that may be thrown out.
+
+    Attributes:
+        freed_blocks: Blocks that nobody else references, >= 0.
+        remaining_tokens: Outputs it still has to generate, >= 1.
+        restore_s: Cost of its way out and back, seconds, > 0.
+    """
+
+    state: RequestState
+    freed_blocks: int
+    remaining_tokens: int
+    restore_s: float
+
+    @property
+    def rank(self) -> tuple[int, int, float, int]:
+        """Lowest first: tier, preemptions so far, seconds of restoring per block and token, latest arrival."""
+        gain = max(self.freed_blocks, 1) * self.remaining_tokens
+        request = self.state.request
+        return (-request.priority, self.state.preemptions, self.restore_s / gain, -self.state.index)
+
+
+def choose_victims(candidates: Iterable[Candidate], *, blocks: int, places: int) -> list[Candidate]:
+    """Return the victims that free ``blocks`` and ``places``, or none at all when they cannot.
+
+    Args:
+        candidates: Of lower tiers than the request that needs room.
+        blocks: KV blocks missing; <= 0: none.
+        places: Places in the batch missing; <= 0: none.
+
+    Returns:
+        The best first; no victim could be spared: without any one of them the room would not do.
+    """
+    ordered = sorted(candidates, key=lambda each: each.rank)
+    chosen: list[Candidate] = []
+    freed = 0
+    for candidate in ordered:
+        if freed >= blocks and len(chosen) >= places:
+            break
+        if candidate.freed_blocks or blocks <= freed:
+            chosen.append(candidate)
+            freed += candidate.freed_blocks
+    if freed < blocks or len(chosen) < places:
+        return []
+    for candidate in tuple(reversed(chosen)):
+        if freed - candidate.freed_blocks >= blocks and len(chosen) > places:
+            chosen.remove(candidate)
+            freed -= candidate.freed_blocks
+    return chosen
+
+
+class Reservation:
+    """Counts the blocks held by requests that may not use the reserve."""
+
+    def __init__(self, capacity: int, reserved: int) -> None:
+        self._references = [0] * capacity
+        self.held = 0
+        self.limit = capacity - reserved
+
+    @property
+    def room(self) -> int:
+        """Further blocks that they may take."""
+        return self.limit - self.held
+
+    def added(self, blocks: Sequence[int]) -> int:
+        """Return how many of ``blocks`` none of them holds yet."""
+        return sum(1 for block in blocks if not self._references[block])
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Note that one of them took these blocks."""
+        references = self._references
+        for block in blocks:
+            if not references[block]:
+                self.held += 1
+            references[block] += 1
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Note that one of them gave these blocks back."""
+        references = self._references
+        for block in blocks:
+            references[block] -= 1
+            if not references[block]:
+                self.held -= 1
+
+
+class SwapSpace:
+    """The blocks of host memory and who is being copied."""
+
+    def __init__(self, capacity: int, link: LinkTerms) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.out = Link(link)
+        self.back = Link(link)
+
+    def fits(self, blocks: int) -> bool:
+        """Whether so many more blocks fit."""
+        return self.used + blocks <= self.capacity
+
+    def take(self, state: RequestState, blocks: int) -> None:
+        """Keep ``blocks`` for a request that is about to be copied out."""
+        self.used += blocks
+        state.host_blocks = blocks
+
+    def give_back(self, state: RequestState) -> None:
+        """Free what a request has here; nothing if it has nothing."""
+        self.used -= state.host_blocks
+        state.host_blocks = 0
+
+    def next_s(self) -> float | None:
+        """Return when the next copy ends, or None."""
+        return min((at for at in (self.out.next_s(), self.back.next_s()) if at is not None), default=None)

@@ -6,7 +6,7 @@ The batcher and the engine write `RequestState`; servers and simulators only rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -74,6 +74,7 @@ class EngineRequest:
     prompt: bytes = b""
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """A request on its way through the engine.
 
@@ -91,52 +92,27 @@ class RequestState:
             ``last_token_s`` is kept only across preemptions.
     """
 
-    __slots__ = (
-        "base_tick",
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "epoch",
-        "external_tokens",
-        "finish_reason",
-        "finished_s",
-        "first_scheduled_s",
-        "first_token_s",
-        "generated_keys",
-        "host_blocks",
-        "index",
-        "last_token_s",
-        "outputs",
-        "preemptions",
-        "prefill_target",
-        "registered",
-        "remote_pending",
-        "request",
-        "status",
-    )
-
-    def __init__(self, request: EngineRequest, index: int) -> None:
-        self.request = request
-        self.index = index
-        self.status = Status.WAITING
-        self.epoch = 0
-        self.blocks: list[int] = []
-        self.registered = 0
-        self.generated_keys: list[int] = []
-        self.computed = 0
-        self.outputs = 0
-        self.base_tick = 0
-        self.prefill_target = request.prompt_tokens
-        self.remote_pending = request.load_remote
-        self.cached_tokens = 0
-        self.external_tokens = 0
-        self.preemptions = 0
-        self.host_blocks = 0
-        self.first_scheduled_s: float | None = None
-        self.first_token_s: float | None = None
-        self.last_token_s: float | None = None
-        self.finished_s: float | None = None
-        self.finish_reason: FinishReason | None = None
+    request: EngineRequest
+    index: int
+    prefill_target: int
+    remote_pending: bool
+    status: Status = Status.WAITING
+    epoch: int = 0
+    blocks: list[int] = field(default_factory=list)
+    registered: int = 0
+    generated_keys: list[int] = field(default_factory=list)
+    computed: int = 0
+    outputs: int = 0
+    base_tick: int = 0
+    cached_tokens: int = 0
+    external_tokens: int = 0
+    preemptions: int = 0
+    host_blocks: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    finished_s: float | None = None
+    finish_reason: FinishReason | None = None
 
     def note_scheduled(self, now_s: float) -> None:
         """Remember when the request first entered a batch; fetching its KV is still waiting."""

@@ -21,26 +21,23 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from penstock.core.tiers import TierPriority
-from penstock.engine.core.batch import Batch
-from penstock.engine.core.batching import Batcher, BatchLimits
-from penstock.engine.core.kv_blocks import BlockPool
-from penstock.engine.core.kv_facts import KvJournal
+from penstock.engine.core.batching import Batch, Batcher, BatchLimits
+from penstock.engine.core.kv_blocks import BlockPool, KvJournal
 from penstock.engine.core.preemption import (
     RESUME_HEADROOM_FRACTION,
+    Candidate,
     PreemptionCosts,
     PreemptionKind,
     PreemptionTerms,
+    Reservation,
+    SwapSpace,
+    choose_victims,
 )
 from penstock.engine.core.requests import EngineRequest, RequestState, Status
-from penstock.engine.core.reservation import Reservation
-from penstock.engine.core.swap_space import SwapSpace
-from penstock.engine.core.victims import Candidate, choose_victims
 
 
 class TieredBatcher(Batcher):
     """A `Batcher` whose waiting requests of higher tiers throw out running ones of lower tiers."""
-
-    __slots__ = ("_copying", "_costs", "_headroom", "_reservation", "_terms", "swap")
 
     def __init__(
         self,
@@ -131,9 +128,9 @@ class TieredBatcher(Batcher):
     def start_copies(self, batch: Batch, kv_bytes_per_token: int, now_s: float) -> None:
         """Put the copies that ``batch`` planned on their links."""
         for state in batch.swapped_out:
-            self.swap.copy_out(state, state.computed * kv_bytes_per_token, now_s)
+            self.swap.out.start(state, state.computed * kv_bytes_per_token, now_s)
         for state, tokens in batch.swapped_in:
-            self.swap.copy_in(state, tokens * kv_bytes_per_token, now_s)
+            self.swap.back.start(state, tokens * kv_bytes_per_token, now_s)
 
     def finish_copies(self, now_s: float) -> int:
         """Take in the copies that ended at or before ``now_s``.
@@ -143,8 +140,8 @@ class TieredBatcher(Batcher):
         """
         orphans = 0
         for copies, take_in in (
-            (self.swap.finish_out(now_s), self._copied_out),
-            (self.swap.finish_in(now_s), self._copied_in),
+            (self.swap.out.finish(now_s), self._copied_out),
+            (self.swap.back.finish(now_s), self._copied_in),
         ):
             for copy in copies:
                 if copy.state.epoch == copy.epoch:

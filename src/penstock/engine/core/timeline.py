@@ -15,8 +15,6 @@ from penstock.engine.core.requests import EngineRequest
 class Timeline:
     """An engine, its running step and the requests that arrived after the simulated time reached so far."""
 
-    __slots__ = ("_inbox", "_now_s", "_step", "engine")
-
     def __init__(self, engine: Engine, start_s: float = 0.0) -> None:
         self.engine = engine
         self._now_s = start_s

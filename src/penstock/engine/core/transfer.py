@@ -45,8 +45,6 @@ class Transfer:
 class Link:
     """The transfers under way, in order of their end."""
 
-    __slots__ = ("_free_s", "_heap", "_terms")
-
     def __init__(self, terms: LinkTerms) -> None:
         self._terms = terms
         self._free_s = 0.0

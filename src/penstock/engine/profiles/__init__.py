@@ -3,7 +3,6 @@
 `load` reads one by name (or a user's own file by path); `names` lists the ones that come with Penstock.
 """
 
-from penstock.engine.profiles.loading import load, names
-from penstock.engine.profiles.schema import Profile
+from penstock.engine.profiles.schema import Profile, load, names
 
 __all__ = ["Profile", "load", "names"]

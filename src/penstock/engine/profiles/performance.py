@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.api import GraphSpec, Role, ServiceSpec
-from penstock.api.profiles import PROFILE_SUFFIX
+from penstock.api.engine import PROFILE_SUFFIX
 from penstock.core.errors import ConfigError
 from penstock.engine.core.latency import LatencyModel
-from penstock.engine.profiles.loading import load, names
-from penstock.performance.profile import PerformanceProfile
+from penstock.engine.profiles.schema import load, names
+from penstock.performance.profile import (
+    PROFILE_FILE,
+    DecodeTable,
+    PerformanceProfile,
+    PrefillTable,
+    read_profile,
+)
 from penstock.performance.quality import check_fits
-from penstock.performance.reading import PROFILE_FILE, read_profile
-from penstock.performance.tables import DecodeTable, PrefillTable
 
 BLOCK_TOKENS, RUNNING_REQUESTS, BATCH_TOKENS = 16, 256, 8192
 """The simulated runtime's own defaults where a manifest says nothing; see `penstock engine serve`."""
@@ -47,26 +51,14 @@ class SimulatedEngine:
 
 
 def performance_of(entry: SimulatedEngine, holder: SimulatedEngine) -> PerformanceProfile:
-    """Return what a profiler would measure, point by point.
-
-    Args:
-        entry: The engine that prefills.
-        holder: The engine that decodes; the same one where the graph is aggregated.
-
-    Raises:
-        ConfigError: there is no such latency profile.
-    """
+    """Return what a profiler would measure, point by point."""
     prefill = load(entry.profile).latency().prefill
     table = PrefillTable(_PROMPTS, tuple(prefill.ttft_s(round(tokens)) for tokens in _PROMPTS))
     return PerformanceProfile(table, _decode_table(holder), entry.gpus, holder.gpus)
 
 
 def graph_performance(spec: GraphSpec) -> PerformanceProfile:
-    """Return the same of a graph of runtime ``simulated``: its workers as `penstock engine serve` starts them.
-
-    Raises:
-        ConfigError: the graph has no worker, or a latency profile is not there.
-    """
+    """Return the same of a graph of runtime ``simulated``: its workers as `penstock engine serve` starts them."""
     entry = spec.service(Role.PREFILL) or spec.service(Role.AGGREGATED)
     holder = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
     if entry is None or holder is None:

@@ -1,24 +1,24 @@
-"""Holds a request's JSON against a model of its fields; what does not fit is a `RequestError`. Pure."""
+"""Holds a request's JSON against a model of its fields, as vLLM checks them; what does not fit is a `RequestError`. Pure.
+
+A field that changes nothing that is simulated (temperature, penalties) is checked and has no effect; one that would
+change the answer and cannot be simulated (guided decoding, beam search) is refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from penstock.core.errors import PenstockError
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import error_body
 
 _OBJECT_ERRORS = frozenset({"dict_type", "model_type"})
 
 
 class RequestError(PenstockError):
-    """A request that is refused.
-
-    Attributes:
-        kind: vLLM's error type, ``BadRequestError`` and so on.
-    """
+    """A request that is refused."""
 
     def __init__(
         self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
@@ -43,11 +43,7 @@ _Model = TypeVar("_Model", bound=Fields)
 
 
 def read_fields(model: type[_Model], given: Mapping[str, Any]) -> _Model:
-    """Return the fields of a request; null counts as missing.
-
-    Raises:
-        RequestError: the first field whose type or range is wrong.
-    """
+    """Return the fields of a request; null counts as missing."""
     try:
         return model.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as exc:
@@ -70,17 +66,186 @@ def too_small(name: str, value: float, lowest: float = 1) -> RequestError:
 
 
 def refuse(given: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refuse fields that a simulated worker cannot follow, unless they ask for nothing.
-
-    Args:
-        given: The request.
-        reasons: What to do instead, by field.
-
-    Raises:
-        RequestError: one of them asks for something.
-    """
+    """Refuse fields that a simulated worker cannot follow, unless they ask for nothing."""
     for name in given.keys() & reasons.keys():
         value = given[name]
         if value is not None and value is not False and value not in ("", []):
             message = f"{name} is not supported by a simulated worker: {reasons[name]}"
             raise RequestError(message, param=name)
+
+
+MAX_CHOICES: Final = 128
+"""Answers to one prompt; OpenAI's bound. vLLM's is 16,384."""
+MAX_LOGPROBS: Final = 20
+"""Alternatives per token; vLLM's default of --max-logprobs."""
+MAX_STOPS: Final = 64
+MAX_STOP_CHARACTERS: Final = 1024
+"""Stop strings and their length. Chosen: OpenAI takes four; vLLM has no bound."""
+
+_INT64: Final = 2**63
+_UNGUIDED: Final = "its words follow no grammar; ask for text."
+_OMIT: Final = "leave it out."
+REFUSED: Final[Mapping[str, str]] = {
+    "use_beam_search": _OMIT,
+    "prompt_logprobs": "leave it out, or ask for echo and logprobs.",
+    "prompt_embeds": "send text or token ids.",
+    "suffix": _OMIT,
+    "bad_words": _OMIT,
+    "allowed_token_ids": _OMIT,
+    "truncate_prompt_tokens": "send the prompt as it shall be.",
+    "continue_final_message": _OMIT,
+    "return_token_ids": _OMIT,
+    "return_tokens_as_token_ids": _OMIT,
+    "functions": "send tools.",
+    "function_call": "send tool_choice.",
+    "structured_outputs": _UNGUIDED,
+    "guided_json": _UNGUIDED,
+    "guided_regex": _UNGUIDED,
+    "guided_choice": _UNGUIDED,
+    "guided_grammar": _UNGUIDED,
+}
+"""Fields that would change the answer, and what to do instead."""
+
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class StreamOptions(Fields):
+    """Which events of a stream carry the counts."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class TextFormat(Fields):
+    """The one format that a simulated worker writes."""
+
+    type: Literal["text"]
+
+
+class SamplingFields(Fields):
+    """What completions and chats have in common; the attributes are vLLM's."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: int = 0
+    kv_transfer_params: dict[str, Any] = Field(default={})
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
+    ignore_eos: bool = False
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    best_of: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=-_INT64, lt=_INT64)
+    stop: Annotated[list[_Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = (
+        Field(default=[], max_length=MAX_STOPS)
+    )
+    stop_token_ids: list[int] = Field(default=[])
+    include_stop_str_in_output: bool = False
+    echo: bool = False
+
+    temperature: float = Field(default=1, ge=0)
+    top_p: float = Field(default=1, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0, ge=0, le=1)
+    presence_penalty: _Penalty = 0
+    frequency_penalty: _Penalty = 0
+    repetition_penalty: float = Field(default=1, gt=0)
+    length_penalty: float = 1
+    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], _Bias] = Field(default={})
+    response_format: TextFormat | None = None
+    cache_salt: str | None = Field(default=None, min_length=1)
+    user: str = ""
+    metadata: dict[str, str] = Field(default={})
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    add_special_tokens: bool = True
+
+    @property
+    def alternatives(self) -> int | None:
+        """Alternatives per token whose log probabilities are shown; None: none are asked for."""
+        raise NotImplementedError
+
+    @property
+    def output_limit(self) -> int | None:
+        """Most output tokens that are asked for."""
+        return self.max_tokens
+
+
+class CompletionFields(SamplingFields):
+    """A completion's."""
+
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def alternatives(self) -> int | None:
+        """See the base."""
+        return self.logprobs
+
+
+class ChatFields(SamplingFields):
+    """A chat's."""
+
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool = True
+
+    @property
+    def alternatives(self) -> int | None:
+        """See the base."""
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def output_limit(self) -> int | None:
+        """See the base; the newer name wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+def read_sampling(given: Mapping[str, Any], *, is_chat: bool) -> SamplingFields:
+    """Return what a request says."""
+    refuse(given, REFUSED)
+    fields: SamplingFields
+    if is_chat:
+        fields = chat = read_fields(ChatFields, given)
+        if chat.top_logprobs and not chat.logprobs:
+            raise RequestError(
+                "when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs"
+            )
+        if chat.echo:
+            raise RequestError("echo is not supported in a chat: leave it out.", param="echo")
+    else:
+        is_off = given.get("logprobs") is False
+        fields = read_fields(CompletionFields, {**given, "logprobs": None} if is_off else given)
+    if fields.best_of not in {None, fields.n}:
+        raise RequestError(
+            f"best_of must equal n={fields.n}, got {fields.best_of}: leave it out.", param="best_of"
+        )
+    return fields
+
+
+def read_tools(given: Mapping[str, Any]) -> list[Any]:
+    """Return the tools of a chat; the answer is plain text all the same."""
+    tools = given.get("tools")
+    if tools is None:
+        tools = []
+    if not isinstance(tools, list) or not all(map(_is_function, tools)):
+        raise RequestError("tools must be a list of functions with names.", param="tools")
+    choice = given.get("tool_choice")
+    if choice is not None and choice != "none" and not tools:
+        raise RequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+    if choice not in (None, "none", "auto"):
+        raise RequestError(
+            "tool_choice must be none or auto: a simulated worker answers in text and calls no tool.",
+            param="tool_choice",
+        )
+    return tools
+
+
+def _is_function(tool: Any) -> bool:
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return False
+    function = tool.get("function", tool)
+    return isinstance(function, dict) and isinstance(function.get("name"), str)

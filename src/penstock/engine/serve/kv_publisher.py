@@ -2,19 +2,21 @@
 
 Messages have three frames: topic, number (8 bytes, big-endian, from 0) and msgpack of ``[time, events, rank]``, each
 event a map. Sending never waits: what a slow subscriber cannot take is dropped, and shows as a gap in the numbers; it
-may ask for it again (`kv_replay`).
+may ask for it again (`KvReplay`).
 
 Source: vLLM, vllm/distributed/kv_events.py; maps instead of arrays since its pull request 42892.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,8 +24,72 @@ from penstock.core.errors import ConfigError, PortInUseError
 from penstock.core.logs import get_logger
 from penstock.core.simulated_tokens import token_ids
 from penstock.core.validation import read_json_flag
-from penstock.engine.core.kv_facts import BlocksRemoved, BlocksStored, KvFact
-from penstock.engine.serve.kv_replay import NUMBER_BYTES, KvReplay
+from penstock.engine.core.kv_blocks import BlocksRemoved, BlocksStored, KvFact
+
+NUMBER_BYTES: Final = 8
+MAX_BYTES: Final = 1 << 26
+"""Chosen: 64 MiB a worker, some 15 M tokens, since simulated workers share a host by the dozen; vLLM has no such bound."""
+_END: Final = b"\xff" * NUMBER_BYTES
+_QUESTION_FRAMES: Final = 3
+"""Who asks, nothing, and the number."""
+
+
+class KvReplay:
+    """One worker's answers; its socket lives with the running event loop."""
+
+    def __init__(self, zmq: Any, topic: bytes, batches: int) -> None:
+        self._zmq = zmq
+        self._topic = topic
+        self._held: deque[tuple[bytes, bytes]] = deque(maxlen=batches)
+        self._bytes = 0
+        self._socket: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Where it answers, with the port that was taken."""
+        return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
+
+    def start(self, context: Any, endpoint: str) -> None:
+        """Bind; `zmq.ZMQError` where that cannot be done."""
+        self._socket = context.socket(self._zmq.ROUTER)
+        # A whole buffer and its end fit into the queue of one who asks.
+        self._socket.set_hwm(0)
+        self._socket.bind(endpoint)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.getsockopt(self._zmq.FD), self._answer_all)
+
+    def close(self) -> None:
+        """Answer no more; the context closes the socket."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.getsockopt(self._zmq.FD))
+            self._loop = None
+
+    def add(self, number: bytes, payload: bytes) -> None:
+        """Hold a published batch; the oldest go for it."""
+        if len(self._held) == self._held.maxlen:
+            self._drop_oldest()
+        self._held.append((number, payload))
+        self._bytes += len(payload)
+        while self._bytes > MAX_BYTES:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._bytes -= len(self._held.popleft()[1])
+
+    def _answer_all(self) -> None:
+        while self._socket.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
+            question = self._socket.recv_multipart(self._zmq.NOBLOCK)
+            if len(question) == _QUESTION_FRAMES and len(question[2]) == NUMBER_BYTES:
+                self._answer(*question)
+
+    def _answer(self, asker: bytes, empty: bytes, first: bytes) -> None:
+        # Big-endian numbers of one length compare as their bytes do.
+        for number, payload in self._held:
+            if number >= first:
+                self._socket.send_multipart((asker, empty, self._topic, number, payload), self._zmq.NOBLOCK)
+        self._socket.send_multipart((asker, empty, b"", _END, b""), self._zmq.NOBLOCK)
+
 
 log = get_logger(__name__)
 
@@ -53,11 +119,7 @@ class KvEventsConfig(BaseModel):
 
 
 def parse_events_config(text: str | None) -> KvEventsConfig:
-    """Read the flag's value.
-
-    Raises:
-        ConfigError: no JSON, or a value out of its bounds.
-    """
+    """Read the flag's value."""
     if text is None:
         return KvEventsConfig()
     config = read_json_flag(KvEventsConfig, text, _FLAG)
@@ -70,11 +132,6 @@ class KvPublisher:
     """One worker's publisher."""
 
     def __init__(self, config: KvEventsConfig, block_size: int) -> None:
-        """Prepare; nothing is bound before `start`.
-
-        Raises:
-            ConfigError: a library is not installed.
-        """
         try:
             import msgspec  # noqa: PLC0415 - an extra
             import zmq  # noqa: PLC0415 - only needed with events
@@ -105,12 +162,7 @@ class KvPublisher:
         return None if self._replay is None else self._replay.endpoint
 
     def start(self) -> None:
-        """Bind. vLLM connects to an endpoint without a wildcard; a simulated worker is always the one that binds.
-
-        Raises:
-            PortInUseError: the port is taken.
-            ConfigError: the address cannot be bound.
-        """
+        """Bind. vLLM connects to an endpoint without a wildcard; a simulated worker is always the one that binds."""
         config = self._config
         self._context = self._zmq.Context()
         self._socket = self._context.socket(self._zmq.PUB)

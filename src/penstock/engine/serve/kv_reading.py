@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock.engine.core.fan_out import Read, reads_of
-from penstock.engine.core.heartbeat import HeartbeatSchedule
+from penstock.engine.core.lease import HeartbeatSchedule, Read, reads_of
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.metrics import EngineMetrics
-from penstock.engine.serve.notifier import Notifier, NotifyResult
+from penstock.engine.serve.notifications import Notifier, NotifyResult
 from penstock.engine.serve.protocol import RemoteKv
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.streams import Stream
@@ -31,15 +30,6 @@ class KvReading:
         on_lost: Callable[[Stream, str], None],
         on_confirmed: Callable[[Stream], None],
     ) -> None:
-        """Start with none.
-
-        Args:
-            group: Runs the messages.
-            settings: The worker's.
-            metrics: Counts messages.
-            on_lost: Is told of a request whose KV cannot be had or trusted, and why.
-            on_confirmed: Is told of a request whose KV was held while it was read.
-        """
         self._metrics = metrics
         self._ranks = settings.engine.ranks
         self._renews = settings.engine.role is EngineRole.DECODE

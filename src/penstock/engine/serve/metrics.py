@@ -6,30 +6,64 @@ real second and worker while it costs the same CPU that serves tokens.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Any, Final, TypeVar
+
+from prometheus_client.utils import floatToGoString
 
 from penstock.core import metric_names as names
-from penstock.core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S
-from penstock.core.lag import LagTracker
+from penstock.core.clock import LagTracker
+from penstock.core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S, BucketCounts
 from penstock.core.tiers import TierPriority, tier_of
 from penstock.engine.core.counters import EngineCounters
 from penstock.engine.core.engine import Engine, StepOutcome
 from penstock.engine.core.lease import LeaseTerm
 from penstock.engine.core.preemption import PreemptionKind
+from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.core.requests import FinishReason, RequestState
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.core.transfer import Transfer
-from penstock.engine.serve.histogram import (
-    STEP_BOUNDS_TOKENS,
-    TRANSFER_BOUNDS_BYTES,
-    TRANSFER_BOUNDS_S,
-    Histogram,
-    token_buckets,
-)
 from penstock.engine.serve.settings import ServeSettings
+
+TRANSFER_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
+TRANSFER_BOUNDS_BYTES: Final = tuple(float(2 ** (10 + power)) for power in range(1, 25, 2))
+STEP_BOUNDS_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def token_buckets(max_model_len: int) -> tuple[float, ...]:
+    """Return 1, 2, 5, 10, … up to ``max_model_len``: vLLM's buckets of token counts."""
+    bounds = []
+    power = 1
+    while power <= max_model_len:
+        bounds += [float(digit * power) for digit in (1, 2, 5) if digit * power <= max_model_len]
+        power *= 10
+    return tuple(bounds)
+
+
+def _edge(bound: float) -> str:
+    """Return a bound as vLLM's page spells it, ``2.097152e+06`` above a million."""
+    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
+
+
+class Histogram(BucketCounts):
+    """Counts per bucket under one metric name."""
+
+    def __init__(self, name: str, bounds: Sequence[float], labels: str) -> None:
+        super().__init__(bounds)
+        self.name = name
+        edges = [_edge(edge) for edge in (*self.bounds, math.inf)]
+        self._heads = [f'{name}_bucket{{{labels},le="{edge}"}} ' for edge in edges]
+        self._heads += [f"{name}_sum{{{labels}}} ", f"{name}_count{{{labels}}} "]
+
+    def lines(self) -> list[str]:
+        """Return the sample lines of the text format."""
+        counts = self.cumulative()
+        values = [*counts, repr(self.total), counts[-1]]
+        return [f"{head}{value}" for head, value in zip(self._heads, values, strict=True)]
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -48,20 +82,6 @@ class IgnoredNotification(StrEnum):
     UNKNOWN_REQUEST = "unknown_request"
 
 
-class RequestCounts(Protocol):
-    """The requests that a worker has taken, and those that it has not."""
-
-    rejected: int
-
-    @property
-    def running(self) -> int:
-        """Requests in the engine."""
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait for the engine."""
-
-
 class EngineMetrics:
     """Collects what the core reports and renders the page."""
 
@@ -70,7 +90,7 @@ class EngineMetrics:
         settings: ServeSettings,
         timeline: Timeline,
         lag: LagTracker,
-        slots: RequestCounts,
+        slots: RequestSlots[Any],
         *,
         now_s: Callable[[], float],
     ) -> None:

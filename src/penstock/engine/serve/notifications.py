@@ -1,19 +1,25 @@
 """What the reading worker tells the one that keeps the blocks: heartbeats and completed reads, as JSON.
 
+One POST to ``/kv/notify`` per worker read from and wake-up carries all of them. The answer names ids without a lease:
+their blocks are gone, so what was fetched from them is void.
 vLLM's NIXL notifications say the same in text: ``HB:id,id`` and ``id:readers``, to each agent of an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from penstock.core.errors import PenstockError, StreamBroken
+from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.logs import get_logger
 from penstock.core.validation import findings
-from penstock.engine.core.fan_out import Read
+from penstock.engine.core.lease import Read
 
 MAX_RANKS = 1024
 """Most ranks of one worker, chosen: far above any tensor parallelism."""
@@ -57,11 +63,7 @@ class _Message(BaseModel):
 
 
 def parse(body: bytes) -> Notification:
-    """Return the message in ``body``.
-
-    Raises:
-        ValueError: it is none; the text says what it lacks.
-    """
+    """Return the message in ``body``."""
     try:
         message = _Message.model_validate_json(body)
     except ValidationError as exc:
@@ -70,3 +72,102 @@ def parse(body: bytes) -> Notification:
             "read: [[request id, rank, reader, readers]]"
         ) from exc
     return Notification(message.engine_id, [Read(*row) for row in message.read], message.heartbeat)
+
+
+log = get_logger(__name__)
+
+NOTIFY_TIMEOUTS = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
+"""Real seconds; chosen: loopback and cluster networks answer in milliseconds, a dead worker never."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyResult:
+    """What became of one message."""
+
+    reads: list[str]
+    heartbeats: list[str]
+    unknown: frozenset[str] = frozenset()
+    failed: str | None = None
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Messages to one worker that have not been sent."""
+
+    url: str
+    reads: list[Read] = field(default_factory=list)
+    heartbeats: list[str] = field(default_factory=list)
+
+
+class Notifier:
+    """Sends batches; results come back through a callback."""
+
+    def __init__(self, group: asyncio.TaskGroup, on_result: Callable[[NotifyResult], None]) -> None:
+        self._group = group
+        self._on_result = on_result
+        self._pool = ConnectionPool()
+        self._outboxes: dict[str, Outbox] = {}
+        self._flush: asyncio.Handle | None = None
+        self._in_flight = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every message was answered."""
+        return not self._in_flight and not self._outboxes
+
+    def send(
+        self, url: str, engine_id: str, *, reads: Iterable[Read] = (), heartbeats: Iterable[str] = ()
+    ) -> None:
+        """Queue reads and heartbeats for the process ``engine_id`` at ``url``; what one turn queues travels together."""
+        outbox = self._outboxes.setdefault(engine_id, Outbox(url))
+        outbox.reads += reads
+        outbox.heartbeats += heartbeats
+        if self._flush is None:
+            self._flush = asyncio.get_running_loop().call_soon(self._post_all)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._flush is not None:
+            self._flush.cancel()
+        await self._pool.close()
+
+    def _post_all(self) -> None:
+        self._flush = None
+        outboxes, self._outboxes = self._outboxes, {}
+        for engine_id, outbox in outboxes.items():
+            self._in_flight += 1
+            self._group.create_task(self._post(engine_id, outbox))
+
+    async def _post(self, engine_id: str, outbox: Outbox) -> None:
+        reads = list(dict.fromkeys(read.request_id for read in outbox.reads))
+        # A read ends the lease that its heartbeat would renew; naming both would make the id look unknown.
+        ended = frozenset(reads)
+        heartbeats = [request_id for request_id in outbox.heartbeats if request_id not in ended]
+        body = encode(engine_id, outbox.reads, heartbeats)
+        try:
+            unknown = await self._exchange(outbox.url, body)
+            result = NotifyResult(reads, heartbeats, frozenset(unknown))
+        except PenstockError as exc:
+            log.warning("worker did not take a notification", url=outbox.url, error=str(exc))
+            result = NotifyResult(reads, heartbeats, failed=str(exc))
+        finally:
+            self._in_flight -= 1
+        self._on_result(result)
+
+    async def _exchange(self, url: str, body: bytes) -> list[str]:
+        headers = ((b"content-type", b"application/json"),)
+        response = await self._pool.request("POST", url, body=body, headers=headers, timeouts=NOTIFY_TIMEOUTS)
+        if response.status != 200:
+            raise StreamBroken(f"{url} answered {response.status}")
+        return _unknown(response.body, url)
+
+
+def _unknown(body: bytes, url: str) -> list[str]:
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise StreamBroken(f"{url} answered with something else than JSON") from exc
+    unknown = answer.get("unknown") if isinstance(answer, Mapping) else None
+    if not isinstance(unknown, list) or not all(isinstance(each, str) for each in unknown):
+        raise StreamBroken(f"{url} answered without the list `unknown` of request ids")
+    return unknown

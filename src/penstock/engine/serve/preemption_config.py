@@ -44,9 +44,5 @@ class PreemptionFlag(PreemptionConfig):
 
 
 def parse_preemption_config(text: str) -> PreemptionFlag:
-    """Return what ``text`` says.
-
-    Raises:
-        ConfigError: it is not JSON, or a key is unknown or out of its bounds; each is named.
-    """
+    """Return what ``text`` says."""
     return read_json_flag(PreemptionFlag, text, "--preemption-config")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
+from pydantic import Field
 
-from penstock.engine.serve.fields import RequestError
+from penstock.engine.serve.fields import Fields, RequestError, TextFormat, read_fields, refuse
 
 MAX_PROMPTS: Final = 1024
 """Prompts of one request. Chosen: evaluation suites send up to a few hundred."""
@@ -16,11 +17,7 @@ _NO_PROMPT: Final = "prompt must be a string, a list of token ids, or a list of 
 
 
 def completion_prompts(fields: Mapping[str, Any]) -> list[bytes]:
-    """Return the prompts of a completion request.
-
-    Raises:
-        RequestError: there is none, or what is none.
-    """
+    """Return the prompts of a completion request."""
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > MAX_PROMPTS:
@@ -43,16 +40,7 @@ def _prompt(prompt: Any) -> bytes:
 
 
 def chat_prompt(messages: Any, tools: list[Any], *, asks_for_answer: bool = True) -> bytes:
-    """Render messages in Llama 3's layout, so that equal beginnings stay equal bytes.
-
-    Args:
-        messages: As sent.
-        tools: As sent; they come first.
-        asks_for_answer: End with the head of the assistant's message.
-
-    Raises:
-        RequestError: no messages, or none that can be rendered.
-    """
+    """Render messages in Llama 3's layout, so that equal beginnings stay equal bytes."""
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list of at least one message.", param="messages")
     parts = [_block("system", _json("tools", tools))] if tools else []
@@ -99,11 +87,7 @@ def _text(content: Any) -> str:
 
 
 def input_messages(instructions: str | None, given: Any) -> list[dict[str, Any]]:
-    """Return the chat messages that a Responses request stands for: instructions, then the input.
-
-    Raises:
-        RequestError: no input, or an item that is neither a message nor a function's call or output.
-    """
+    """Return the chat messages that a Responses request stands for: instructions, then the input."""
     head = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(given, str) and given:
         return [*head, {"role": "user", "content": given}]
@@ -126,3 +110,46 @@ def _items(given: Sequence[Any]) -> Iterator[dict[str, Any]]:
                 "input: each item must be a message with a role, a function_call or a function_call_output.",
                 param="input",
             )
+
+
+_UNSTORED: Final = "it stores no responses; send the whole input."
+UNANSWERABLE: Final[Mapping[str, str]] = {
+    "previous_response_id": _UNSTORED,
+    "conversation": _UNSTORED,
+    "background": "leave it out.",
+    "prompt": "send input.",
+}
+"""Fields of the Responses API that a worker cannot follow, and what to do instead."""
+_SAME: Final = (
+    *("model", "stream", "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls"),
+    *("user", "priority", "seed", "ignore_eos", "min_tokens", "cache_salt", "kv_transfer_params"),
+)
+"""Fields that a chat has under the same name."""
+
+
+class _Text(Fields):
+    format: TextFormat | None = None
+
+
+class ResponseFields(Fields):
+    """What only a Responses request has; clients ask for encrypted reasoning always, and there is none."""
+
+    text: _Text | None = None
+    include: list[Literal["reasoning.encrypted_content"]] = Field(default=[])
+    top_logprobs: Literal[0] = 0
+    truncation: Literal["auto", "disabled"] = "disabled"
+    store: bool = True
+    metadata: dict[str, str] = Field(default={})
+    reasoning: dict[str, Any] = Field(default={})
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    instructions: str | None = None
+
+
+def read_response_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the chat that a Responses request stands for."""
+    refuse(given, UNANSWERABLE)
+    fields = read_fields(ResponseFields, given)
+    chat = {name: given[name] for name in _SAME if name in given}
+    chat["messages"] = input_messages(fields.instructions, given.get("input"))
+    chat["max_completion_tokens"] = fields.max_output_tokens
+    return chat

@@ -16,13 +16,20 @@ import xxhash
 from pydantic import BaseModel, Field, ValidationError
 
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN
-from penstock.engine.core.prefix_keys import count_tokens
+from penstock.engine.core.kv_blocks import count_tokens
 from penstock.engine.core.requests import EngineRole
-from penstock.engine.serve.fields import Fields, RequestError, read_fields, too_small
+from penstock.engine.serve.fields import (
+    ChatFields,
+    Fields,
+    RequestError,
+    SamplingFields,
+    read_fields,
+    read_sampling,
+    read_tools,
+    too_small,
+)
 from penstock.engine.serve.notifications import MAX_RANKS
-from penstock.engine.serve.prompts import MAX_PROMPTS, chat_prompt, completion_prompts
-from penstock.engine.serve.response_fields import read_response_fields
-from penstock.engine.serve.sampling import ChatFields, SamplingFields, read_sampling, read_tools
+from penstock.engine.serve.prompts import MAX_PROMPTS, chat_prompt, completion_prompts, read_response_fields
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.vocabulary import find_stop, words
 
@@ -140,11 +147,7 @@ class EngineCall:
 
 
 def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
-    """Return the call in ``body``.
-
-    Raises:
-        RequestError: malformed, unsupported, too long, or for another model.
-    """
+    """Return the call in ``body``."""
     asked = _read_object(body)
     given = read_response_fields(asked) if api is Api.RESPONSES else asked
     fields = read_sampling(given, is_chat=api is not Api.COMPLETIONS)

@@ -6,29 +6,76 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
-from penstock.core.http.messages import Headers
-from penstock.core.http.problem import error_body
-from penstock.core.http.request_id import HEADER as REQUEST_ID
-from penstock.core.http.request_id import well_formed
+from penstock.core.http.messages import REQUEST_ID, Headers, error_body, well_formed_id
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
 from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing
+from penstock.engine.core.request_slots import RequestSlots, SlotState
 from penstock.engine.serve import metrics, notifications, protocol
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.protocol import Api, EngineCall
-from penstock.engine.serve.request_gate import AtCapacity, RequestGate
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.streams import Names, Reply
 from penstock.engine.serve.trace import EngineTrace
 from penstock.engine.serve.worker import ServedWorker
+
+Ticket: TypeAlias = "asyncio.Future[bool]"
+"""Whether its request may run: False once its client has left."""
+
+
+class AtCapacity(Exception):  # noqa: N818 - named like the fact it reports
+    """Engine and queue are full; the message is the one that routers know."""
+
+    def __init__(self) -> None:
+        super().__init__("Server overloaded: worker at capacity")
+
+
+class RequestGate:
+    """The way into one worker's engine."""
+
+    def __init__(self, limit: int | None, queue: int) -> None:
+        self.slots: RequestSlots[Ticket] = RequestSlots(limit, queue)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request runs or waits."""
+        return not self.slots.running and not self.slots.queued
+
+    @asynccontextmanager
+    async def enter(self, responder: Responder) -> AsyncIterator[bool]:
+        """Hold a slot for the block; yields whether the client is still there."""
+        ticket: Ticket = asyncio.get_running_loop().create_future()
+        state = self.slots.enter(ticket)
+        if state is SlotState.REJECTED:
+            raise AtCapacity
+        try:
+            if state is SlotState.QUEUED:
+                responder.on_disconnect(lambda: self._give_up(ticket))
+                yield await ticket and not responder.disconnected
+            else:
+                yield True
+        finally:
+            self._leave(ticket)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        if not ticket.done():
+            self._leave(ticket)
+            ticket.set_result(False)
+
+    def _leave(self, ticket: Ticket) -> None:
+        following = self.slots.leave(ticket)
+        if following is not None and not following.done():
+            following.set_result(True)
+
 
 log = get_logger(__name__)
 
@@ -87,12 +134,7 @@ class EngineServer:
         return f"http://{self.settings.flags.host}:{self.port}"
 
     async def start(self) -> None:
-        """Listen, then become ready after the simulated start-up time.
-
-        Raises:
-            PortInUseError: the port is taken.
-            ConfigError: the address cannot be bound.
-        """
+        """Listen, then become ready after the simulated start-up time."""
         flags = self.settings.flags
         self.worker.start_publishing()
         await self._http.start(flags.host, flags.port)
@@ -127,7 +169,7 @@ class EngineServer:
         await route(request, responder)
 
     async def _generate(self, request: Request, responder: Responder, *, api: Api) -> None:
-        given_id = well_formed(request.headers.get(REQUEST_ID))
+        given_id = well_formed_id(request.headers.get(REQUEST_ID))
         headers = () if given_id is None else ((REQUEST_ID, given_id),)
         if given_id is not None:
             bind_task(request_id=given_id.decode())
@@ -218,17 +260,7 @@ def _refuse(responder: Responder, message: str, headers: Headers) -> None:
 
 
 async def serve(settings: ServeSettings, stop: asyncio.Event, tracing: Tracing | None = None) -> None:
-    """Run one worker until ``stop`` is set, then drain it.
-
-    Args:
-        settings: The worker's.
-        stop: Ends it.
-        tracing: Makes the requests' spans; None: there are none.
-
-    Raises:
-        PortInUseError: the port is taken.
-        ConfigError: the address cannot be bound.
-    """
+    """Run one worker until ``stop`` is set, then drain it; ``tracing`` makes its requests' spans."""
     try:
         async with asyncio.TaskGroup() as group:
             await _serve_until(stop, EngineServer(settings, group, tracing))

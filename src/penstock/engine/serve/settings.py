@@ -42,11 +42,7 @@ class LoadFailurePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServeFlags:
-    """What the command line takes, before it is checked; the help of its fields is the command line's.
-
-    Attributes:
-        model: Model name, as vLLM's positional argument; only reported.
-    """
+    """What the command line takes, before it is checked; the help of its fields is the command line's."""
 
     model: str
     profile: str = flag(

@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from penstock.core.http.problem import error_body
+from penstock.core.http.messages import error_body
 from penstock.core.http.server import Responder
 from penstock.engine.core.requests import FinishReason, RequestState
 from penstock.engine.serve.answers import (
@@ -20,22 +20,14 @@ from penstock.engine.serve.answers import (
     ChoiceEvents,
     CompletionFormat,
     Finished,
-    Format,
+    ResponseFormat,
 )
 from penstock.engine.serve.protocol import Api, Choice, EngineCall
-from penstock.engine.serve.responses import ResponseFormat
+
+if TYPE_CHECKING:
+    from penstock.engine.serve.worker import ServedWorker
 
 OutputsOf = Callable[[RequestState], int]
-
-
-class ReplySource(Protocol):
-    """What an answer asks of the worker."""
-
-    def outputs_of(self, state: RequestState) -> int:
-        """Return how many tokens a request has."""
-
-    def pinned_params(self, state: RequestState) -> dict[str, Any] | None:
-        """Return ``kv_transfer_params`` for a request whose blocks are kept, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +59,6 @@ class Stream:
         transfer_s: When its KV began and ended to arrive, simulated seconds; None: it was computed here.
     """
 
-    __slots__ = (
-        "_events",
-        "_reply",
-        "_sent",
-        "choice",
-        "done",
-        "is_held",
-        "is_read_sent",
-        "request_id",
-        "state",
-        "transfer_s",
-    )
-
     def __init__(self, reply: Reply, choice: Choice, request_id: str) -> None:
         self._reply = reply
         self.choice = choice
@@ -87,9 +66,9 @@ class Stream:
         self.is_held = reply.call.remote is not None
         self.is_read_sent = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.state: RequestState | None = None
         self.transfer_s: tuple[float, float] | None = None
-        self._events: ChoiceEvents | None = None
+        self.state: RequestState | None = None
+        self._events: ChoiceEvents | ResponseFormat | None = None
         self._sent = 0
 
     @property
@@ -182,14 +161,7 @@ class Stream:
 
 
 class Reply:
-    """One request's answer, made of its choices.
-
-    Attributes:
-        streams: One for each choice.
-        interval: Tokens per event, after the first.
-        is_paused: The client reads too slowly; nothing is sent until it has caught up.
-        done: Set when the answer is complete or no client is left to read it.
-    """
+    """One request's answer, made of its choices."""
 
     def __init__(
         self,
@@ -199,18 +171,8 @@ class Reply:
         names: Names,
         headers: Sequence[tuple[bytes, bytes]],
         interval: int,
-        worker: ReplySource,
+        worker: ServedWorker,
     ) -> None:
-        """Prepare; nothing is sent before the first token.
-
-        Args:
-            call: What was asked.
-            responder: Takes the bytes.
-            names: Ids of the answer and of the engine's requests.
-            headers: Of the answer.
-            interval: Tokens per event, after the first.
-            worker: Knows how far the engine is.
-        """
         self.call = call
         self.is_paused = False
         self.interval = 1 if call.events_differ else interval
@@ -221,13 +183,13 @@ class Reply:
         self._outputs_of = worker.outputs_of
         self._finished: list[Finished] = []
         make = ResponseFormat if call.api is Api.RESPONSES else CompletionFormat
-        self._format: Format = make(call, names.response_id, int(time.time()))
+        self._format = make(call, names.response_id, int(time.time()))
         self.streams = tuple(Stream(self, choice, names.request_id(choice)) for choice in call.choices)
         if call.stream:
             responder.on_pause(self._pause)
             responder.on_resume(self._resume)
 
-    def begin(self, choice: Choice) -> ChoiceEvents:
+    def begin(self, choice: Choice) -> ChoiceEvents | ResponseFormat:
         """Return what encodes a choice's events; the first choice starts the answer."""
         if not self._responder.started:
             self._responder.start(200, content_type=EVENT_STREAM, headers=self._headers)

@@ -29,13 +29,7 @@ def words(salt: int, start: int, stop: int) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a text is stopped.
-
-    Attributes:
-        tokens: Tokens generated, the one that completes the stop included.
-        text_bytes: Bytes of them that are shown.
-        reason: The string or the token id that stopped it.
-    """
+    """Where a text is stopped."""
 
     tokens: int
     text_bytes: int
@@ -45,15 +39,7 @@ class Stop:
 def find_stop(
     salt: int, strings: Sequence[str], ids: Collection[int], *, min_tokens: int, is_shown: bool
 ) -> Stop | None:
-    """Return the first stop of an endless text, or None where it holds none.
-
-    Args:
-        salt: Chooses the text.
-        strings: Stop strings, none empty.
-        ids: Stop tokens, as numbers.
-        min_tokens: Stops before so many tokens do not count.
-        is_shown: Whether the stop itself is part of the text.
-    """
+    """Return the first stop of an endless text, or None where it holds none."""
     found = [
         *_by_string(salt, strings, min_tokens=min_tokens, is_shown=is_shown),
         *_by_token(salt, ids, min_tokens=min_tokens, is_shown=is_shown),

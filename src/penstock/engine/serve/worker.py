@@ -11,16 +11,16 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.core.clock import SimulatedClock
-from penstock.core.lag import LagTracker
+from penstock.core.clock import LagTracker, SimulatedClock
 from penstock.core.logs import get_logger
 from penstock.engine.core.engine import Engine, StepOutcome
-from penstock.engine.core.prefix_keys import prefix_keys
+from penstock.engine.core.kv_blocks import prefix_keys
+from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.kv_publisher import KvPublisher
 from penstock.engine.serve.kv_reading import KvReading
-from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification, RequestCounts
+from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification
 from penstock.engine.serve.notifications import Notification
 from penstock.engine.serve.protocol import EngineCall, RemoteKv
 from penstock.engine.serve.settings import LoadFailurePolicy, ServeSettings
@@ -42,7 +42,7 @@ class ServedWorker:
         settings: ServeSettings,
         clock: SimulatedClock,
         group: asyncio.TaskGroup,
-        slots: RequestCounts,
+        slots: RequestSlots[Any],
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -77,12 +77,7 @@ class ServedWorker:
         return None if self._publisher is None else self._publisher.endpoint
 
     def start_publishing(self) -> None:
-        """Publish changes of the KV cache from now on, where the settings ask for it.
-
-        Raises:
-            PortInUseError: the port is taken.
-            ConfigError: the address cannot be bound.
-        """
+        """Publish changes of the KV cache from now on, where the settings ask for it."""
         if self._publisher is not None:
             self._publisher.start()
 

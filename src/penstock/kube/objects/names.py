@@ -69,6 +69,11 @@ METRICS_ACCESS_LABEL: Final = f"{DOMAIN}/metrics-access"
 
 METRICS_ACCESS: Final = "true"
 
+GATEWAY_ACCESS_LABEL: Final = f"{DOMAIN}/gateway-access"
+"""On a namespace, with value `GATEWAY_ACCESS`: its pods (a Gateway's Envoy) may reach the workers' port."""
+
+GATEWAY_ACCESS: Final = "true"
+
 BUDGET_GATE: Final = f"{DOMAIN}/gpu-budget"
 """Scheduling gate of every worker pod of a graph with a GPU ceiling; the operator lifts it within the budget."""
 
@@ -92,6 +97,9 @@ PROFILER: Final = "penstock-profiler"
 
 HTTP_PORT: Final = "http"
 """Name of the port that serves requests, on pods and Services."""
+
+EXT_PROC_PORT: Final = "ext-proc"
+"""Name of the port on which routers answer a Gateway's Envoy."""
 
 WORKER_PORT: Final = 8000
 """Port of router and workers in their pods."""
@@ -158,3 +166,32 @@ def child_name(graph: str, service: str) -> str:
 def profile_name(request: str) -> str:
     """Return the name of a ProfileRequest's Job, account, rights and ConfigMap of the graph to measure."""
     return f"{request}-profile"
+
+
+GROUP_KEY_LABEL: Final = "leaderworkerset.sigs.k8s.io/group-key"
+"""LeaderWorkerSet's own: which group a pod belongs to."""
+
+WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
+"""LeaderWorkerSet's own: a pod's ordinal within its group; 0 is the leader."""
+
+FINISHED_PHASES: Final = frozenset({"Succeeded", "Failed"})
+"""A pod's phases in which its containers are gone for good."""
+
+REPLICA_FAILURE: Final = "ReplicaFailure"
+"""Kubernetes' own condition of a workload whose pods the API server refuses; on ScalingAdapters it says the same."""
+
+CRASH_LOOP: Final = "CrashLoopBackOff"
+
+PULL_REASONS: Final = frozenset(
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+"""Reasons of waiting containers: kubernetes/pkg/kubelet/images/types.go and kuberuntime."""

@@ -27,13 +27,18 @@ from penstock.operator.doctor.check_pools import pool_findings
 from penstock.operator.doctor.facts import (
     Absence,
     Facts,
+    Finding,
     LeaseFact,
     Object,
     RightsFact,
     ServerFacts,
+    Severity,
     Unreadable,
+    ok,
+    problem,
+    unknown,
+    warning,
 )
-from penstock.operator.doctor.findings import Finding, Severity, ok, problem, unknown, warning
 
 SKEW_S: Final = 2.0
 """Chosen: the server's Date has whole seconds, so less cannot be told; TLS and tokens bear minutes."""

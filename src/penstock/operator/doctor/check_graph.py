@@ -12,8 +12,19 @@ from penstock.core import metric_names as names
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import Sample, parse_samples
 from penstock.kube.objects.names import SERVING
-from penstock.operator.doctor.facts import Absence, GraphFacts, Object, Page, Unreadable
-from penstock.operator.doctor.findings import REJECTED_SHARE, Finding, ok, problem, unknown, warning
+from penstock.operator.doctor.facts import (
+    REJECTED_SHARE,
+    Absence,
+    Finding,
+    GraphFacts,
+    Object,
+    Page,
+    Unreadable,
+    ok,
+    problem,
+    unknown,
+    warning,
+)
 from penstock.operator.plan.diagnose import diagnose
 from penstock.operator.plan.pods import PodView, pod_view
 

@@ -6,10 +6,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.api import GraphDeployment, NodePool, ServiceSpec, Toleration
-from penstock.operator.doctor.facts import GraphFacts, NodeFacts, Object, Unreadable
-from penstock.operator.doctor.findings import Finding, ok, problem, unknown, warning
-from penstock.operator.plan.quantity import quantity
-from penstock.operator.resources.placement import gpu_request
+from penstock.operator.doctor.facts import (
+    Finding,
+    GraphFacts,
+    NodeFacts,
+    Object,
+    Unreadable,
+    ok,
+    problem,
+    unknown,
+    warning,
+)
+from penstock.operator.plan.drift import quantity
+from penstock.operator.resources.node_pool import gpu_request
 
 _ANY = NodePool()
 

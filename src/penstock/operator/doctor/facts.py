@@ -1,10 +1,74 @@
-"""What `gather` saw and `check` evaluates. Pure: objects as the API server returned them, and who could not be asked."""
+"""What `gather` saw, `check` evaluates and `penstock doctor` says. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final
+
+from penstock.operator.rbac import Right
+
+REJECTED_SHARE: Final = 0.05
+"""Chosen: a share of rejected requests from which a router is overloaded; below it, it was for a moment."""
+
+
+class Severity(StrEnum):
+    """How bad a finding is; the words are a contract of ``--json``."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        severity: problem: something does not work; unknown: it could not be looked at.
+        subject: What it is about, such as ``graph serving/llama`` or ``API server``.
+        message: What was found, one sentence without a full stop.
+        remedy: What to do, a command where there is one; empty if nothing is to be done.
+    """
+
+    severity: Severity
+    subject: str
+    message: str
+    remedy: str = ""
+
+
+def ok(subject: str, message: str) -> Finding:
+    """Return a finding that needs no remedy."""
+    return Finding(Severity.OK, subject, message)
+
+
+def warning(subject: str, message: str, remedy: str) -> Finding:
+    """Return a finding that may become a problem."""
+    return Finding(Severity.WARNING, subject, message, remedy)
+
+
+def problem(subject: str, message: str, remedy: str) -> Finding:
+    """Return a finding of something that does not work."""
+    return Finding(Severity.PROBLEM, subject, message, remedy)
+
+
+def unknown(subject: str, message: str, remedy: str) -> Finding:
+    """Return a finding of something that could not be looked at."""
+    return Finding(Severity.UNKNOWN, subject, message, remedy)
+
+
+def is_healthy(findings: Iterable[Finding]) -> bool:
+    """Whether no problem was found."""
+    return all(each.severity is not Severity.PROBLEM for each in findings)
+
+
+def counts(findings: Iterable[Finding]) -> dict[Severity, int]:
+    """Return how many findings of each severity there are, all four named."""
+    found = list(findings)
+    return {severity: sum(each.severity is severity for each in found) for severity in Severity}
+
 
 Object = dict[str, Any]
 
@@ -69,26 +133,6 @@ class LeaseFact:
     first: Object | Unreadable | None
     later: Object | Unreadable | None
     now_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Right:
-    """One thing that somebody must be allowed to do.
-
-    Attributes:
-        group: API group; empty for the core.
-        resource: Plural, with the subresource after a slash.
-        verb: Such as ``list``.
-    """
-
-    group: str
-    resource: str
-    verb: str
-
-    def __str__(self) -> str:
-        resource, _, sub = self.resource.partition("/")
-        full = f"{resource}.{self.group}" if self.group else resource
-        return f"{self.verb} {full}{'/' if sub else ''}{sub}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,12 @@ from penstock.kube.kinds import (
     Kind,
 )
 from penstock.kube.objects.names import (
+    FINISHED_PHASES,
     GRAPH_LABEL,
     HTTP_PORT,
     WORKER_PORT,
     child_name,
 )
-from penstock.kube.objects.pods import FINISHED_PHASES
 from penstock.operator.doctor.check import component_of, lease_of, scope_of
 from penstock.operator.doctor.facts import (
     Facts,
@@ -46,14 +46,13 @@ from penstock.operator.doctor.facts import (
     NodeFacts,
     Object,
     Page,
-    Right,
     RightsFact,
     ServerFacts,
     Unreadable,
 )
-from penstock.operator.doctor.rights import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS
+from penstock.operator.plan.drift import quantity
 from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.quantity import quantity
+from penstock.operator.rbac import OPERATOR_RIGHTS, PLANNER_RIGHTS, USER_RIGHTS, Right
 
 ANSWER_S: Final = 10.0
 """Chosen: longest wait for one answer; healthy servers need milliseconds."""

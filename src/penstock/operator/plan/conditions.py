@@ -5,14 +5,65 @@ Pure. A condition's message is the same for the same state: sorted, without ages
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from penstock.api import Role
+from penstock.api import GraphSpec, Role
+from penstock.kube.kinds import Kind
+from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL
 from penstock.operator.plan.budget import Waiting
 from penstock.operator.plan.diagnose import Diagnosis, worst
-from penstock.operator.plan.replicas import Replicas
+from penstock.operator.plan.pods import PodView
+from penstock.operator.resources.metadata import BuildContext
+from penstock.runtimes import runtime_of
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas of one service.
+
+    Attributes:
+        existing: Replicas that neither terminate nor are finished, draining ones included.
+        ready: Of those, replicas whose every pod is ready.
+        serving: Of the ready ones, those that may get requests: workers by their serving label, routers always.
+        draining: Replicas that are marked to leave or terminate already.
+        gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
+    """
+
+    existing: int
+    ready: int
+    serving: int
+    draining: int
+    gpus: int
+
+
+def count(pods: Iterable[PodView]) -> Replicas:
+    """Return the replicas that ``pods`` of one service make; a LeaderWorkerSet group is one."""
+    present = [pod for pod in pods if not pod.finished]
+    replicas: dict[str, list[PodView]] = defaultdict(list)
+    for pod in present:
+        if not pod.terminating:
+            replicas[f"group {pod.group}" if pod.group else f"pod {pod.name}"].append(pod)
+    leaving = [pod for pod in present if pod.terminating and pod.worker_index == 0]
+    ready = [pods for pods in replicas.values() if _is_ready(pods)]
+    return Replicas(
+        existing=len(replicas),
+        ready=len(ready),
+        serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
+        draining=len(leaving) + sum(_is_marked(pods) for pods in replicas.values()),
+        gpus=sum(pod.gpus for pod in present if not pod.gated),
+    )
+
+
+def _is_ready(pods: Sequence[PodView]) -> bool:
+    return all(pod.ready for pod in pods) and len(pods) >= max(pod.group_size for pod in pods)
+
+
+def _is_marked(pods: Sequence[PodView]) -> bool:
+    return any(pod.serving == DRAINING for pod in pods)
+
 
 READY = "Ready"
 PROGRESSING = "Progressing"
@@ -152,40 +203,36 @@ def conditions(
 def _ready(facts: ConditionFacts) -> ConditionResult:
     """Ready: a request would be served now, or is what workers that went to zero come back for."""
     if facts.deleting:
-        return ConditionResult(READY, status=False, reason="Deleting", message="the graph is being deleted")
+        return ConditionResult(READY, False, "Deleting", "the graph is being deleted")
     if facts.failure is not None and not facts.services:  # nothing of it could even be read
-        return ConditionResult(
-            READY, status=False, reason=facts.failure.reason, message=facts.failure.message
-        )
+        return ConditionResult(READY, False, facts.failure.reason, facts.failure.message)
     serving = {role: _serving(facts, role) for role in _roles(facts)}
     asleep = [role for role in serving if facts.is_woken and _is_at_zero(facts, role)]
     absent = [role for role, count in serving.items() if not count and role not in asleep]
     if not serving:
-        return ConditionResult(READY, status=False, reason="NoReadyWorker", message="no service is known")
+        return ConditionResult(READY, False, "NoReadyWorker", "no service is known")
     if absent:
         worker = next((role for role in absent if role.is_worker), None)
         reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
-        return ConditionResult(
-            READY, status=False, reason=reason, message=f"no ready replica of {_listed(absent)}"
-        )
+        return ConditionResult(READY, False, reason, f"no ready replica of {_listed(absent)}")
     if asleep:
         told = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
-        return ConditionResult(READY, status=True, reason="ScaledToZero", message=told)
+        return ConditionResult(READY, True, "ScaledToZero", told)
     told = ", ".join(f"{role.value} {count}" for role, count in serving.items())
     if Role.ROUTER not in serving:
         told = f"{told}; the graph declares no router, so requests have to come through one of your own"
-    return ConditionResult(READY, status=True, reason="Serving", message=f"ready replicas: {told}")
+    return ConditionResult(READY, True, "Serving", f"ready replicas: {told}")
 
 
 def _progressing(facts: ConditionFacts) -> ConditionResult:
     steps = [f"{name}: {step}" for name, each in sorted(facts.services.items()) if (step := _step(each))]
     if facts.deleting:
-        return ConditionResult(PROGRESSING, status=True, reason="Deleting", message=facts.deleting)
+        return ConditionResult(PROGRESSING, True, "Deleting", facts.deleting)
     if facts.paused:
-        return ConditionResult(PROGRESSING, status=False, reason="Paused", message=facts.paused)
+        return ConditionResult(PROGRESSING, False, "Paused", facts.paused)
     if steps:
-        return ConditionResult(PROGRESSING, status=True, reason=_reason(facts), message="; ".join(steps))
-    return ConditionResult(PROGRESSING, status=False, reason="Stable", message="everything is as wanted")
+        return ConditionResult(PROGRESSING, True, _reason(facts), "; ".join(steps))
+    return ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted")
 
 
 def _step(service: ServiceFacts) -> str:
@@ -217,29 +264,23 @@ def _reason(facts: ConditionFacts) -> str:
 
 def _degraded(facts: ConditionFacts) -> ConditionResult:
     if facts.failure is not None:
-        return ConditionResult(
-            DEGRADED, status=True, reason=facts.failure.reason, message=facts.failure.message
-        )
+        return ConditionResult(DEGRADED, True, facts.failure.reason, facts.failure.message)
     faults = [each for each in facts.diagnoses if each.category.is_fault]
     first = worst(faults)
     if first is None:
-        return ConditionResult(DEGRADED, status=False, reason="Healthy", message="no pod is in trouble")
+        return ConditionResult(DEGRADED, False, "Healthy", "no pod is in trouble")
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return ConditionResult(DEGRADED, status=True, reason=first.category.value, message=f"{first}{more}")
+    return ConditionResult(DEGRADED, True, first.category.value, f"{first}{more}")
 
 
 def _budget(facts: ConditionFacts) -> ConditionResult:
     used = f"{facts.gpus} GPUs are in use"
     if facts.budget is None:
-        return ConditionResult(
-            BUDGET_RESPECTED, status=True, reason="NoBudget", message=f"{used}; there is no ceiling"
-        )
+        return ConditionResult(BUDGET_RESPECTED, True, "NoBudget", f"{used}; there is no ceiling")
     if facts.gpus > facts.budget:
         message = f"{used}, the budget is {facts.budget}; no worker starts until enough have ended"
-        return ConditionResult(BUDGET_RESPECTED, status=False, reason="OverBudget", message=message)
-    return ConditionResult(
-        BUDGET_RESPECTED, status=True, reason="WithinBudget", message=f"{used} of {facts.budget}"
-    )
+        return ConditionResult(BUDGET_RESPECTED, False, "OverBudget", message)
+    return ConditionResult(BUDGET_RESPECTED, True, "WithinBudget", f"{used} of {facts.budget}")
 
 
 def _schedulable(facts: ConditionFacts) -> ConditionResult:
@@ -247,13 +288,11 @@ def _schedulable(facts: ConditionFacts) -> ConditionResult:
     first = worst(unplaced)
     if first is not None:
         more = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
-        return ConditionResult(
-            SCHEDULABLE, status=False, reason=first.category.value, message=f"{first}{more}"
-        )
+        return ConditionResult(SCHEDULABLE, False, first.category.value, f"{first}{more}")
     if facts.waiting:
         told = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
-        return ConditionResult(SCHEDULABLE, status=False, reason="WaitingForBudget", message="; ".join(told))
-    return ConditionResult(SCHEDULABLE, status=True, reason="Scheduled", message="every pod has a node")
+        return ConditionResult(SCHEDULABLE, False, "WaitingForBudget", "; ".join(told))
+    return ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node")
 
 
 def _roles(facts: ConditionFacts) -> list[Role]:
@@ -276,3 +315,74 @@ def _listed(roles: Sequence[Role]) -> str:
 
 def _cut(message: str) -> str:
     return message if len(message) <= MESSAGE_LIMIT else f"{message[: MESSAGE_LIMIT - 3]}..."
+
+
+def observed_services(pods: Iterable[PodView]) -> dict[str, ServiceFacts]:
+    """Return the services that ``pods`` of one graph belong to, wanted as they are; by name.
+
+    Pods without a service's name or with an unknown role belong to none. How many replicas are of the newest
+    revision is not known then; 0 is told.
+    """
+    by_service: dict[str, list[PodView]] = defaultdict(list)
+    for pod in pods:
+        if pod.service and pod.role in set(Role):
+            by_service[pod.service].append(pod)
+    found: dict[str, ServiceFacts] = {}
+    for name, members in sorted(by_service.items()):
+        replicas = count(members)
+        found[name] = ServiceFacts(
+            role=Role(members[0].role),
+            replicas=replicas,
+            desired=replicas.existing,
+            target=replicas.existing,
+            updated=0,
+            selector=f"{GRAPH_LABEL}={members[0].graph},{SERVICE_LABEL}={name}",
+        )
+    return found
+
+
+REASON: Final = "MissingCRD"
+
+
+def needs_leader_worker_set(spec: GraphSpec) -> bool:
+    """Return whether a replica spans several nodes."""
+    return bool(_over_nodes(spec))
+
+
+def kind_of_runtime(spec: GraphSpec) -> Kind | None:
+    """Return the kind of another's that the graph's runtime needs, if any."""
+    return runtime_of(spec.runtime).cluster.kind
+
+
+def missing_definition(
+    spec: GraphSpec, context: BuildContext, *, has_kind_of_runtime: bool
+) -> Failure | None:
+    """Return which kind is missing and where it comes from; None if the cluster knows all that the graph needs.
+
+    Args:
+        spec: Of the graph.
+        context: What kinds the cluster knows.
+        has_kind_of_runtime: Whether the cluster knows `kind_of_runtime`.
+    """
+    kind = kind_of_runtime(spec)
+    if kind is not None and not has_kind_of_runtime:
+        group = kind.api_version.partition("/")[0]
+        source = runtime_of(spec.runtime).cluster.kind_source
+        return Failure(REASON, f"runtime {spec.runtime} needs the kind {kind.kind} of {group}, {source}")
+    if needs_leader_worker_set(spec) and not context.has_leader_worker_set:
+        message = (
+            f"{', '.join(_over_nodes(spec))}: nodesPerReplica above 1 needs the kind LeaderWorkerSet, which this "
+            "cluster does not know; install https://lws.sigs.k8s.io, or set nodesPerReplica to 1"
+        )
+        return Failure(REASON, message)
+    if spec.router.gateway.enabled and not context.has_inference_pool:
+        message = (
+            "spec.router.gateway.enabled needs the kind InferencePool of inference.networking.k8s.io, which this cluster "
+            "does not know; install https://gateway-api-inference-extension.sigs.k8s.io, or set it to false"
+        )
+        return Failure(REASON, message)
+    return None
+
+
+def _over_nodes(spec: GraphSpec) -> list[str]:
+    return sorted(name for name, each in spec.services.items() if each.nodes_per_replica > 1)

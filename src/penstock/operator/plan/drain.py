@@ -28,12 +28,82 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
 from penstock.kube.objects.names import DRAINING
 from penstock.operator.plan.pods import PodView
-from penstock.operator.plan.scale import DRAINING_COST, LEAVING_COST, Load, ScalePlan
+
+LEAVING_COST: Final = -(2**31)
+"""Deletion cost of a pod that may go at once; the lowest that Kubernetes accepts."""
+
+DRAINING_COST: Final = LEAVING_COST + 1
+"""Deletion cost of a pod that still finishes its requests: it goes before others, after the idle ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a pod does now, by its own metrics.
+
+    Attributes:
+        running: Requests in progress.
+        waiting: Requests queued in the worker.
+        kv_usage_fraction: Share of its KV blocks in use, 0 to 1; None: it reports none, as Dynamo's mocker does for
+            prefill.
+        keeps_leases: Whether KV in use without requests is another worker's to read; on a decode worker it is a cache
+            for the next turn.
+        idle_s: Seconds between the first and the newest of consecutive looks that all found nothing
+            running, nothing waiting and nothing kept for others; 0 after a single one.
+    """
+
+    running: int
+    waiting: int
+    kv_usage_fraction: float | None
+    idle_s: float = 0.0
+    keeps_leases: bool = True
+
+    @property
+    def requests(self) -> int:
+        """Requests that would have to finish first."""
+        return self.running + self.waiting
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this look found nothing to do and nothing held for another worker to read."""
+        return self.requests == 0 and not (self.kv_usage_fraction and self.keeps_leases)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """The next step of one service towards its desired number of replicas.
+
+    Attributes:
+        spec_replicas: What the workload's ``spec.replicas`` should be now.
+        begin: Pods to mark as draining (serving label, drain time), sorted.
+        restore: Pods to put back into service (serving label, drain time and deletion cost removed), sorted.
+        deletion_costs: Pods whose deletion cost differs from what it should be, and what it should be.
+            0 for a pod in service.
+        draining: Pods that are or will be marked, sorted.
+        waiting_on: Why each of them cannot leave yet; the same text for the same state.
+        leaving: Marked pods that may go at once, sorted.
+        done: Whether nothing is left to do: ``spec_replicas`` is the desired number and no pod is marked.
+        held: Why nothing is done although it should; empty otherwise.
+    """
+
+    spec_replicas: int
+    begin: tuple[str, ...] = ()
+    restore: tuple[str, ...] = ()
+    deletion_costs: Mapping[str, int] = field(default_factory=dict)
+    draining: tuple[str, ...] = ()
+    waiting_on: Mapping[str, str] = field(default_factory=dict)
+    leaving: tuple[str, ...] = ()
+    done: bool = False
+    held: str = ""
+
+
+SETTLE_S: Final = 3.0
+"""After its marking a pod may still get requests from routers that have not heard; real seconds, chosen."""
 
 IDLE_S: Final = 1.0
 """Two looks at least this far apart must find a pod idle. Chosen: a worker's gauges lag one engine step."""
@@ -41,83 +111,94 @@ IDLE_S: Final = 1.0
 _PHASES: Final = {"Pending": 0, "Unknown": 1, "Running": 2}
 
 
-def plan_scale(
-    pods: Sequence[PodView],
-    *,
-    desired: int,
-    current_spec_replicas: int,
-    loads: Mapping[str, Load | None],
-    now_s: float,
-    grace_s: float,
-    settle_s: float,
-    status_replicas: int = 0,
-    rolling: bool = False,
-) -> ScalePlan:
-    """Return the next step towards ``desired`` replicas.
+@dataclass(frozen=True, slots=True)
+class WorkerPool:
+    """One worker service that is scaled.
+
+    Attributes:
+        pods: All its pods, terminating and finished ones included.
+        desired: Replicas wanted, already within bounds, at least 0.
+        spec_replicas: The workload's ``spec.replicas`` now; the desired number while there is no workload.
+        grace_s: Seconds after which a draining pod leaves even if it is busy.
+        rolling: Whether a rollout of the service makes progress; it replaces pods in an order of its own.
+        has_senders: Whether a router may still send its pods requests, so that a marked one has to wait until all
+            have heard of it.
+        known_replicas: The workload's ``status.replicas``: those that its controller knows. Where ``pods`` shows
+            fewer, it is behind, and the unseen ones are in service.
+    """
+
+    pods: Sequence[PodView]
+    desired: int
+    spec_replicas: int
+    grace_s: float
+    rolling: bool = False
+    has_senders: bool = True
+    known_replicas: int = 0
+
+
+def pods_to_ask(pool: WorkerPool) -> list[PodView]:
+    """Return the pods whose load the plan needs: none at rest; all while victims are to be chosen."""
+    surplus = sum(pod.alive for pod in pool.pods) - pool.desired
+    if surplus <= 0 or (pool.rolling and pool.desired < pool.spec_replicas):
+        return []
+    able = [pod for pod in pool.pods if pod.alive and pod.may_hold_requests]
+    marked = [pod for pod in able if pod.draining]
+    return marked if len(marked) >= surplus else able
+
+
+def plan_scale(pool: WorkerPool, *, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
+    """Return the next step towards the desired number of replicas.
 
     Args:
-        pods: All pods of the service, terminating and finished ones included.
-        desired: Replicas wanted, already within bounds, at least 0.
-        current_spec_replicas: The workload's ``spec.replicas`` now.
+        pool: The service.
         loads: Load by pod name; None or absent: unknown, which is not idle.
         now_s: Seconds since the epoch.
-        grace_s: Seconds after which a draining pod leaves even if it is busy.
-        settle_s: Seconds after its marking during which routers may still send it requests.
-        status_replicas: The workload's ``status.replicas``: replicas that its controller knows. Where
-            ``pods`` shows fewer, it is behind, and the unseen ones are in service.
-        rolling: Whether a rollout of the service makes progress; it replaces pods in an order of its own.
     """
-    clock = _Clock(now_s, grace_s, settle_s, loads)
-    alive = sorted((pod for pod in pods if pod.alive and pod.worker_index == 0), key=lambda pod: pod.name)
-    if rolling and desired < current_spec_replicas:
-        return _held(alive, current_spec_replicas)
+    alive = sorted(
+        (pod for pod in pool.pods if pod.alive and pod.worker_index == 0), key=lambda pod: pod.name
+    )
+    desired = pool.desired
+    if pool.rolling and desired < pool.spec_replicas:
+        return ScalePlan(
+            spec_replicas=pool.spec_replicas,
+            draining=tuple(pod.name for pod in alive if pod.draining),
+            held="a rollout is under way; replicas are reduced after it",
+        )
     in_groups = any(pod.group_index is not None for pod in alive)
     if in_groups:
         victims = [pod for pod in alive if (pod.group_index or 0) >= desired]
     else:
-        by_cost = sorted(alive, key=lambda pod: _victim_order(pod, clock.load(pod)))
-        if rolling:  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
+        by_cost = sorted(alive, key=lambda pod: _victim_order(pod, loads.get(pod.name)))
+        if (
+            pool.rolling
+        ):  # its own extra pods are no surplus; those whose deletion is ordered already stay marked
             by_cost = [pod for pod in by_cost if pod.draining]
         victims = by_cost[: max(0, len(alive) - desired)]
-    obstacles = {pod.name: clock.obstacle(pod) for pod in victims}
+    obstacles = {pod.name: _obstacle(pod, pool, loads.get(pod.name), now_s) for pod in victims}
     if in_groups:
-        needed = _groups_needed(victims, obstacles, unseen=max(0, status_replicas - len(alive)))
+        needed = _groups_needed(victims, obstacles, unseen=max(0, pool.known_replicas - len(alive)))
     else:
         gone = _deleted_first(alive, {name for name, obstacle in obstacles.items() if obstacle is None})
-        needed = max(len(alive), status_replicas) - gone
+        needed = max(len(alive), pool.known_replicas) - gone
     return _plan(
         alive,
-        spec_replicas=max(desired, min(current_spec_replicas, needed)),
+        spec_replicas=max(desired, min(pool.spec_replicas, needed)),
         obstacles=obstacles,
         desired=desired,
         costs={} if in_groups else _costs(alive, obstacles),
     )
 
 
-class _Clock:
-    """Judges whether a marked pod may go."""
-
-    def __init__(
-        self, now_s: float, grace_s: float, settle_s: float, loads: Mapping[str, Load | None]
-    ) -> None:
-        self._now_s = now_s
-        self._grace_s = grace_s
-        self._settle_s = settle_s
-        self._loads = loads
-
-    def load(self, pod: PodView) -> Load | None:
-        return self._loads.get(pod.name)
-
-    def obstacle(self, pod: PodView) -> str | None:
-        """Return why ``pod`` cannot go yet; None if it may."""
-        if pod.serving != DRAINING or pod.drain_since_s is None:
-            return "is being taken out of service"
-        elapsed_s = self._now_s - pod.drain_since_s
-        if not pod.may_hold_requests or elapsed_s >= self._grace_s:
-            return None
-        if elapsed_s < self._settle_s:
-            return "routers are learning that it leaves"
-        return _busy_with(self.load(pod))
+def _obstacle(pod: PodView, pool: WorkerPool, load: Load | None, now_s: float) -> str | None:
+    """Return why a victim cannot go yet; None if it may."""
+    if pod.serving != DRAINING or pod.drain_since_s is None:
+        return "is being taken out of service"
+    elapsed_s = now_s - pod.drain_since_s
+    if not pod.may_hold_requests or elapsed_s >= pool.grace_s:
+        return None
+    if pool.has_senders and elapsed_s < SETTLE_S:
+        return "routers are learning that it leaves"
+    return _busy_with(load)
 
 
 def is_idle(load: Load | None) -> bool:
@@ -133,14 +214,6 @@ def _busy_with(load: Load | None) -> str | None:
     if not load.is_idle:
         return "holds KV blocks that another worker may read"
     return None if load.idle_s >= IDLE_S else "was idle once and is looked at again"
-
-
-def _held(alive: Sequence[PodView], spec_replicas: int) -> ScalePlan:
-    return ScalePlan(
-        spec_replicas=spec_replicas,
-        draining=tuple(pod.name for pod in alive if pod.draining),
-        held="a rollout is under way; replicas are reduced after it",
-    )
 
 
 def _plan(

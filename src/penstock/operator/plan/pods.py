@@ -16,14 +16,16 @@ from penstock.kube.objects.names import (
     DELETION_COST_ANNOTATION,
     DRAIN_ANNOTATION,
     DRAINING,
+    FINISHED_PHASES,
     GPUS_ANNOTATION,
     GRAPH_LABEL,
+    GROUP_KEY_LABEL,
     ROLE_LABEL,
     SERVICE_LABEL,
     SERVING,
     SERVING_LABEL,
+    WORKER_INDEX_LABEL,
 )
-from penstock.kube.objects.pods import FINISHED_PHASES, GROUP_KEY_LABEL, WORKER_INDEX_LABEL
 
 HASH_LABEL: Final = "pod-template-hash"
 """Kubernetes' own: revision of a Deployment's pod."""
@@ -110,6 +112,7 @@ class PodView:
         gates: Names of the scheduling gates that still hold it, in order.
         bound: Whether it is assigned to a node.
         node: Name of that node; empty if not bound.
+        ip: Its address; empty while it has none.
         phase: Pending, Running, Succeeded, Failed or Unknown.
         ready: Whether its Ready condition is True.
         terminating: Whether its deletion was asked for.
@@ -143,6 +146,7 @@ class PodView:
     gates: tuple[str, ...] = ()
     bound: bool = False
     node: str = ""
+    ip: str = ""
     phase: str = "Pending"
     ready: bool = False
     terminating: bool = False
@@ -225,6 +229,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         gates=tuple(_text(each, "name") for each in _maps(spec, "schedulingGates")),
         bound=bool(spec.get("nodeName")),
         node=_text(spec, "nodeName"),
+        ip=_text(status, "podIP"),
         phase=phase,
         ready=any(each.type == "Ready" and each.status == "True" for each in conditions),
         terminating=bool(metadata.get("deletionTimestamp")),

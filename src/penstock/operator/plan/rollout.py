@@ -55,19 +55,6 @@ class RolloutView:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rollouts:
-    """Which changed templates may be applied now.
-
-    Attributes:
-        apply: Services to apply, sorted.
-        held: Services to leave as they are, and why.
-    """
-
-    apply: tuple[str, ...]
-    held: Mapping[str, str]
-
-
 def unavailable(
     *,
     role: Role,
@@ -126,8 +113,8 @@ def rollout_view(service: str, role: Role, workload: Mapping[str, Any]) -> Rollo
     )
 
 
-def may_roll(changed: Collection[str], views: Iterable[RolloutView]) -> Rollouts:
-    """Return which of the ``changed`` services may get their new pod template now.
+def held_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dict[str, str]:
+    """Return which of the ``changed`` services may not get their new pod template yet, and why.
 
     Routers always may. A worker service may if no other one rolls, or if it rolls itself (a correction of
     its own rollout), or if some worker service has no ready replica: then nothing is served and there is no
@@ -137,22 +124,18 @@ def may_roll(changed: Collection[str], views: Iterable[RolloutView]) -> Rollouts
         changed: Services whose live pod template differs from the wanted one.
         views: All services whose workload exists.
     """
-    by_name = {view.service: view for view in views}
-    workers = [view for view in by_name.values() if view.role.is_worker]
+    workers = [view for view in views if view.role.is_worker]
     asking = sorted(
         (view for view in workers if view.service in changed),
         key=lambda view: (not view.rolling, _ORDER.index(view.role), view.service),
     )
-    free = sorted(name for name in changed if name not in by_name or not by_name[name].role.is_worker)
-    if any(view.ready == 0 for view in workers):
-        return Rollouts(tuple(sorted([*free, *(view.service for view in asking)])), {})
-    rolling = sorted(view.service for view in workers if view.rolling)
-    allowed = [view.service for view in asking if view.rolling] or (
-        [] if rolling else [view.service for view in asking[:1]]
-    )
-    first = (rolling or allowed or [""])[0]
-    reason = f"waits for the rollout of {first}"
-    if rolling and by_name[first].stuck:
-        reason = f"{reason}, which is stuck: {by_name[first].message}"
-    held = {view.service: reason for view in asking if view.service not in allowed}
-    return Rollouts(tuple(sorted([*free, *allowed])), dict(sorted(held.items())))
+    if not asking or any(view.ready == 0 for view in workers):
+        return {}
+    rolling = sorted((view for view in workers if view.rolling), key=lambda view: view.service)
+    first = (rolling or asking)[0]
+    allowed = [view for view in asking if view.rolling] if rolling else [first]
+    stuck = f", which is stuck: {first.message}" if first.rolling and first.stuck else ""
+    reason = f"waits for the rollout of {first.service}{stuck}"
+    return {
+        view.service: reason for view in sorted(asking, key=lambda each: each.service) if view not in allowed
+    }

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from penstock.api import Role
 from penstock.api.enums import GraphPhase
-from penstock.kube.objects.pods import REPLICA_FAILURE
+from penstock.kube.objects.names import REPLICA_FAILURE
 from penstock.operator.plan.bounds import Bounded
 from penstock.operator.plan.conditions import (
     DEGRADED,

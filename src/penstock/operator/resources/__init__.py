@@ -1,4 +1,4 @@
-"""Pure: a graph becomes the objects that it needs, one kind per file."""
+"""Pure: a graph becomes the objects that it needs, with their pods and rights."""
 
 from penstock.operator.resources.children import BuildContext, adapter, children
 from penstock.operator.resources.pod import gpu_ceiling

@@ -1,7 +1,8 @@
-"""The pod template of one service: its process, its place, its limits, and the user's overlay on top."""
+"""The pod template of one service: its process, environment, probes and hooks, and the user's overlay on top."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,27 +11,191 @@ from penstock.kube.objects.names import (
     API_KEYS_FOLDER,
     BUDGET_GATE,
     CONFIG_ANNOTATION,
+    EXT_PROC_PORT,
     GPUS_ANNOTATION,
     GRAPH_FILE,
+    GRAPH_SECRET_VARIABLE,
     HTTP_PORT,
+    SERVING,
+    SERVING_LABEL,
+    SIDE_CHANNEL_PORT,
     TIER_KEYS_FOLDER,
     WORKER_PORT,
     child_name,
 )
-from penstock.operator.resources.config_map import config_digest
-from penstock.operator.resources.context import BuildContext
-from penstock.operator.resources.environment import PORTS, environment, environment_from
-from penstock.operator.resources.labels import pod_labels, recommended_labels
-from penstock.operator.resources.lifecycle import lifecycle
-from penstock.operator.resources.metadata import ROUTER_SUFFIX, WORKER_SUFFIX
-from penstock.operator.resources.overlay import overlay
-from penstock.operator.resources.overlay_checks import MAIN, refuse_broken
-from penstock.operator.resources.placement import gpu_request, gpus_per_pod, placement
-from penstock.operator.resources.privileges import confined
-from penstock.operator.resources.probes import probes
-from penstock.operator.resources.security import container_security, pod_security
-from penstock.operator.resources.volumes import is_penstock_image, volumes
-from penstock.runtimes import ProcessSpec, RuntimeContext, filled_argv, process_specs, runtime_of
+from penstock.operator.resources.metadata import (
+    ROUTER_SUFFIX,
+    WORKER_SUFFIX,
+    BuildContext,
+    recommended_labels,
+    service_labels,
+)
+from penstock.operator.resources.node_pool import (
+    cache_of,
+    gpu_request,
+    gpus_per_pod,
+    home_of,
+    is_penstock_image,
+    placement,
+    volumes,
+)
+from penstock.operator.resources.overlay import MAIN, overlay, refuse_broken
+from penstock.operator.resources.privileges import confined, container_security, pod_security
+from penstock.operator.resources.router_config import config_digest, graph_secret_variable
+from penstock.runtimes import (
+    PORT,
+    ProcessSpec,
+    RuntimeContext,
+    filled_argv,
+    filled_env,
+    process_specs,
+    runtime_of,
+)
+from penstock.runtimes.process import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
+
+PORTS: Mapping[str, int] = {PORT: WORKER_PORT, SIDE_CHANNEL_PLACEHOLDER: SIDE_CHANNEL_PORT}
+"""Values of the placeholders in commands and variables."""
+
+_USER = "penstock"
+"""User 1000 is in no image's password file; PyTorch asks for its name all the same."""
+
+_IDENTITY: Mapping[str, str] = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name"}
+
+
+def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> list[dict[str, Any]]:
+    """Return the variables; a later one of the same name replaces an earlier one where that stands.
+
+    The pod's own address and name come first, because others refer to them as ``$(POD_IP)``.
+
+    Args:
+        graph: The graph.
+        spec: The process that the container runs.
+        context: Of the build.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, path in {**_IDENTITY, **runtime_of(graph.spec.runtime).cluster.fields}.items():
+        found[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+    for name, value in {**_folders(graph, spec.service), **filled_env(spec, PORTS)}.items():
+        found[name] = {"name": name, "value": value}
+    if spec.role == Role.ROUTER and graph.spec.traits.frontend is None:
+        found[GRAPH_SECRET_VARIABLE] = graph_secret_variable(graph, context)
+    for each in spec.env_sources:
+        found[each.name] = {"name": each.name, "valueFrom": dict(each.value_from or {})}
+    return list(found.values())
+
+
+def environment_from(spec: ProcessSpec) -> list[dict[str, Any]]:
+    """Return the Secrets and ConfigMaps whose keys become variables."""
+    return [each.to_manifest() for each in spec.env_from]
+
+
+def _folders(graph: GraphDeployment, service: str) -> dict[str, str]:
+    variables = {"HOME": home_of(graph, service)}
+    cache = cache_of(graph, service)
+    if cache is not None:
+        variables["HF_HOME"] = cache[0]
+    if not is_penstock_image(graph, service):
+        variables["USER"] = _USER
+    return {**variables, **runtime_of(graph.spec.runtime).pod_environment(graph.spec.services[service].role)}
+
+
+_STARTUP_PERIOD_S = 2
+"""Chosen: a worker takes requests at most this long after it could."""
+
+_LIVENESS_PERIOD_S = 10
+
+_KILL_GRACE_S = 30
+"""A process that liveness gave up has nothing to finish; the pod's own grace may be many minutes."""
+
+
+def probes(role: Role, path: str, startup_s: float, liveness_s: float) -> dict[str, Any]:
+    """Return startup, readiness and liveness probe.
+
+    Args:
+        role: Whose container it is.
+        path: Answers 200 while the process can serve.
+        startup_s: Longest time to the first 200, in seconds.
+        liveness_s: How long a container that served may give no 200, in seconds.
+    """
+    return {
+        "startupProbe": {
+            "httpGet": _get(path),
+            "periodSeconds": _STARTUP_PERIOD_S,
+            "timeoutSeconds": 5,
+            "failureThreshold": max(1, math.ceil(startup_s / _STARTUP_PERIOD_S)),
+        },
+        "readinessProbe": {
+            "httpGet": _get(path),
+            "periodSeconds": 1 if role is Role.ROUTER else 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+        # A worker in a long step answers late: one silence of 10 s says nothing.
+        "livenessProbe": {
+            "httpGet": _get(path),
+            "periodSeconds": _LIVENESS_PERIOD_S,
+            "timeoutSeconds": _LIVENESS_PERIOD_S,
+            "failureThreshold": math.ceil(liveness_s / _LIVENESS_PERIOD_S),
+            "terminationGracePeriodSeconds": _KILL_GRACE_S,
+        },
+    }
+
+
+def _get(path: str) -> dict[str, Any]:
+    return {"path": path, "port": HTTP_PORT}
+
+
+SETTLE_S = 5
+"""Time for every router to see that the pod is leaving; chosen, several times a watch's delay."""
+
+_REQUEST_SERIES = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "dynamo_component_inflight_requests",
+)
+"""All zero: nothing runs or waits."""
+
+_LEASE_SERIES = "vllm:kv_cache_usage_perc"
+"""Above zero without requests on a prefill worker: blocks under a lease, which decode has still to read."""
+
+_WAIT_UNTIL_IDLE = f"""\
+import time, urllib.request
+SERIES = %r
+time.sleep({SETTLE_S})
+idle = 0
+while idle < 2:
+    try:
+        page = urllib.request.urlopen("http://127.0.0.1:{WORKER_PORT}/metrics", timeout=10).read().decode()
+    except Exception as problem:
+        if isinstance(getattr(problem, "reason", None), ConnectionRefusedError):
+            break
+        idle = 0
+    else:
+        busy = [line for line in page.splitlines() if line.startswith(SERIES) and float(line.split()[-1]) > 0]
+        idle = 0 if busy else idle + 1
+    time.sleep(1)
+"""
+"""Ends when two looks a second apart find the worker idle, or when nobody listens any more.
+
+Runs in images that bring Python but not Penstock; the pod's grace period bounds it.
+"""
+
+
+def lifecycle(*, finishes_requests: bool, grace_s: int, keeps_leases: bool = False) -> dict[str, Any]:
+    """Return the container's lifecycle hooks.
+
+    Args:
+        finishes_requests: Whether the process finishes its requests at SIGTERM.
+        grace_s: The pod's termination grace period, which the hook's time counts against; seconds.
+        keeps_leases: Whether others may still have to read its blocks. What a decode worker keeps for the next turn is
+            a cache, which is not waited for.
+    """
+    if not finishes_requests:
+        series = (*_REQUEST_SERIES, _LEASE_SERIES) if keeps_leases else _REQUEST_SERIES
+        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % (series,)]}}}
+    settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes asks for less than the grace period
+    return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
+
 
 _OWN_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 """Chosen for Penstock's own processes: an idle one's need, so that a laptop's cluster holds the samples."""
@@ -90,7 +255,9 @@ def pod_template(
     """
     service = graph.spec.services[spec.service]
     path = f"spec.services.{spec.service}.podTemplate"
-    own_labels = pod_labels(graph, spec.service, is_addressable=not follows)
+    own_labels = service_labels(graph, spec.service)
+    if service.role.is_worker and not follows:
+        own_labels[SERVING_LABEL] = SERVING
     built = {
         "metadata": {
             "labels": {**recommended_labels(graph.name, service.role.value), **own_labels},
@@ -140,7 +307,7 @@ def _container(
         "args": [*argv[1:split], *_key_args(graph, service.role), *more_args, *argv[split:]],
         "env": environment(graph, spec, context),
         "envFrom": environment_from(spec),
-        "ports": [{"name": HTTP_PORT, "containerPort": WORKER_PORT, "protocol": "TCP"}],
+        "ports": _ports(graph, service.role),
         "resources": _resources(graph, spec.service),
         "securityContext": container_security(is_root_read_only=is_own),
         "volumeMounts": [mount for _, mount in volumes(graph, spec.service)],
@@ -154,6 +321,13 @@ def _container(
             keeps_leases=service.role is Role.PREFILL,
         )
     return {key: value for key, value in container.items() if value}
+
+
+def _ports(graph: GraphDeployment, role: Role) -> list[dict[str, Any]]:
+    ports = {HTTP_PORT: WORKER_PORT}
+    if role is Role.ROUTER and graph.spec.router.gateway.enabled:
+        ports[EXT_PROC_PORT] = graph.spec.router.gateway.port
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def _image(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> str:

@@ -1,6 +1,6 @@
 """What a podTemplate may not make of a pod: a way out of its container, another account's rights, others' Secrets.
 
-Pure. Who may write a GraphDeployment may not, by that alone, run privileged pods: the operator would lend its own right
+Who may write a GraphDeployment may not, by that alone, run privileged pods: the operator would lend its own right
 to create them. So the merged pod is held to the restricted pod security standard, whatever the overlay added or removed.
 What the operator builds by itself (a node pool's cacheMount, the routers' keys) is its user's choice.
 
@@ -13,7 +13,35 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock.core.errors import InvalidSpecError, Problem
-from penstock.operator.resources.security import container_security
+
+USER_ID = 1000
+"""User and group of every process; vLLM's image names none, and any but root will do."""
+
+
+def pod_security() -> dict[str, Any]:
+    """Return the pod's security context; volumes that can be, are made writable for `USER_ID`."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security(*, is_root_read_only: bool) -> dict[str, Any]:
+    """Return the container's security context.
+
+    Args:
+        is_root_read_only: Whether the image runs without writing outside its volumes; vLLM's does not.
+    """
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": is_root_read_only,
+    }
+
 
 ALLOWED_BY: Final = "operator.allowPrivilegedPodTemplates"
 """The chart's value that allows all of it."""

@@ -1,7 +1,8 @@
-"""The objects of a ProfileRequest: one Job, and what it reads, writes and may do.
+"""The objects of a ProfileRequest: the Job of `penstock profile`, and what it reads, writes and may do.
 
 The Job's pod is no worker of the graph: it carries the request's label and not the graph's, gets no requests of
-users, and holds its GPUs by its own declaration (``maxGpus``) beside the graph's budget.
+users, and holds its GPUs by its own declaration (``maxGpus``) beside the graph's budget. It holds those of the largest
+size measured: the workers under test are its processes, started one size after the other.
 """
 
 from __future__ import annotations
@@ -13,29 +14,56 @@ from typing import Any, Final
 
 import yaml
 
-from penstock.api import API_VERSION, GraphDeployment, ProfileRequest
+from penstock.api import GraphDeployment, NodePool, ProfileRequest, Role
+from penstock.core.errors import InvalidSpecError, Problem
+from penstock.kube.kinds import (
+    CONFIG_MAP,
+    GRAPH_DEPLOYMENT,
+    JOB,
+    NETWORK_POLICY,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE_ACCOUNT,
+)
 from penstock.kube.objects.names import (
+    GPUS_ANNOTATION,
     MANAGED_BY_LABEL,
     OPERATOR,
     PROFILE_GRAPH_FILE,
     PROFILE_LABEL,
     profile_name,
 )
-from penstock.operator.resources.context import BuildContext
-from penstock.operator.resources.labels import recommended_labels, release_label
-from penstock.operator.resources.profile_job import ProfileWork, job
+from penstock.operator.resources.metadata import BuildContext, owned_by, recommended_labels, release_label
+from penstock.operator.resources.node_pool import (
+    HOME,
+    SHARED_MEMORY,
+    TEMPORARY,
+    Mounted,
+    cache_volume,
+    empty_volume,
+)
+from penstock.operator.resources.overlay import MAIN, overlay, refuse_broken
+from penstock.operator.resources.privileges import confined, container_security, pod_security
 
-_RBAC: Final = "rbac.authorization.k8s.io"
+OUTPUT_FOLDER: Final = f"{TEMPORARY}/profile"
+"""Where the Job keeps what it measures; a try that fails takes it along."""
+
+GRACE_S: Final = 30
+"""Seconds from SIGTERM to SIGKILL; chosen: the workers under test serve nobody."""
+
+USAGE_EXIT: Final = 2
+"""Exit code of `penstock` for options or manifests that no further try makes right."""
+
+_TEMPLATE: Final = "spec.podTemplate"
+_REQUESTS: Final = {"cpu": "1", "memory": "1Gi"}
+"""Chosen: a simulated engine and its load generator keep a core busy."""
+
+_Env = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileObjects:
-    """What a request becomes.
-
-    Attributes:
-        before: All that the Job needs to be there, in the order in which it is applied.
-        job: The Job.
-    """
+    """What a request becomes: all that the Job needs to be there, in the order in which it is applied, and the Job."""
 
     before: tuple[dict[str, Any], ...]
     job: dict[str, Any]
@@ -53,91 +81,241 @@ def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: Bu
         InvalidSpecError: the request does not fit the graph: a pool that it does not have, no image for its
             runtime, or a podTemplate that cannot be laid over the pod's.
     """
-    name = profile_name(request.name)
-    metadata = _metadata(request, context, name)
-    before = (
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": metadata,
-            "automountServiceAccountToken": False,
-        },
-        _role(request, metadata),
-        _role_binding(metadata),
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": _graph_file(graph)},
-        # Made empty, so that the Job may patch this one object and can take no other's name.
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": _metadata(request, context, request.config_map),
-        },
-        _network_policy(request, metadata),
-    )
-    work = ProfileWork(request, graph, context, labels=_labels(request))
-    return ProfileObjects(before, job(work, metadata))
-
-
-def _labels(request: ProfileRequest) -> dict[str, str]:
     # Managed by the operator, yet not by the name that its watches of graphs' children select.
     names = {PROFILE_LABEL: request.name, MANAGED_BY_LABEL: OPERATOR}
-    return {**recommended_labels(request.name, "profile"), **names}
-
-
-def _metadata(request: ProfileRequest, context: BuildContext, name: str) -> dict[str, Any]:
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": request.kind,
-        "name": request.name,
-        "uid": context.owner_uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    labels = {**_labels(request), **release_label()}
-    found: dict[str, Any] = {"name": name, "namespace": context.namespace, "labels": labels}
-    return {**found, "ownerReferences": [owner]} if context.owner_uid else found
-
-
-def _graph_file(graph: GraphDeployment) -> dict[str, str]:
-    manifest = {
-        "apiVersion": graph.api_version,
-        "kind": graph.kind,
-        "metadata": {"name": graph.name},
-        "spec": graph.spec.to_manifest(),
-    }
-    return {PurePosixPath(PROFILE_GRAPH_FILE).name: yaml.safe_dump(manifest, sort_keys=False, width=110)}
-
-
-def _role(request: ProfileRequest, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rights to fill the result's ConfigMap, and nothing else."""
-    rule = {
+    labels = {**recommended_labels(request.name, "profile"), **names}
+    own = {"namespace": context.namespace, "labels": labels | release_label(), **owned_by(request, context)}
+    name = profile_name(request.name)
+    metadata = {"name": name, **own}
+    rights = {
         "apiGroups": [""],
         "resources": ["configmaps"],
         "resourceNames": [request.config_map],
         "verbs": ["get", "patch"],
     }
-    return {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": metadata, "rules": [rule]}
-
-
-def _role_binding(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    name = metadata["name"]
-    return {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": "RoleBinding",
-        "metadata": metadata,
-        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": metadata["namespace"]}],
+    account = {"kind": SERVICE_ACCOUNT.kind, "name": name, "namespace": context.namespace}
+    # Nobody reaches the workers under test, which ask for no key.
+    closed = {
+        "podSelector": {"matchLabels": {PROFILE_LABEL: request.name}},
+        "policyTypes": ["Ingress"],
+        "ingress": [],
     }
+    before = (
+        SERVICE_ACCOUNT.of(metadata, automountServiceAccountToken=False),
+        ROLE.of(metadata, rules=[rights]),
+        ROLE_BINDING.of(
+            metadata, roleRef={"apiGroup": ROLE.group, "kind": ROLE.kind, "name": name}, subjects=[account]
+        ),
+        CONFIG_MAP.of(metadata, data=_graph_file(graph)),
+        # Made empty, so that the Job may patch this one object and can take no other's name.
+        CONFIG_MAP.of({"name": request.config_map, **own}),
+        NETWORK_POLICY.of(metadata, spec=closed),
+    )
+    return ProfileObjects(before, _job(_Work(request, graph, context, labels), metadata))
 
 
-def _network_policy(request: ProfileRequest, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the policy by which nobody reaches the workers under test, which ask for no key."""
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata,
-        "spec": {
-            "podSelector": {"matchLabels": {PROFILE_LABEL: request.name}},
-            "policyTypes": ["Ingress"],
-            "ingress": [],
-        },
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a Job is made of; labels are its pods'."""
+
+    request: ProfileRequest
+    graph: GraphDeployment
+    context: BuildContext
+    labels: Mapping[str, str]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the workers under test are Penstock's own program."""
+        return self.graph.spec.traits.is_simulated
+
+    @property
+    def gpus(self) -> int:
+        """Most GPUs that the workers under test hold together."""
+        return max(self.request.spec.sizes)
+
+    @property
+    def pool(self) -> NodePool | None:
+        """Node pool where to measure; None: any node."""
+        spec = self.graph.spec
+        worker = spec.service(Role.DECODE) or spec.service(Role.AGGREGATED)
+        name = self.request.spec.node_pool or (worker[1].node_pool if worker is not None else None)
+        if name is None:
+            return None
+        if name not in spec.node_pools:
+            known = ", ".join(sorted(spec.node_pools)) or "none"
+            message = f"{name} is no node pool of graph {self.graph.name} ({known}); choose one of them"
+            raise InvalidSpecError([Problem(path="spec.nodePool", message=message)])
+        return spec.node_pools[name]
+
+    @property
+    def gpu_resource(self) -> str:
+        """Extended resource that the pod asks for; empty: none, for workers that only model a GPU on any node."""
+        if self.graph.spec.models_gpus and self.pool is None:
+            return ""
+        return (self.pool or NodePool()).gpu_resource_name
+
+
+def _graph_file(graph: GraphDeployment) -> dict[str, str]:
+    manifest = GRAPH_DEPLOYMENT.of({"name": graph.name}, spec=graph.spec.to_manifest())
+    return {PurePosixPath(PROFILE_GRAPH_FILE).name: yaml.safe_dump(manifest, sort_keys=False, width=110)}
+
+
+def _job(work: _Work, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    _refuse_own_frontend(work)
+    never_right = {"containerName": MAIN, "operator": "In", "values": [USAGE_EXIT]}
+    rules: list[dict[str, Any]] = [
+        {"action": "FailJob", "onExitCodes": never_right},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    spec = {
+        "parallelism": 1,
+        "completions": 1,
+        "backoffLimit": work.request.spec.retries,
+        "activeDeadlineSeconds": work.request.spec.timeout_seconds,
+        # Two pods at once would hold twice the GPUs.
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": rules},
+        "template": _pod_template(work),
     }
+    return JOB.of(metadata, spec=spec)
+
+
+def _refuse_own_frontend(work: _Work) -> None:
+    if work.graph.spec.traits.frontend is not None:
+        message = (
+            f"workers of runtime {work.graph.spec.runtime} answer through a frontend alone; serve the graph, and run `penstock profile "
+            "--endpoint URL --tp N --config-map NAME` against it"
+        )
+        raise InvalidSpecError([Problem(path="spec.graph", message=message)])
+
+
+def _pod_template(work: _Work) -> dict[str, Any]:
+    mounted = _volumes(work)
+    pool = work.pool or NodePool()
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "containers": [_container(work, mounted)],
+        "volumes": [volume for volume, _ in mounted],
+        "securityContext": pod_security(),
+        "serviceAccountName": profile_name(work.request.name),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_S,
+        "nodeSelector": dict(sorted(pool.node_selector.items())),
+        "tolerations": [each.to_manifest() for each in pool.tolerations],
+    }
+    built = {
+        "metadata": {"labels": dict(work.labels), "annotations": {GPUS_ANNOTATION: str(work.gpus)}},
+        "spec": {key: value for key, value in spec.items() if value or value is False},
+    }
+    template = overlay(built, work.request.spec.pod_template, _TEMPLATE)
+    refuse_broken(template, _TEMPLATE, gpus=work.gpus, resource=work.gpu_resource, key="spec.maxGpus")
+    if not work.context.allows_privileges:
+        template = confined(built, template, _TEMPLATE)
+    return _with_own_marks(template, built)
+
+
+def _with_own_marks(template: dict[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
+    """Set what selectors and the Job's promises rely on, whatever the overlay made of it."""
+    metadata = template.get("metadata", {})
+    own = built["metadata"]
+    marks = {key: {**metadata.get(key, {}), **own[key]} for key in ("labels", "annotations")}
+    spec = {**template["spec"], "restartPolicy": "Never"}
+    return {**template, "metadata": {**metadata, **marks}, "spec": spec}
+
+
+def _container(work: _Work, mounted: list[Mounted]) -> dict[str, Any]:
+    container = {
+        "name": MAIN,
+        "image": _image(work),
+        "imagePullPolicy": work.context.image_pull_policy,
+        "command": ["penstock"],
+        "args": _arguments(work),
+        "env": _environment(work),
+        "envFrom": _environment_from(work),
+        "resources": _resources(work),
+        "securityContext": container_security(is_root_read_only=work.is_simulated),
+        "volumeMounts": [mount for _, mount in mounted],
+        # A failed try's last lines become the request's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {key: value for key, value in container.items() if value}
+
+
+def _arguments(work: _Work) -> list[str]:
+    spec, sla = work.request.spec, work.graph.spec.planner.sla
+    ttft_s = sla.ttft_seconds if spec.ttft_seconds is None else spec.ttft_seconds
+    itl_s = sla.itl_seconds if spec.itl_seconds is None else spec.itl_seconds
+    arguments = ["profile", "--config", PROFILE_GRAPH_FILE, "--output-dir", OUTPUT_FOLDER]
+    arguments += ["--isl", str(spec.isl), "--osl", str(spec.osl)]
+    arguments += ["--ttft", f"{ttft_s * 1e3:g}", "--itl", f"{itl_s * 1e3:g}"]
+    arguments += ["--gpus", str(work.gpus)]
+    if spec.tensor_parallel:
+        arguments += ["--tp", ",".join(map(str, spec.sizes))]
+    return [*arguments, "--config-map", work.request.config_map]
+
+
+def _image(work: _Work) -> str:
+    own = work.request.spec.image
+    if own is not None:
+        return own
+    graph = work.graph
+    if not work.is_simulated:
+        message = (
+            f"null, but the release's image holds no {graph.spec.runtime}; name one with Penstock and "
+            f"{graph.spec.runtime}, such as FROM {graph.spec.image_of(next(iter(graph.spec.workers)))} with "
+            "`pip install 'penstock[kubernetes]'`"
+        )
+        raise InvalidSpecError([Problem(path="spec.image", message=message)])
+    return graph.spec.image or work.context.penstock_image or graph.spec.planner_image
+
+
+def _environment(work: _Work) -> _Env:
+    """Return the pod's own variables, and those of the workers that only Kubernetes can supply.
+
+    Literal values are in the graph, from which the workers under test get them.
+    """
+    home = TEMPORARY if work.is_simulated else HOME
+    found: dict[str, dict[str, Any]] = {
+        "POD_NAMESPACE": {"valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+        "HOME": {"value": home},
+    }
+    if not work.is_simulated:
+        found["USER"] = {"value": "penstock"}
+    if (pool := work.pool) is not None and pool.cache_mount is not None and not work.is_simulated:
+        found["HF_HOME"] = {"value": pool.cache_mount}
+    spec = work.graph.spec
+    for each in (*spec.env, *(env for service in spec.workers.values() for env in service.env)):
+        if each.value_from is not None:
+            found[each.name] = {"valueFrom": dict(each.value_from)}
+    return [{"name": name, **value} for name, value in found.items()]
+
+
+def _environment_from(work: _Work) -> _Env:
+    spec = work.graph.spec
+    sources = (*spec.env_from, *(each for service in spec.workers.values() for each in service.env_from))
+    return [each.to_manifest() for each in dict.fromkeys(sources)]
+
+
+def _resources(work: _Work) -> dict[str, Any]:
+    requests = dict(_REQUESTS) if work.is_simulated else {}
+    if not work.gpu_resource:
+        return {"requests": requests} if requests else {}
+    gpus = {work.gpu_resource: str(work.gpus)}
+    return {"requests": {**requests, **gpus}, "limits": gpus}
+
+
+def _volumes(work: _Work) -> list[Mounted]:
+    config = {"name": "graph", "configMap": {"name": profile_name(work.request.name)}}
+    folder = str(PurePosixPath(PROFILE_GRAPH_FILE).parent)
+    found: list[Mounted] = [
+        empty_volume("tmp", TEMPORARY),
+        (config, {"name": "graph", "mountPath": folder, "readOnly": True}),
+    ]
+    if work.is_simulated:
+        return found
+    found += [empty_volume("home", HOME), empty_volume("shared-memory", SHARED_MEMORY, medium="Memory")]
+    pool = work.pool
+    if pool is not None and pool.cache_mount is not None:
+        found.append(cache_volume(pool.cache_mount, pool))
+    return found

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.core.logs import get_logger
-from penstock.kube.events import EventMessage, EventRecorder, EventReporter, EventWriter
+from penstock.kube.client import KubeClient
+from penstock.kube.events import EventMessage, EventRecorder, EventReporter
 from penstock.kube.objects.names import PLANNER
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock.planner.observers import View
@@ -32,14 +33,7 @@ class DecisionEventWriter:
         dropped: Events that could not be written.
     """
 
-    def __init__(self, client: EventWriter, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
-        """Build it.
-
-        Args:
-            client: Writes.
-            instance: Name of this process: the pod's or the host's.
-            now_s: Seconds since the epoch.
-        """
+    def __init__(self, client: KubeClient, *, instance: str, now_s: Callable[[], float] = time.time) -> None:
         reporter = EventReporter(PLANNER, instance, "Scale")
         self._recorder = EventRecorder(client, reporter, on_dropped=self._drop, now_s=now_s)
         self._waiting: asyncio.Queue[tuple[Mapping[str, Any], EventMessage]] = asyncio.Queue(MAX_WAITING)

@@ -7,18 +7,89 @@ with growing pauses, and touches no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from penstock.api import GraphDeployment
-from penstock.core.errors import ClusterError, ConfigError, PenstockError
+from pydantic import ValidationError
+
+from penstock.api import Environment, GraphDeployment, Role
+from penstock.api.manifests.former_defaults import without_former_defaults
+from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
 from penstock.core.logs import bind_task, get_logger
 from penstock.performance.profile import PerformanceProfile
-from penstock.planner.cluster.plan import GraphPlan, parse, plan_of, why_disabled
-from penstock.planner.cluster.profiles import POLL_S, ProfileError
+from penstock.planner.cluster.profiles import POLL_S, ConfigMapProfiles, ProfileError
 from penstock.planner.cluster.status import PlannerReason, Report
-from penstock.planner.cluster.watch import Key, Object
+from penstock.planner.cluster.watch import Key, Object, Watch
+from penstock.planner.decide.config import DecideConfig
+from penstock.planner.options import PlannerOptions, join
+from penstock.planner.targets.kubernetes import ScaledService, services_of
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """Everything that a loop depends on: two equal plans need no restart.
+
+    Attributes:
+        options: Of this graph; namespace, environment and log folder do not count here.
+        config: Of the decision.
+        services: Worker services by role.
+        disabled: Why there is no planner; empty if there is one.
+    """
+
+    options: PlannerOptions
+    config: DecideConfig
+    services: Mapping[Role, ScaledService]
+    disabled: str = ""
+
+
+def parse(obj: Mapping[str, Any]) -> GraphDeployment:
+    """Return a watched graph as the model.
+
+    Raises:
+        InvalidSpecError: this version does not understand it.
+    """
+    fields = {key: obj[key] for key in ("apiVersion", "kind", "metadata")}
+    fields["spec"] = without_former_defaults(obj["spec"])
+    try:
+        return GraphDeployment.model_validate(fields)
+    except ValidationError as exc:
+        problems = [
+            Problem(".".join(map(str, error["loc"])), error["msg"], "graph")
+            for error in exc.errors(include_url=False)
+        ]
+        raise InvalidSpecError(problems) from exc
+
+
+def plan_of(
+    graph: GraphDeployment, overrides: Mapping[str, Any], performance: PerformanceProfile | None = None
+) -> GraphPlan:
+    """Return a graph's plan.
+
+    Args:
+        graph: As watched.
+        overrides: Options given to the process, by kebab-case name; they win over every graph's own.
+        performance: What mode sla plans by; None in every other mode.
+
+    Raises:
+        ConfigError: the graph's planner cannot run so.
+    """
+    disabled = why_disabled(graph)
+    options = join(given={} if disabled else overrides, graph=None if disabled else graph)
+    return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled)
+
+
+def why_disabled(graph: GraphDeployment) -> str:
+    """Return why a graph has no planner; empty if it has one."""
+    planner = graph.spec.planner
+    if not planner.enabled:
+        return "spec.planner.enabled is false"
+    if planner.environment is Environment.LOCAL:
+        return "spec.planner.environment is local"
+    if not any(service.scaling for service in graph.spec.workers.values()):
+        return "no worker service has spec.services.*.scaling"
+    return ""
+
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
@@ -29,30 +100,6 @@ STEADY_S: Final = 120.0
 """Real seconds after which a planner that ran counts as healthy: the next failure waits only briefly."""
 
 log = get_logger(__name__)
-
-
-class Graphs(Protocol):
-    """Where the fleet looks graphs up."""
-
-    def graph(self, key: Key) -> Object | None:
-        """Return a graph; None if there is none or it is being deleted."""
-        ...
-
-
-class ProfileReader(Protocol):
-    """What graphs of mode sla are planned by."""
-
-    def is_read_again(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph's profile may change though the graph does not."""
-        ...
-
-    def forget(self, key: Key) -> None:
-        """Drop what was read for a graph that is gone."""
-        ...
-
-    async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
-        """Return the profile, None in a mode that needs none; raise ProfileError where there is none to be had."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +128,14 @@ class Fleet:
 
     def __init__(
         self,
-        graphs: Graphs,
+        graphs: Watch,
         *,
         overrides: dict[str, Any],
-        profiles: ProfileReader,
+        profiles: ConfigMapProfiles,
         work: Work,
         say: Callable[[Key, Report], None],
         forget: Callable[[Key], None],
     ) -> None:
-        """Build the fleet.
-
-        Args:
-            graphs: Looked up whenever a graph is marked.
-            overrides: Options that win over every graph's own, by kebab-case name.
-            profiles: What graphs of mode sla are planned by.
-            work: Plans one graph.
-            say: Called with what a graph's status should say where no loop runs.
-            forget: Called when a graph is gone.
-        """
         self._graphs = graphs
         self._overrides = overrides
         self._profiles = profiles

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from penstock.api import GraphDeployment, GraphSpec, PlannerMode
 from penstock.core.errors import ConfigError, NotFoundError, UnavailableError
-from penstock.kube.kinds import CONFIG_MAP, Kind
+from penstock.kube.client import KubeClient
+from penstock.kube.kinds import CONFIG_MAP
 from penstock.kube.objects.names import PROFILE_KEY
-from penstock.performance.profile import PerformanceProfile
+from penstock.performance.profile import PerformanceProfile, read_profile
 from penstock.performance.quality import check_fits
-from penstock.performance.reading import read_profile
 from penstock.planner.cluster.status import PlannerReason
 from penstock.planner.cluster.watch import Key
 
@@ -43,27 +43,12 @@ class ProfileError(ConfigError):
         self.reason = reason
 
 
-class Getter(Protocol):
-    """What the reader needs of a client."""
-
-    async def get(self, kind: Kind, name: str, *, namespace: str | None) -> dict[str, Any]:
-        """Return one object."""
-        ...
-
-
 class ConfigMapProfiles:
     """The profiles of one process's graphs."""
 
     def __init__(
-        self, client: Getter, *, overrides: Mapping[str, Any], engine_profile: EngineProfile
+        self, client: KubeClient, *, overrides: Mapping[str, Any], engine_profile: EngineProfile
     ) -> None:
-        """Know nothing yet.
-
-        Args:
-            client: Reads ConfigMaps.
-            overrides: Options that win over every graph's own, by kebab-case name.
-            engine_profile: For graphs of runtime simulated that name no profile.
-        """
         self._client = client
         self._mode = overrides.get("mode")
         self._named = overrides.get("profile")

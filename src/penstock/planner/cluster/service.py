@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
-import uuid
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.api import MetricsSource
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ConfigError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.local_state import state_dir
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage
-from penstock.kube.lease import Election, own_pod
+from penstock.kube.lease import Election, election_of, run_until
 from penstock.kube.objects.names import (
-    CLASS_LABEL,
-    COMPONENT_LABEL,
     DECISION_ANNOTATION,
     OPERATOR_CLASS,
     PLANNER,
@@ -36,19 +28,18 @@ from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
 from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile
 from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
-from penstock.planner.dashboard import Dashboard, folder_of
+from penstock.planner.dashboard import Dashboard
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.observers import Observer, Observers
-from penstock.planner.options import PlannerOptions
 from penstock.planner.service import boot_id, made_folder
 from penstock.planner.snapshot import SnapshotWriter
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
-from penstock.planner.sources.frontend import frontend_source
+from penstock.planner.sources.frontend import FrontendMetrics, sources_of
 from penstock.planner.sources.pages import MetricsPages
-from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
+from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource
 from penstock.planner.sources.scrape import ScrapeSource
 from penstock.planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 
@@ -61,10 +52,6 @@ LEDGER_BYTES: Final = 8 << 20
 
 CLOSE_GRACE_S: Final = 1.0
 """Real seconds for the last scrape of the planner's own metrics."""
-
-STOP_S: Final = 20.0
-"""Longest wait for the work's end at SIGTERM; real seconds, chosen: more than a term of the Lease, behind which
-another planner works anyway."""
 
 SPEED: Final = 1.0
 """Simulated seconds per real second; pods live in real time."""
@@ -120,20 +107,14 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
         graph=service.graph,
         operator_class=service.operator_class,
     )
-    identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    election = Election(
-        client,
-        name=lease,
-        namespace=namespace,
-        identity=identity,
-        labels={COMPONENT_LABEL: "planner", CLASS_LABEL: service.operator_class},
-        owner=own_pod(os.environ, namespace),
+    election = election_of(
+        client, "planner", namespace=namespace, name=lease, operator_class=service.operator_class
     )
     metrics = PlannerMetrics()
     server = None
     log.info(
         "planner for Kubernetes",
-        identity=identity,
+        identity=election.identity,
         namespace="all" if service.all_namespaces else namespace,
         graph_name=service.graph,
         overrides=dict(service.overrides),
@@ -141,19 +122,9 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
     try:
         if service.metrics_port:
             server = await serve(metrics, service.host, service.metrics_port, fault=lambda: election.overdue)
-        planning = asyncio.create_task(
-            election.lead(lambda: LeaderSession(service, client, election, metrics=metrics).run())
-        )
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({planning, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if planning.done():
-                planning.result()
-        finally:
-            stopping.cancel()
-            planning.cancel()
-            _, late = await asyncio.wait({planning, stopping}, timeout=STOP_S)
-        log.info("planner stopped", is_complete=not late)
+        session = election.lead(lambda: LeaderSession(service, client, election, metrics=metrics).run())
+        is_complete = await run_until(stop, session)
+        log.info("planner stopped", is_complete=is_complete)
     finally:
         if server is not None:
             await server.close(grace_s=CLOSE_GRACE_S)
@@ -170,14 +141,6 @@ class LeaderSession:
         *,
         metrics: PlannerMetrics,
     ) -> None:
-        """Build it.
-
-        Args:
-            service: What the process is told.
-            client: Reads and writes.
-            election: Won by this process; nothing is written any more once it is lost.
-            metrics: Of the process.
-        """
         self._service = service
         self._metrics = metrics
         self._pool = ConnectionPool()
@@ -225,9 +188,8 @@ class LeaderSession:
         folder = made_folder(self._service.folder(job.key))
         view = self._watch.of(job.key)
         sources = self._sources(job, view)
-        is_chosen, now = self._service.log_dir is not None, datetime.now().astimezone()
-        charts = folder_of(folder, job.plan.config, is_chosen=is_chosen, now=now)
-        dashboard = Dashboard(charts, job.plan.config) if charts is not None else None
+        is_chosen = self._service.log_dir is not None
+        dashboard = Dashboard.of(folder, job.plan.config, is_chosen=is_chosen)
         ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         listener = self._metrics.of(*job.key)
         listener.begin(job.plan.config)
@@ -255,7 +217,7 @@ class LeaderSession:
                 if isinstance(source, PrometheusSource):
                     source.close()
             if dashboard is not None:
-                await asyncio.to_thread(dashboard.close)
+                dashboard.close()
 
     def _settings(self, job: PlannerJob) -> LoopSettings:
         options = job.plan.options
@@ -298,27 +260,9 @@ class LeaderSession:
         return [*found, dashboard] if dashboard is not None else found
 
     def _sources(self, job: PlannerJob, view: GraphWatch) -> list[ReadingSource]:
-        """Return the preferred source first; the others back it up, Prometheus only if its URL is known."""
-        options: PlannerOptions = job.plan.options
-        known: dict[MetricsSource, ReadingSource] = {
-            MetricsSource.ROUTER: frontend_source(
-                job.graph, self._pages, view.routers, workers=self._scrape, clock=self._clock
-            ),
-            MetricsSource.SCRAPE: self._scrape,
-        }
-        if options.prometheus_url is not None:
-            known[MetricsSource.PROMETHEUS] = PrometheusSource(
-                connect(options.prometheus_url),
-                GraphLabels(options.served_model_name, graph=job.key[1], namespace=job.key[0]),
-                clock=self._clock,
-                routers=view.routers,
-            )
-        if options.metrics_source not in known:
-            raise ConfigError(
-                "--prometheus-url: missing, yet the source is prometheus; give http://host:port"
-            )
-        first = known.pop(options.metrics_source)
-        return [first, *known.values()]
+        frontend = FrontendMetrics(self._pages, view.routers, self._scrape, self._clock)
+        labels = GraphLabels(job.plan.options.served_model_name, graph=job.key[1], namespace=job.key[0])
+        return sources_of(job.plan.options, job.graph, frontend, labels)
 
     async def _spread(self, key: Key, stop: asyncio.Event) -> None:
         offset_s = SPREAD_S * zlib.crc32("/".join(key).encode()) / 2**32

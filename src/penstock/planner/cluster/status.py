@@ -9,21 +9,55 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from penstock.api import MetricsSource, Role
 from penstock.core.errors import NotFoundError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.core.stamps import stamp
+from penstock.kube.client import KubeClient
 from penstock.kube.objects.names import PLANNER
-from penstock.planner.cluster.beyond import BeyondLimits
 from penstock.planner.cluster.watch import PLANNER_CONDITION, Key
 from penstock.planner.core.state import PlannerPhase
 from penstock.planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock.planner.observers import View
+
+STEADY_S: Final = 60.0
+"""Simulated seconds for which what was said stands. Chosen: figures that change with every decision would be a write each."""
+
+_STEP: Final = "limit"
+
+
+@dataclass(slots=True)
+class BeyondLimits:
+    """What is said of the limits that bind.
+
+    Attributes:
+        words: Per role what binds and what to expect; empty while demand is within the limits.
+    """
+
+    words: str = ""
+    _binding: tuple[object, ...] = field(default=(), repr=False)
+    _since_s: float = field(default=0.0, repr=False)
+    _seen_s: float = field(default=0.0, repr=False)
+
+    def decided(self, decision: Decision) -> None:
+        """Follow one decision."""
+        found = [(role, step) for role in decision.roles for step in role.steps if step.name == _STEP]
+        if not found:
+            if decision.at_s - self._seen_s >= STEADY_S:
+                self.words, self._binding = "", ()
+            return
+        self._seen_s = decision.at_s
+        binding = tuple((role.role, step.inputs.get("binds")) for role, step in found)
+        if binding == self._binding or (self.words and decision.at_s - self._since_s < STEADY_S):
+            return
+        self.words = "; ".join(f"{role.role.value}: {step.outcome}" for role, step in found)
+        self._binding, self._since_s = binding, decision.at_s
+
 
 WRITE_TIMEOUT_S: Final = 10.0
 """Real seconds for one write. Chosen: a busy API server answers within; other graphs wait behind it."""
@@ -120,13 +154,6 @@ class StatusListener:
     """Turns one loop's ticks and decisions into reports."""
 
     def __init__(self, first: Report, config: DecideConfig, *, say: Callable[[Report], None]) -> None:
-        """Build it.
-
-        Args:
-            first: What was said last; the last decision is taken over from it.
-            config: Interval and whether anything is acted on, for the message; which signals its mode needs.
-            say: Called with the report at every tick and decision.
-        """
         self._report = first
         self._say = say
         self._known_s: float | None = None
@@ -243,16 +270,6 @@ def _asked(view: View) -> str:
     return f" to {', '.join(found)}" if found else ""
 
 
-class StatusApplier(Protocol):
-    """What the writer needs of a client."""
-
-    async def apply(
-        self, obj: Mapping[str, Any], *, field_manager: str, subresource: str | None
-    ) -> dict[str, Any]:
-        """Make the fields so."""
-        ...
-
-
 class StatusWriter:
     """Writes the newest report of each graph that differs from what is there.
 
@@ -262,18 +279,11 @@ class StatusWriter:
 
     def __init__(
         self,
-        client: StatusApplier,
+        client: KubeClient,
         live: Callable[[Key], Mapping[str, Any] | None],
         *,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Build it.
-
-        Args:
-            client: Writes.
-            live: Function that returns the newest known object of a graph.
-            now_s: Seconds since the epoch.
-        """
         self._client = client
         self._live = live
         self._now_s = now_s

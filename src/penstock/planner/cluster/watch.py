@@ -19,10 +19,10 @@ from penstock.kube.objects.names import (
     MANAGED_BY,
     MANAGED_BY_LABEL,
     OPERATOR_CLASS,
+    REPLICA_FAILURE,
     child_name,
     is_of_class,
 )
-from penstock.kube.objects.pods import REPLICA_FAILURE
 from penstock.planner.targets.pods import PodFacts, pod_facts
 
 PLANNER_CONDITION: Final = "PlannerActive"
@@ -50,14 +50,6 @@ class Watch:
         graph: str | None = None,
         operator_class: str = OPERATOR_CLASS,
     ) -> None:
-        """Prepare the watches.
-
-        Args:
-            client: Reads.
-            namespace: None watches all.
-            graph: The only graph's name; None for all of them.
-            operator_class: Of the graphs.
-        """
         self._only = graph
         self._operator_class = operator_class
         self._on_graph: Callable[[Key], None] = lambda _key: None
@@ -139,7 +131,7 @@ class Watch:
 
 
 class GraphWatch:
-    """One graph's part of a `Watch`; implements `penstock.planner.targets.kubernetes.GraphView`."""
+    """One graph's part of a `Watch`; the newest state of the informers, shared and not to be changed."""
 
     def __init__(self, watch: Watch, key: Key) -> None:
         self._watch = watch
@@ -150,7 +142,11 @@ class GraphWatch:
         return self._watch.problem()
 
     def adapter(self, service: str) -> Object | None:
-        """Return a service's ScalingAdapter as `GraphView` describes it."""
+        """Return a service's ScalingAdapter.
+
+        Beside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
+        creates no further pod of the service; empty if it refuses none.
+        """
         return self._watch.adapter((self._key[0], child_name(self._key[1], service)))
 
     def pods(self) -> Mapping[str, PodFacts]:

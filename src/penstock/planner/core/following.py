@@ -18,13 +18,14 @@ from penstock.planner.core.records import (
     LedgerPosition,
     Outcome,
     Record,
+    Starts,
     after,
     decision_record,
     recorded_changes,
     without_asked,
+    without_oldest,
 )
-from penstock.planner.core.schedule import Schedule
-from penstock.planner.core.starts import Starts, without_oldest
+from penstock.planner.core.state import Schedule
 from penstock.planner.decide.codec import config_from, pull_from, state_from
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.pipeline import decide

@@ -41,10 +41,11 @@ from penstock.planner.core.records import (
     History,
     LedgerPosition,
     Outcome,
+    added,
+    finished,
+    without_oldest,
 )
-from penstock.planner.core.schedule import Schedule
-from penstock.planner.core.starts import added, finished, without_oldest
-from penstock.planner.core.state import Actuation, CoreSettings, CoreState, PlannerPhase
+from penstock.planner.core.state import Actuation, CoreSettings, CoreState, PlannerPhase, Schedule
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.memories import resumed
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull

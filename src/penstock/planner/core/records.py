@@ -1,4 +1,4 @@
-"""The ledger's records: their shapes, and where they say that a planner stood.
+"""The ledger's records: their shapes, where they say that a planner stood, and the replicas that start. Pure.
 
 Records are written by the planner's core and read by resume, replay and explain. Values may be dataclasses: the ledger
 writes them as the objects that `codec` reads. An anchor (``header`` of a fresh run, ``decision``, ``settled``)
@@ -15,17 +15,67 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from penstock.api import Role
-from penstock.planner.core.starts import ReadyReplica, Starts, added
-from penstock.planner.decide.codec import to_short
+from penstock.planner.decide.codec import to_plain, to_short
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Decision, Reason
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.state import PlannerState
 
+Starts = Mapping[Role, tuple[float, ...]]
+"""By role: simulated seconds at which each replica that starts was asked for, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReplica:
+    """One replica that became ready.
+
+    Attributes:
+        role: prefill, decode or aggregated.
+        asked_s: Time of the decision for it.
+        ready_s: When it was first seen ready.
+    """
+
+    role: Role
+    asked_s: float
+    ready_s: float
+
+    @property
+    def took_s(self) -> float:
+        """Return the simulated seconds from asked for to ready."""
+        return self.ready_s - self.asked_s
+
+
+def added(starts: Starts, role: Role, count: int, asked_s: float) -> Starts:
+    """Return the starts after ``count`` more replicas were asked for; below 0: the newest are taken back."""
+    begun = starts.get(role, ())
+    return {**starts, role: begun[:count] if count < 0 else begun + (asked_s,) * count}
+
+
+def without_oldest(starts: Starts, role: Role, count: int = 1) -> Starts:
+    """Return the starts after the ``count`` oldest of a role became ready or failed."""
+    return {**starts, role: starts.get(role, ())[count:]}
+
+
+def finished(starts: Starts, role: Role, starting: int, now_s: float) -> tuple[ReadyReplica, ...]:
+    """Return the replicas of a role that have become ready: the oldest, as many as start no longer.
+
+    Args:
+        starts: As followed so far; replicas that failed are taken out before.
+        role: Whose.
+        starting: Its replicas that are not ready now.
+        now_s: Simulated seconds.
+    """
+    begun = starts.get(role, ())
+    return tuple(ReadyReplica(role, asked_s, now_s) for asked_s in begun[: max(0, len(begun) - starting)])
+
+
 Record = dict[str, Any]
 
 SCHEMA: Final = 1
 """Raised when a reader of the old schema would misunderstand a record."""
+
+MALFORMED: Final = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading a record raises when a value is missing or of another type."""
 
 ANCHORS: Final = frozenset({"header", "decision", "settled"})
 
@@ -99,17 +149,7 @@ class History:
 
 def changes_of(decision: Decision) -> tuple[Change, ...]:
     """Return what a decision changes; nothing in no-operation mode."""
-    return tuple(
-        Change(
-            decision.id,
-            role.role,
-            role.current,
-            role.desired,
-            decision.at_s,
-            is_roll_back=role.reason is Reason.NEVER_READY,
-        )
-        for role in decision.changes
-    )
+    return recorded_changes(to_plain(decision))
 
 
 def recorded_changes(decision: Record) -> tuple[Change, ...]:
@@ -204,14 +244,7 @@ class Deciding:
 
 
 def header_record(header: Header, *, wall_s: float, config: DecideConfig, about: Mapping[str, Any]) -> Record:
-    """Return the record of a header.
-
-    Args:
-        header: From the core.
-        wall_s: Real seconds since 1970.
-        config: That the planner decides by.
-        about: For people: namespace, environment, speed.
-    """
+    """Return the record of a header."""
     return {
         "type": "header",
         "schema": SCHEMA,
@@ -261,15 +294,7 @@ def actuation_record(change: Change, *, at_s: float, outcome: Outcome, error: st
 def converged_record(
     place: LedgerPosition, *, at_s: float, took_s: float, state: PlannerState, is_overdue: bool
 ) -> Record:
-    """Return the record of an adjustment's end.
-
-    Args:
-        place: Of the interval that follows.
-        at_s: Simulated seconds.
-        took_s: Simulated seconds since the adjustment began; 0 if none was under way.
-        state: After the last decision.
-        is_overdue: It has not ended; it is ignored from now on.
-    """
+    """Return the record of an adjustment's end."""
     return {
         "type": "settled",
         "at_s": at_s,

@@ -1,4 +1,9 @@
-"""Floors and ceilings: the GPU budget over all roles, and the bounds of each."""
+"""Floors and ceilings: of each role, of all roles' GPUs, and GPUs that move from one role to another.
+
+The total floor counts what stays: ready and starting replicas, without draining ones and what one role gives up for another. Where
+floor and budget cannot both be kept, the budget is. To rebalance, one decision shrinks the idle role and remembers, in the recorded
+state, that the pressed one is owed the GPUs; a later one, made once they are free, lets it grow before anybody else.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,10 @@ from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
 from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.decide.ownership import is_left
 from penstock.planner.decide.proposal import RoleProposal
+from penstock.planner.decide.stabilise import back_off
+from penstock.planner.decide.state import RoleState
 
 
 def existing_gpus(pools: Mapping[Role, PoolCounts], config: DecideConfig) -> int:
@@ -104,3 +112,169 @@ def _at_most(proposal: RoleProposal, most: int, step: Step) -> RoleProposal:
     if proposal.amount <= most:
         return proposal.passed(step)
     return replace(proposal.passed(replace(step, outcome=f"limited to {most}")), amount=most)
+
+
+TOTAL_FLOOR = "total_floor"
+
+
+def staying_gpus(proposals: Sequence[RoleProposal]) -> int:
+    """Return the GPUs of ready and starting replicas."""
+    return sum(each.pool.replicas * each.engine_gpus for each in proposals)
+
+
+def raised(
+    proposals: Sequence[RoleProposal], gpus: int, config: DecideConfig, *, seen: Mapping[Role, RoleState]
+) -> list[RoleProposal]:
+    """Return the proposals; below the floor the role with fewest replicas that has room grows by one, decode on equal terms.
+
+    What the proposals add counts first, and a role that something was just taken back from is left in peace.
+
+    Args:
+        proposals: One per role, before bounds and budget.
+        gpus: GPUs that existing workers hold, draining ones included.
+        config: Floors, ceilings and budget.
+        seen: Each role's memory, for its back-off.
+    """
+    staying = staying_gpus(proposals)
+    added = sum(
+        each.engine_gpus * each.amount
+        for each in proposals
+        if each.action is Action.UP and _has_room(each, gpus, config)
+    )
+    if staying + added >= config.total_floor:
+        return list(proposals)
+    grown = {each.role: _grown(each, staying, seen[each.role], config) for each in proposals}
+    able = [
+        each
+        for each in proposals
+        if each.action is not Action.UP
+        and grown[each.role].action is Action.UP
+        and _has_room(each, gpus + added, config)
+    ]
+    able = [each for each in able if not is_left(each.role, seen[each.role], config)]
+    chosen = min(able, key=lambda each: (each.pool.replicas, each.role is Role.PREFILL), default=None)
+    step = Step(TOTAL_FLOOR, {"gpus_staying": staying}, config.total_floor, "no role has room to grow")
+    if chosen is None:
+        return [each.passed(step) for each in proposals]
+    return [grown[each.role] if each is chosen else each for each in proposals]
+
+
+def kept(proposals: Sequence[RoleProposal], config: DecideConfig) -> list[RoleProposal]:
+    """Return the bounded proposals, scale-downs held or lessened where fewer GPUs than the floor would stay."""
+    added = sum(each.engine_gpus * each.amount for each in proposals if each.action is Action.UP)
+    claimed = sum(each.engine_gpus for each in proposals if each.reason is Reason.GPU_BUDGET)
+    left = staying_gpus(proposals) + added + claimed
+    decided = []
+    for proposal in proposals:
+        kept_one = _kept(proposal, left, config) if proposal.action is Action.DOWN else proposal
+        if kept_one.action is Action.DOWN:
+            left -= kept_one.engine_gpus * kept_one.amount
+        decided.append(kept_one)
+    return decided
+
+
+def _grown(proposal: RoleProposal, staying: int, state: RoleState, config: DecideConfig) -> RoleProposal:
+    floor = config.total_floor
+    step = Step(TOTAL_FLOOR, {"gpus_staying": staying}, floor, Reason.BELOW_TOTAL_FLOOR.value)
+    raised_one = replace(
+        proposal.passed(step),
+        action=Action.UP,
+        reason=Reason.BELOW_TOTAL_FLOOR,
+        detail=f"{staying} GPUs in all are below the total floor of {floor}",
+        amount=1,
+    )
+    return back_off(raised_one, state)
+
+
+def _has_room(proposal: RoleProposal, gpus: int, config: DecideConfig) -> bool:
+    ceiling = config.max_replicas.get(proposal.role)
+    if proposal.engine_gpus < 1 or (ceiling is not None and proposal.pool.replicas >= ceiling):
+        return False
+    return config.max_gpu_budget is None or gpus + proposal.engine_gpus <= config.max_gpu_budget
+
+
+def _kept(proposal: RoleProposal, left: int, config: DecideConfig) -> RoleProposal:
+    floor, size = config.total_floor, proposal.engine_gpus
+    spare = (left - floor) // size if size else proposal.amount
+    if spare >= proposal.amount:
+        return proposal
+    inputs = {"gpus_after": left - size * proposal.amount}
+    if spare >= 1:
+        return replace(proposal.passed(Step(TOTAL_FLOOR, inputs, floor, f"limited to {spare}")), amount=spare)
+    detail = f"{left} - {size} GPUs in all are below the total floor of {floor}"
+    return proposal.held(Reason.AT_TOTAL_FLOOR, detail, Step(TOTAL_FLOOR, inputs, floor, "hold"))
+
+
+REBALANCE = "rebalance"
+
+_NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_MAX_REPLICAS})
+
+
+def release(proposals: Sequence[RoleProposal], owed: frozenset[Role]) -> list[RoleProposal]:
+    """Return the proposals; one that is owed GPUs and asks for them no longer says that it releases its reservation."""
+    return [
+        _released(proposal, "it asks for no more")
+        if proposal.role in owed and proposal.action is not Action.UP
+        else proposal
+        for proposal in proposals
+    ]
+
+
+def reserve(
+    proposals: Sequence[RoleProposal],
+    owed: frozenset[Role],
+    pools: Mapping[Role, PoolCounts],
+    *,
+    freeable: int,
+) -> tuple[list[RoleProposal], frozenset[Role]]:
+    """Return the bounded proposals with what becomes of every reservation, and the roles that are owed GPUs now.
+
+    A reservation begins when the budget alone holds a role back and another one shrinks in the same decision, if
+    enough for one engine can come free at all. It is kept while a worker still drains or shrinks for it, ends when the role grows, and is released when
+    nothing that could free GPUs is under way.
+
+    Args:
+        proposals: After the bounds.
+        owed: Roles with a reservation from earlier decisions.
+        pools: Counts at the interval's newest pull.
+        freeable: GPUs that are free, drain, or stand above the floors of roles that shrink.
+    """
+    givers = [proposal.role for proposal in proposals if proposal.action is Action.DOWN]
+    is_draining = any(pool.draining for pool in pools.values())
+    decisions: list[RoleProposal] = []
+    reserved: set[Role] = set()
+    for proposal in proposals:
+        decided = proposal
+        if proposal.reason is Reason.GPU_BUDGET and givers and freeable < proposal.engine_gpus:
+            decided = _not_begun(proposal, freeable)
+        elif proposal.reason is Reason.GPU_BUDGET and givers:
+            decided = _waiting(proposal, f"{givers[0].value} gives up one for it")
+            reserved.add(proposal.role)
+        elif proposal.role in owed and proposal.reason is Reason.GPU_BUDGET and is_draining:
+            decided = _waiting(proposal, "what was given up for it still drains")
+            reserved.add(proposal.role)
+        elif proposal.role in owed and proposal.action is Action.UP:
+            decided = proposal.passed(
+                Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, "freed: it grows")
+            )
+        elif proposal.role in owed and proposal.reason in _NOT_FREED:
+            decided = _released(proposal, "no GPUs came free for it")
+        decisions.append(decided)
+    return decisions, frozenset(reserved)
+
+
+def _waiting(proposal: RoleProposal, why: str) -> RoleProposal:
+    step = Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"waits: {why}")
+    return replace(proposal, detail=f"{proposal.detail}; {why}", steps=(*proposal.steps, step))
+
+
+def _not_begun(proposal: RoleProposal, freeable: int) -> RoleProposal:
+    why = f"no more than {freeable} of {proposal.engine_gpus} GPUs can come free for it"
+    return proposal.passed(Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"not begun: {why}"))
+
+
+def _released(proposal: RoleProposal, why: str) -> RoleProposal:
+    step = Step(REBALANCE, {"gpus_needed": proposal.engine_gpus}, None, f"abandoned: {why}")
+    return replace(
+        proposal, detail=f"{proposal.detail}; rebalance abandoned: {why}", steps=(*proposal.steps, step)
+    )

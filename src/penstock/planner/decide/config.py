@@ -10,8 +10,7 @@ from enum import StrEnum
 from penstock.api import Predictor, Role
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.decide.baselines.settings import BaselineSettings
-from penstock.planner.decide.policy import PlannerPolicy
-from penstock.planner.decide.registry import policy_of
+from penstock.planner.decide.policy import PlannerPolicy, policy_of
 
 ADAPTIVE_INTERVAL_S = 2.0
 """Chosen: the KPA's tick. A flash crowd on aggregated workers was 84.2, 86.6 and 85.9% in time at 5, 2 and 1 s, and a
@@ -59,7 +58,7 @@ class DecideConfig:
             decode (or aggregated) worker, >= 0.
         queue_buffer_intervals: NEW_PREFILL_WORKER_QUEUE_BUFFER_PERIOD, intervals over which a falling prefill
             queue is extrapolated, >= 0; 0 looks no further than the interval's end.
-        mode: Which policy decides, by its name in `registry`.
+        mode: Which policy decides, by its name in `policy`.
         max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
         queue_per_worker: Divide the queue by the ready prefill workers before it is compared; the document
             compares its whole length.

@@ -7,10 +7,9 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Window
 from penstock.planner.decide.policy import PlannerPolicy
 from penstock.planner.decide.proposal import Proposal
-from penstock.planner.decide.propose import propose
+from penstock.planner.decide.propose import kv_signal, propose, queue_signal
 from penstock.planner.decide.stabilise import remember, stabilise
 from penstock.planner.decide.state import PlannerState
-from penstock.planner.decide.window import kv_signal, queue_signal
 
 
 def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

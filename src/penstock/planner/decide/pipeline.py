@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock.planner.decide.budget import existing_gpus, within_bounds
+from penstock.planner.decide.budget import existing_gpus, kept, raised, release, reserve, within_bounds
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecision, Step
 from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.ownership import left
 from penstock.planner.decide.proposal import Proposal, RoleProposal
-from penstock.planner.decide.rebalance import release, reserve
 from penstock.planner.decide.stabilise import age, back_off, rolled_back
 from penstock.planner.decide.state import PlannerState
-from penstock.planner.decide.total_floor import kept, raised
 
 
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:

@@ -10,9 +10,8 @@ from penstock.planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock.planner.decide.decision import Action, Reason, Step
 from penstock.planner.decide.observation import PoolCounts, Window, turned_away
 from penstock.planner.decide.proposal import RoleProposal
-from penstock.planner.decide.propose import against
+from penstock.planner.decide.propose import against, kv_signal, queue_trend
 from penstock.planner.decide.state import RoleState
-from penstock.planner.decide.window import kv_signal, queue_trend
 
 
 def remember(role: Role, pool: PoolCounts, before: RoleState, config: DecideConfig) -> RoleState:

@@ -19,6 +19,11 @@ Urls = Callable[[], Sequence[str]]
 Buckets = tuple[tuple[float, float], ...]
 """Cumulative histogram: (upper bound in simulated seconds, count), bounds rising, the last infinite."""
 
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+"""Real seconds without asking what failed, doubling. Chosen: what hangs costs its time-out once per pause
+instead of once per pull, and one that is back is noticed within half a minute."""
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -86,6 +91,35 @@ class ReadingSource(Protocol):
             ObservationError: the source as a whole gave nothing.
         """
         ...
+
+
+@dataclass(slots=True)
+class PullBackoff:
+    """One source's or one page's failures in a row.
+
+    Attributes:
+        failures: In a row.
+        retry_at_s: Real monotonic seconds before which it is not asked.
+        why: The newest failure.
+    """
+
+    failures: int = 0
+    retry_at_s: float = 0.0
+    why: str = ""
+
+    def is_pausing(self, now_s: float) -> bool:
+        """Return whether it is not to be asked yet."""
+        return now_s < self.retry_at_s
+
+    def failed(self, why: str, now_s: float) -> None:
+        """Count a failure and begin the next pause."""
+        self.failures += 1
+        self.retry_at_s = now_s + min(FIRST_PAUSE_S * 2 ** min(self.failures - 1, 16), LONGEST_PAUSE_S)
+        self.why = why
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self.failures, self.retry_at_s = 0, 0.0
 
 
 def total_of(readings: Sequence[Reading]) -> Reading:

@@ -14,8 +14,7 @@ from penstock.core.errors import ObservationError
 from penstock.core.logs import get_logger
 from penstock.planner.decide.observation import Demand
 from penstock.planner.decide.reading import Quality, Reading, assess, missing
-from penstock.planner.sources.backoff import PullBackoff
-from penstock.planner.sources.base import Buckets, Query, Readings, ReadingSource, in_short
+from penstock.planner.sources.base import Buckets, PullBackoff, Query, Readings, ReadingSource, in_short
 
 Key = tuple[str, str]
 """What a reading is of, and which worker's."""
@@ -35,13 +34,6 @@ class SourceChain:
     def __init__(
         self, sources: Sequence[ReadingSource], *, now_s: Callable[[], float], real_now_s: Callable[[], float]
     ) -> None:
-        """Build the chain.
-
-        Args:
-            sources: First the preferred one; at least one.
-            now_s: Simulated seconds, for the age of kept values.
-            real_now_s: Real seconds, for pauses.
-        """
         self._sources = tuple(sources)
         self._now_s = now_s
         self._real_now_s = real_now_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from penstock.api import Role
 from penstock.core import metric_names as names
@@ -48,30 +48,89 @@ ROUTER_NAMES: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class RouterSample:
-    """One router's counts at one moment.
+class PageCounts:
+    """What one frontend has counted at one moment.
 
     Attributes:
         counters: Since its start, by field.
         gauges: Now, by field.
-        in_flight: Requests assigned to workers now, by role.
-        turned_away: Requests that a role had no worker for, since its start.
-        pending: Prompt tokens given to each first-stage worker and not computed yet, by worker.
         started_s: When the process started, Unix time; None if its page does not say.
     """
 
     counters: Mapping[str, float]
     gauges: Mapping[str, float]
-    in_flight: Mapping[Role, float]
-    pending: Mapping[str, float]
-    started_s: float | None
-    turned_away: Mapping[Role, float] = field(default_factory=dict)
+    started_s: float | None = field(default=None, kw_only=True)
 
-    def follows(self, before: RouterSample) -> bool:
+    def follows(self, before: PageCounts) -> bool:
         """Return whether the same process counted on."""
         return self.started_s == before.started_s and all(
             count >= before.counters[name] for name, count in self.counters.items()
         )
+
+
+_PageT = TypeVar("_PageT", bound=PageCounts)
+
+
+class CounterMeter(Generic[_PageT]):
+    """Differences of the frontends' counters between two pulls at which all of them could be read.
+
+    Attributes:
+        newest: Pages of the last pull that was complete, by URL.
+        before: Of the complete pull before it.
+    """
+
+    def __init__(self) -> None:
+        self.newest: Mapping[str, _PageT] = {}
+        self.before: Mapping[str, _PageT] = {}
+        self._newest_s = 0.0
+
+    def gained(
+        self, pages: Mapping[str, _PageT], urls: Collection[str], now_s: float
+    ) -> tuple[dict[str, float], float] | None:
+        """Return what each counter gained over all frontends since the last complete pull, and the seconds since then.
+
+        Args:
+            pages: Of the frontends that could be read, by URL.
+            urls: Of all frontends.
+            now_s: Simulated seconds.
+
+        Returns:
+            None at the first pull, and at one at which a frontend is missing, has joined or left, or has
+            restarted. What a missing one counts meanwhile is in the next difference, over a longer period.
+        """
+        if not urls or not pages.keys() >= set(urls) or (now_s <= self._newest_s and self.newest):
+            return None
+        self.before, self.newest = self.newest, {url: pages[url] for url in urls}
+        period_s, self._newest_s = now_s - self._newest_s, now_s
+        if self.before.keys() != self.newest.keys():
+            return None
+        if not all(page.follows(self.before[url]) for url, page in self.newest.items()):
+            return None
+        fields = next(iter(self.newest.values())).counters
+        gains = {
+            key: sum(page.counters[key] - self.before[url].counters[key] for url, page in self.newest.items())
+            for key in fields
+        }
+        return gains, period_s
+
+    def gauge(self, key: str) -> float:
+        """Return a gauge's sum over the newest pages."""
+        return sum(page.gauges[key] for page in self.newest.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSample(PageCounts):
+    """One router's counts at one moment.
+
+    Attributes:
+        in_flight: Requests assigned to workers now, by role.
+        pending: Prompt tokens given to each first-stage worker and not computed yet, by worker.
+        turned_away: Requests that a role had no worker for, since its start.
+    """
+
+    in_flight: Mapping[Role, float]
+    pending: Mapping[str, float]
+    turned_away: Mapping[Role, float] = field(default_factory=dict)
 
 
 def read_router(samples: Sequence[Sample]) -> RouterSample | None:
@@ -96,54 +155,30 @@ def read_router(samples: Sequence[Sample]) -> RouterSample | None:
         {field: totals[name] for field, name in _GAUGES.items()},
         by_role[names.ROUTER_WORKER_INFLIGHT_REQUESTS],
         pending,
-        totals.get(names.PROCESS_START),
         by_role[_TURNED_AWAY],
+        started_s=totals.get(names.PROCESS_START),
     )
 
 
 class DemandMeter:
-    """Differences of the routers' counters between two pulls at which all of them could be read."""
+    """The routers' demand between two pulls."""
 
     def __init__(self) -> None:
-        self._before: Mapping[str, RouterSample] = {}
-        self._before_s = 0.0
+        self._counts: CounterMeter[RouterSample] = CounterMeter()
 
     def add(
         self, frontends: Mapping[str, RouterSample], routers: Collection[str], now_s: float
     ) -> Demand | None:
-        """Return what arrived since the last pull that was complete.
-
-        Args:
-            frontends: Of the routers that could be read, by URL.
-            routers: URLs of all routers.
-            now_s: Simulated seconds.
-
-        Returns:
-            None at the first pull, and at one at which a router is missing, has joined or left, or has
-            restarted. What a missing router counts meanwhile is in the next difference, over a longer period.
-        """
-        if not frontends.keys() >= set(routers) or not routers:
+        """Return what arrived since the last pull that was complete; arguments and None as of `CounterMeter.gained`."""
+        found = self._counts.gained(frontends, routers, now_s)
+        if found is None:
             return None
-        before, before_s = self._before, self._before_s
-        if now_s <= before_s and before:
-            return None
-        self._before, self._before_s = {url: frontends[url] for url in routers}, now_s
-        if before.keys() != self._before.keys():
-            return None
-        if not all(frontend.follows(before[url]) for url, frontend in self._before.items()):
-            return None
-        gained = {
-            field: sum(
-                frontend.counters[field] - before[url].counters[field] for url, frontend in frontends.items()
-            )
-            for field in _COUNTERS
-        }
         turned_away: dict[Role, float] = {}
-        for url, frontend in frontends.items():
+        for url, frontend in self._counts.newest.items():
             for role, count in frontend.turned_away.items():
-                gain = count - before[url].turned_away.get(role, 0.0)
+                gain = count - self._counts.before[url].turned_away.get(role, 0.0)
                 turned_away[role] = turned_away.get(role, 0.0) + gain
-        return _demand(gained, list(frontends.values()), turned_away, now_s - before_s)
+        return _demand(found[0], list(self._counts.newest.values()), turned_away, found[1])
 
 
 def _demand(

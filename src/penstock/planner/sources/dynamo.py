@@ -46,15 +46,6 @@ class DynamoSource:
         now_s: Callable[[], float],
         speed: float = 1.0,
     ) -> None:
-        """Build the source.
-
-        Args:
-            pages: Of frontends.
-            urls: Asked at each read.
-            workers: Reads the workers.
-            now_s: Simulated seconds, for the periods of the demand.
-            speed: Simulated seconds per real second; frontends measure in real ones.
-        """
         self._pages = pages
         self._urls = urls
         self._workers = workers

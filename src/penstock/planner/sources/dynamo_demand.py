@@ -16,6 +16,7 @@ from penstock.api import Role
 from penstock.core import metric_names as names
 from penstock.core.exposition import Sample
 from penstock.planner.decide.observation import Demand
+from penstock.planner.sources.demand import CounterMeter, PageCounts
 
 _HISTOGRAMS: Final = {
     "input": names.DYNAMO_INPUT_TOKENS,
@@ -44,7 +45,6 @@ FRONTEND_NAMES: Final = frozenset(
         names.DYNAMO_STAGE_REQUESTS,
         names.DYNAMO_PENDING_TOKENS,
         names.DYNAMO_BATCH_TOKENS,
-        names.PROCESS_START,
     }
 )
 """Sample names that `read_frontend` looks at."""
@@ -54,27 +54,19 @@ _PREFILL: Final = "prefill"
 
 
 @dataclass(frozen=True, slots=True)
-class Frontend:
+class Frontend(PageCounts):
     """One frontend's counts at one moment; a metric that nothing has been counted by yet is not on its page.
 
     Attributes:
-        counters: Since its start, by field.
-        gauges: Now, by field.
         prefilling: Requests that prefill workers have and have not answered; None in an aggregated graph.
         pending: Prompt tokens assigned to each first-stage worker and not computed, by Dynamo's number of it; None
             where the frontend's mode does not count them.
         batch_tokens: Most prompt tokens that a worker computes in one step; None where no worker has said.
     """
 
-    counters: Mapping[str, float]
-    gauges: Mapping[str, float]
     prefilling: float | None = None
     pending: Mapping[str, float] | None = None
     batch_tokens: float | None = None
-
-    def follows(self, before: Frontend) -> bool:
-        """Return whether the same process counted on."""
-        return all(count >= before.counters[name] for name, count in self.counters.items())
 
     @property
     def waiting(self) -> float:
@@ -128,8 +120,7 @@ class FrontendMeter:
     """
 
     speed: float = 1.0
-    _before: Mapping[str, Frontend] = field(default_factory=dict)
-    _before_s: float = 0.0
+    _counts: CounterMeter[Frontend] = field(default_factory=CounterMeter)
     _input_mean: float | None = None
     _uncached_share: float = 1.0
 
@@ -138,37 +129,20 @@ class FrontendMeter:
     ) -> Demand | None:
         """Return what arrived since the last pull that was complete.
 
-        Args:
-            frontends: Those that could be read, by URL.
-            urls: Of all frontends.
-            now_s: Simulated seconds.
-            first: Role of the workers that prefill.
-
-        Returns:
-            None at the first pull, at one at which a frontend is missing, has joined or left, or has restarted, and
-            as long as requests have come and nothing tells the size of their prompts.
+        None also as long as requests have come and nothing tells the size of their prompts; else as of
+        `CounterMeter.gained`. ``first`` is the role of the workers that prefill.
         """
-        if not frontends.keys() >= set(urls) or not urls:
-            return None
-        before, before_s = self._before, self._before_s
-        if now_s <= before_s and before:
-            return None
-        self._before, self._before_s = {url: frontends[url] for url in urls}, now_s
+        found = self._counts.gained(frontends, urls, now_s)
         if self._input_mean is None:
-            self._input_mean = _first_mean(list(self._before.values()))
-        if before.keys() != self._before.keys():
+            self._input_mean = _first_mean(list(self._counts.newest.values()))
+        if found is None:
             return None
-        if not all(each.follows(before[url]) for url, each in self._before.items()):
-            return None
-        gained = {
-            key: sum(each.counters[key] - before[url].counters[key] for url, each in self._before.items())
-            for key in _COUNTERS
-        }
+        gained, period_s = found
         self._learn(gained)
-        now = {key: sum(each.gauges[key] for each in self._before.values()) for key in _GAUGES}
+        now = {key: self._counts.gauge(key) for key in _GAUGES}
         if self._input_mean is None and (gained["started"] or now["inflight"]):
             return None
-        return self._demand(gained, now, now_s - before_s, first)
+        return self._demand(gained, now, period_s, first)
 
     def _learn(self, gained: Mapping[str, float]) -> None:
         if gained["input_count"]:
@@ -181,7 +155,7 @@ class FrontendMeter:
     ) -> Demand:
         mean = self._input_mean or 0.0
         share = self._uncached_share
-        frontends = list(self._before.values())
+        frontends = list(self._counts.newest.values())
         pending = [each.pending for each in frontends if each.pending is not None]
         in_prefill = sum(
             max(0.0, each.gauges["unanswered"] - each.gauges["queued"])

@@ -1,4 +1,4 @@
-"""Which source reads what takes a graph's requests: its traits name it, and a distribution registers it.
+"""A graph's sources in their order; its traits name the one of its frontends, and a distribution registers it.
 
 An entry point of group ``penstock.metric_sources`` is a function that makes a `ReadingSource` of a `FrontendMetrics`.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, cast
 
-from penstock.api import GraphDeployment
+from penstock.api import GraphDeployment, MetricsSource
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
+from penstock.planner.options import PlannerOptions
 from penstock.planner.sources.base import ReadingSource, Urls
 from penstock.planner.sources.pages import MetricsPages
+from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 from penstock.planner.sources.scrape import ScrapeSource
 
 GROUP: Final = "penstock.metric_sources"
@@ -37,22 +39,8 @@ class FrontendMetrics:
     clock: SimulatedClock
 
 
-def frontend_source(
-    graph: GraphDeployment | None,
-    pages: MetricsPages,
-    urls: Urls,
-    *,
-    workers: ScrapeSource,
-    clock: SimulatedClock,
-) -> ReadingSource:
-    """Return the source of a graph's routers or frontends.
-
-    Args:
-        graph: The graph; None: not known, so Penstock's routers.
-        pages: See `FrontendMetrics`, as the others.
-        urls: Of routers or frontends.
-        workers: Reads the workers.
-        clock: Simulated time.
+def frontend_source(graph: GraphDeployment | None, frontend: FrontendMetrics) -> ReadingSource:
+    """Return the source of a graph's routers or frontends; without a graph, of Penstock's routers.
 
     Raises:
         ConfigError: no distribution has the source that the runtime names.
@@ -62,4 +50,43 @@ def frontend_source(
     if make is None:
         known = ", ".join(registered(GROUP)) or "none; install penstock again"
         raise ConfigError(f"{GROUP}: {name} is not installed; there is {known}")
-    return cast(ReadingSource, make(FrontendMetrics(pages, urls, workers, clock)))
+    return cast(ReadingSource, make(frontend))
+
+
+def sources_of(
+    options: PlannerOptions,
+    graph: GraphDeployment | None,
+    frontend: FrontendMetrics,
+    labels: GraphLabels,
+    *,
+    has_router: bool = True,
+) -> list[ReadingSource]:
+    """Return a graph's sources: the preferred one first, backed up by the others; Prometheus only if its URL is known.
+
+    Args:
+        options: Name the preferred one.
+        graph: As of `frontend_source`.
+        frontend: What they read.
+        labels: Of the graph's series in Prometheus.
+        has_router: A router's address is known.
+
+    Raises:
+        ConfigError: the preferred one cannot be read.
+    """
+    known: dict[MetricsSource, ReadingSource] = {}
+    if has_router:
+        known[MetricsSource.ROUTER] = frontend_source(graph, frontend)
+    known[MetricsSource.SCRAPE] = frontend.workers
+    if options.prometheus_url is not None:
+        known[MetricsSource.PROMETHEUS] = PrometheusSource(
+            connect(options.prometheus_url),
+            labels,
+            clock=frontend.clock,
+            routers=frontend.urls if has_router else None,
+        )
+    if options.metrics_source not in known:
+        raise ConfigError(
+            "--router-url: not given and not in the statefile, yet --metrics-source is router; give http://host:port"
+        )
+    first = known.pop(options.metrics_source)
+    return [first, *known.values()]

@@ -1,4 +1,4 @@
-"""Latency histograms that frontends export, for the dashboard: read from samples, and added up over frontends. Pure."""
+"""Latency histograms that frontends export, for the dashboard: read from samples and added up. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Final
 
 from penstock.core.exposition import Sample
-from penstock.planner.histogram import gained
 from penstock.planner.sources.base import Buckets
 
 TTFT: Final = "ttft"
@@ -49,3 +48,14 @@ def buckets_of(samples: Sequence[Sample]) -> Buckets:
 
 _bound = lru_cache(1024)(float)
 """The same few bounds come with every page."""
+
+
+def gained(before: Buckets, after: Buckets) -> Buckets:
+    """Return the cumulative counts gained since ``before``.
+
+    A counter that fell (its process restarted) counts from 0, as in Prometheus.
+    """
+    earlier = dict(before)
+    if any(count < earlier.get(bound, 0.0) for bound, count in after):
+        return after
+    return tuple((bound, count - earlier.get(bound, 0.0)) for bound, count in after)

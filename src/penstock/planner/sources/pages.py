@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from penstock.core.errors import ObservationError, PenstockError, UpstreamTimeout
 from penstock.core.http.client import ConnectionPool, Timeouts
-from penstock.planner.sources.backoff import LONGEST_PAUSE_S, PullBackoff
-from penstock.planner.sources.base import in_short
+from penstock.planner.sources.base import LONGEST_PAUSE_S, PullBackoff, in_short
 
 PULL_TIMEOUT_S = 1.0
 """Real seconds for one page. Chosen: the pull interval at real time; a page takes milliseconds."""
@@ -22,12 +21,6 @@ class MetricsPages:
     """
 
     def __init__(self, pool: ConnectionPool, *, real_now_s: Callable[[], float]) -> None:
-        """Build it.
-
-        Args:
-            pool: Connections.
-            real_now_s: Function that returns real monotonic seconds, for pauses.
-        """
         self._pool = pool
         self._real_now_s = real_now_s
         self._hung: dict[str, PullBackoff] = {}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.core import metric_names as names
 from penstock.core.clock import SimulatedClock
@@ -26,14 +26,6 @@ READ_TIMEOUT_S = 2.0
 FRESH_S = 30.0
 """Real seconds up to which a sample is fresh even if the planner asks for younger ones. Chosen: two of the
 usual 15 s scrape intervals; with less, most samples of a healthy server would count as stale."""
-
-
-class Client(Protocol):
-    """The one method of `prometheus_api_client.PrometheusConnect` that is used."""
-
-    def custom_query(self, query: str) -> list[dict[str, Any]]:
-        """Return an instant vector."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +83,12 @@ class PrometheusSource:
     counts_demand = False
 
     def __init__(
-        self, client: Client, labels: GraphLabels, *, clock: SimulatedClock, routers: Urls | None = None
+        self, client: Any, labels: GraphLabels, *, clock: SimulatedClock, routers: Urls | None = None
     ) -> None:
         """Build the source.
 
         Args:
-            client: Of the server.
+            client: Of the server, as `connect` returns it.
             labels: Of the graph's series.
             clock: For ages.
             routers: The graph's routers, asked at each read; None: it has none that is known.
@@ -211,7 +203,7 @@ class PrometheusSource:
 
     def _guarded(self, promql: str) -> list[dict[str, Any]]:
         try:
-            return self._client.custom_query(promql)
+            return list(self._client.custom_query(promql))
         except Exception as exc:  # the library raises its own, requests' and json's errors
             raise ObservationError(f"prometheus: {type(exc).__name__}: {exc}") from exc
 
@@ -230,7 +222,7 @@ def require_client() -> None:
         ) from exc
 
 
-def connect(url: str) -> Client:
+def connect(url: str) -> Any:
     """Return a client of the server at ``url``; nothing is sent yet.
 
     Raises:
@@ -241,8 +233,7 @@ def connect(url: str) -> Client:
     from urllib3.util.retry import Retry  # noqa: PLC0415 - comes with the extra
 
     # The library's own retries take seconds; the chain's next source is better than waiting.
-    client: Client = PrometheusConnect(url=url, timeout=READ_TIMEOUT_S, retry=Retry(total=0))
-    return client
+    return PrometheusConnect(url=url, timeout=READ_TIMEOUT_S, retry=Retry(total=0))
 
 
 def _distinct(series: Sequence[_Series]) -> list[_Series]:

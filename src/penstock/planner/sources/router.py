@@ -58,13 +58,6 @@ class RouterSource:
     counts_demand = True
 
     def __init__(self, pages: MetricsPages, urls: Urls, *, now_s: Callable[[], float]) -> None:
-        """Build the source.
-
-        Args:
-            pages: Of routers.
-            urls: Asked at each read.
-            now_s: Simulated seconds, for the periods of the demand.
-        """
         self._pages = pages
         self._urls = urls
         self._now_s = now_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.errors import ClusterError, ConflictError, NotFoundError
@@ -20,6 +20,9 @@ from penstock.kube.kinds import SCALING_ADAPTER
 from penstock.kube.objects.names import DECISION_ANNOTATION, OPERATOR, PLANNER, child_name
 from penstock.planner.targets.base import TargetState
 from penstock.planner.targets.pods import PodFacts, count
+
+if TYPE_CHECKING:
+    from penstock.planner.cluster.watch import GraphWatch
 
 UNSCHEDULABLE_S: Final = 15.0
 """Seconds after which an unschedulable pod is given up. A cluster that adds nodes needs longer: an option."""
@@ -39,26 +42,6 @@ OWN_MANAGERS: Final = frozenset({PLANNER, OPERATOR, f"{OPERATOR}-init", ""})
 Object = Mapping[str, Any]
 
 log = get_logger(__name__)
-
-
-class GraphView(Protocol):
-    """What a target sees of its graph: the newest state of the informers, shared and not to be changed."""
-
-    def problem(self) -> str | None:
-        """Return why the view may be old; None while all watches work."""
-        ...
-
-    def adapter(self, service: str) -> Object | None:
-        """Return a service's ScalingAdapter.
-
-        Beside its fields: ``owner``, the manager of its number of replicas, and ``refused``, why the API server
-        creates no further pod of the service; empty if it refuses none.
-        """
-        ...
-
-    def pods(self) -> Mapping[str, PodFacts]:
-        """Return the graph's pods by name, routers included."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +87,12 @@ class KubernetesTarget:
         self,
         client: KubeClient,
         graph: GraphDeployment,
-        view: GraphView,
+        view: GraphWatch,
         *,
         emit: Callable[[EventMessage], None] = lambda _message: None,
         unschedulable_s: float = UNSCHEDULABLE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Build the target of one graph.
-
-        Args:
-            client: Writes.
-            graph: With its namespace.
-            view: Reads.
-            emit: Called when somebody else has set a number of replicas, and when a change failed.
-            unschedulable_s: Seconds after which an unschedulable pod is given up.
-            now_s: Monotonic seconds.
-        """
         self._client = client
         self._graph = graph.name
         self._namespace = graph.metadata.namespace
@@ -171,19 +144,9 @@ class KubernetesTarget:
         )
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Write the desired number for ``replicas`` of ``role`` into its ScalingAdapter.
+        """Write the number, within the service's bounds, into its ScalingAdapter, as `Target.scale` describes it.
 
-        The number is kept within the service's bounds. A change of anything else in the adapter is no
-        conflict; a number of replicas other than the last one observed is.
-
-        Args:
-            role: A role that `observe` listed.
-            replicas: Wanted ready + starting replicas, >= 0.
-            decision_id: Written beside the number.
-
-        Raises:
-            ConflictError: somebody else has set the number since the last look.
-            ClusterError: no such pool, it has a fixed number, or the API server refused or failed.
+        A change of anything else in the adapter is no conflict; a number other than the last one observed is.
         """
         service = self._services.get(role)
         if service is None:

@@ -13,18 +13,16 @@ from penstock.api import Role
 from penstock.core.stamps import seconds
 from penstock.kube.objects.names import (
     BUDGET_GATE,
-    DRAINING,
-    ROLE_LABEL,
-    SERVING_LABEL,
-    WORKER_PORT,
-)
-from penstock.kube.objects.pods import (
     CONFIG_REASONS,
     CRASH_LOOP,
+    DRAINING,
     FINISHED_PHASES,
     GROUP_KEY_LABEL,
     PULL_REASONS,
+    ROLE_LABEL,
+    SERVING_LABEL,
     WORKER_INDEX_LABEL,
+    WORKER_PORT,
 )
 from penstock.planner.targets.base import Endpoint, PoolState
 

@@ -7,17 +7,15 @@ from math import inf
 from typing import TypeVar
 
 from penstock.api import Role, RouterConfig
-from penstock.router.core.busy_workers import BusyWorkers
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.queue_settings import QueueSettings
-from penstock.router.core.retries import RetryBudget, RetryRules
+from penstock.router.core.queue_state import QueueSettings
+from penstock.router.core.retries import TRUSTED_FRACTION, RetryBudget, RetryRules
 from penstock.router.core.router import RouterCore
-from penstock.router.core.tier_control import TierControl
-from penstock.router.core.transfers import TRUSTED_FRACTION
+from penstock.router.core.tiers import TierControl
 from penstock.router.core.worker import Recorder, ignore
 from penstock.router.core.worker_pool import WorkerPool
 from penstock.router.core.worker_spec import WorkerSize
-from penstock.router.policy.busy import busy_thresholds
+from penstock.router.policy.busy import BusyWorkers, busy_thresholds
 from penstock.router.policy.registry import decode_policy, make_policy
 from penstock.router.policy.routing_policy import AssignTime, RoutingPolicy
 from penstock.router.policy.sticky import StickySessions

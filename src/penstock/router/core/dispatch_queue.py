@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from penstock.api import QueueOrder, Tier
 from penstock.router.core.queue_state import QueueState
-from penstock.router.policy.load import WorkerLoad
-from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.arrival import Lane, QueuedRequest
 from penstock.router.policy.rebalance import RebalanceParams, decode_delay_s, plan_moves
 from penstock.router.policy.routing_policy import (
     Arrival,
@@ -22,7 +21,7 @@ from penstock.router.policy.routing_policy import (
     RoutingDecision,
     eligible,
 )
-from penstock.router.policy.worker_queue import PrefillThroughput, WorkerQueue
+from penstock.router.policy.worker_queue import PrefillThroughput, WorkerLoad, WorkerQueue
 
 T = TypeVar("T")
 
@@ -160,13 +159,14 @@ class DispatchQueue(QueueState[T]):
             waited_s: Another picker admitted it so long ago, simulated seconds: it meets no bound. None: it is new.
         """
         is_new = not again and waited_s is None
-        if is_new and not self.room.has_room(arrival, self.settings):
+        if is_new and not self._may_wait(arrival):
             return False
         queued = QueuedRequest(item, arrival, now_s - (waited_s or 0.0), uncached=arrival.tokens)
         decision = self._assign(queued, now_s, is_first=again)
         queued.weight = max(1, queued.uncached)
         self.waiting += 1
-        self.room.enter(arrival)
+        if self.settings.tiers is not None:
+            self.room.enter(arrival)
         self.tokens += arrival.tokens
         self._density.learn(len(arrival.chain), arrival.tokens)
         self.prompt_tokens.waiting += queued.weight
@@ -428,10 +428,13 @@ class DispatchQueue(QueueState[T]):
         return displaced
 
     def _next_up(self, worker: WorkerQueue[T], now_s: float) -> QueuedRequest[T] | None:
-        order = self.settings.order
+        order, line = self.settings.order, worker.line
+        if isinstance(line, Lane) and len(line.queue) == 1 and not line.late:
+            # The only one is next, late or not.
+            return next(iter(line.queue.values()))
         token_s = self._estimates.seconds(worker, 1) if order is QueueOrder.IN_TIME_FIRST else None
         if token_s is None:
-            return worker.line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
+            return line.next_up(now_s, hit_first=order is QueueOrder.HIT_FIRST)
         self._estimates.now_s = now_s
         ahead = worker.running_tokens - self._estimates.computed_tokens(worker) + worker.peer_tokens
 
@@ -439,7 +442,13 @@ class DispatchQueue(QueueState[T]):
             slo_s = self.settings.ttft_slo_s(queued.arrival.tier)
             return slo_s is not None and now_s - queued.since_s + (ahead + queued.uncached) * token_s > slo_s
 
-        return worker.line.next_up(now_s, is_late=is_late)
+        return line.next_up(now_s, is_late=is_late)
+
+    def _may_wait(self, arrival: Arrival) -> bool:
+        most, tiers = self.settings.max_requests, self.settings.tiers
+        if most is None:
+            return True
+        return self.waiting < most if tiers is None else self.room.has_room(arrival, tiers, most)
 
     def _has_room(self, worker: WorkerQueue[T]) -> bool:
         settings = self.settings
@@ -480,6 +489,7 @@ class DispatchQueue(QueueState[T]):
 
     def _stop_waiting(self, queued: QueuedRequest[T]) -> None:
         self.waiting -= 1
-        self.room.leave(queued.arrival)
+        if self.settings.tiers is not None:
+            self.room.leave(queued.arrival)
         self.prompt_tokens.waiting -= queued.weight
         self.tokens -= queued.tokens

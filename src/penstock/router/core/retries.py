@@ -1,20 +1,236 @@
-"""Whether a request that failed before its first byte is tried again, and what its failures prove. Pure.
+"""What the tries of a request prove: its assignments to workers, lost KV transfers, and whether it is tried again. Pure.
 
 A retry that leaves a failing worker for a sound one adds no load where there is none to spare, so it takes nothing
 out of the budget: the budget protects a pool that fails as a whole.
+
+Of a lost KV transfer either end may be at fault: a prefill worker that is gone or whose KV port is shut, a decode worker
+without a way there. The request tells, once it is served over other ends.
+
+A vLLM 0.32 decode worker does not notice that it reads blocks after their lease: it answers 200 with text made from
+whatever the blocks hold by then. The lease runs on the prefill worker, whose answer does not say until when
+(``remote_blocks_expiry_time`` is null in pull mode); but that worker counts leases that ran out. So: a first token within
+the lease is trusted; a later one only if that count has not grown since the prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
+from enum import Enum, StrEnum, auto
+from typing import Any, Final, Generic, TypeVar
 
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.transfers import KvTransfer
+from penstock.api import Role
+from penstock.api.lease_rules import HAND_OVER_FRACTION
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_pool import WorkerPool
+
+T = TypeVar("T")
+
+
+class Verdict(StrEnum):
+    """What a request says of its worker; each is a method of `Assignment`."""
+
+    PROVED = "proved"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    UNPROVEN = "unproven"
+    CONVICTED = "convicted"
+    PARDONED = "pardoned"
+
+
+class Assignment(Generic[T]):
+    """A request's stay at a worker, from its dispatch until `RouterCore.release`.
+
+    A verdict (`succeeded`, `failed`) reaches the worker's circuit at once and only the first one counts; the share of
+    the worker's counters is given back by `end`, exactly once.
+
+    Attributes:
+        item: The request, as the caller queued it.
+        worker: Where it went.
+        tokens: Prompt tokens, known or estimated, and what was generated so far.
+        since_s: When it was dispatched, simulated seconds.
+        queued_s: How long it waited, simulated seconds.
+        reason: Why this worker, one short phrase.
+        is_open: It has not been given back.
+        on_verdict: Is told each verdict and its cause, where another router picks; None: nobody is.
+    """
+
+    __slots__ = (
+        "_has_verdict",
+        "_is_counted",
+        "_openings",
+        "_probe",
+        "is_open",
+        "item",
+        "on_verdict",
+        "queued_s",
+        "reason",
+        "since_s",
+        "tokens",
+        "worker",
+    )
+
+    def __init__(
+        self, item: T, worker: Worker, tokens: int, *, now_s: float, queued_s: float = 0.0, reason: str = ""
+    ) -> None:
+        self.item = item
+        self.worker = worker
+        self.tokens = tokens
+        self.since_s = now_s
+        self.queued_s = queued_s
+        self.reason = reason
+        self.is_open = True
+        self.on_verdict: Callable[[Verdict, str], None] | None = None
+        self._has_verdict = False
+        self._is_counted = False
+        self._probe = worker.breaker.sent(now_s)
+        self._openings = worker.breaker.openings
+        worker.inflight_requests += 1
+        worker.inflight_tokens += tokens
+
+    @property
+    def role(self) -> Role:
+        """Role of the worker."""
+        return self.worker.spec.role
+
+    def grow(self, tokens: int) -> None:
+        """Count generated tokens."""
+        self.tokens += tokens
+        self.worker.inflight_tokens += tokens
+
+    def proved(self) -> None:
+        """Note the right beginning of an answer: a probe lets others in before the end of its stream."""
+        if not self._has_verdict and self._probe:
+            self.worker.answered(probe=True, is_complete=False)
+            self._probe = False
+        if self.on_verdict is not None and not self._has_verdict:
+            self.on_verdict(Verdict.PROVED, "")
+
+    def succeeded(self) -> None:
+        """Note a right answer, or one whose error is the client's."""
+        if not self._has_verdict:
+            self._has_verdict = True
+            self.worker.answered(probe=self._probe)
+            if self.on_verdict is not None:
+                self.on_verdict(Verdict.SUCCEEDED, "")
+
+    def failed(self, now_s: float, cause: str, *, proven: bool = True) -> None:
+        """Note a failure.
+
+        Args:
+            now_s: Simulated seconds.
+            cause: What the worker did, for the log and `/workers`.
+            proven: Whether the worker is at fault without doubt; else `convict` or `pardon` follows.
+        """
+        if not self._has_verdict:
+            self._has_verdict = True
+            self._is_counted = self.worker.failed(
+                now_s, cause, probe=self._probe, proven=proven, openings=self._openings
+            )
+            if self.on_verdict is not None:
+                self.on_verdict(Verdict.FAILED if proven else Verdict.UNPROVEN, cause)
+
+    def convict(self, now_s: float) -> None:
+        """Prove a failure: another worker has served the request."""
+        if self._is_counted:
+            self.worker.convicted(now_s)
+        if self.on_verdict is not None:
+            self.on_verdict(Verdict.CONVICTED, "")
+
+    def pardon(self, now_s: float) -> None:
+        """Take the failure back: it followed the request to other workers."""
+        if self._is_counted:
+            self._is_counted = False
+            self.worker.breaker.pardoned(now_s, probe=self._probe)
+        if self.on_verdict is not None:
+            self.on_verdict(Verdict.PARDONED, "")
+
+    def end(self) -> None:
+        """Give the share back; without a verdict the worker is judged neither way. Does nothing the second time."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if not self._has_verdict:
+            self._has_verdict = True
+            self.worker.breaker.abandoned(probe=self._probe)
+        self.worker.inflight_requests -= 1
+        self.worker.inflight_tokens -= self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """The two ends of one KV transfer."""
+
+    prefill: Worker
+    decode: Worker
+
+    def lost(self) -> None:
+        """Take note that it did not arrive."""
+        self.prefill.lost_transfers += 1
+        self.decode.lost_transfers += 1
+
+    def arrived(self, lost: Iterable[KvTransfer], now_s: float) -> None:
+        """Take note that it arrived, and eject workers that are at fault for the request's earlier ones.
+
+        Args:
+            lost: The same request's earlier transfers, oldest first.
+            now_s: Simulated seconds.
+        """
+        self.prefill.lost_transfers = self.decode.lost_transfers = 0
+        for each in lost:
+            worker = end_at_fault(each, self)
+            if worker is not None and worker.loses_transfers:
+                worker.eject(now_s, f"{worker.lost_transfers} KV transfers in a row were lost")
+
+
+def end_at_fault(lost: KvTransfer, arrived: KvTransfer) -> Worker | None:
+    """Return the end at which a transfer was lost, given that the same request's later one arrived.
+
+    The end that the two do not share, as the shared one has just worked; of two such ends the one with more losses
+    since something last arrived there, None for as many.
+    """
+    decode_differs, prefill_differs = lost.decode is not arrived.decode, lost.prefill is not arrived.prefill
+    if decode_differs and prefill_differs:
+        difference = lost.prefill.lost_transfers - lost.decode.lost_transfers
+        if difference == 0:
+            return None
+        return lost.prefill if difference > 0 else lost.decode
+    if decode_differs:
+        return lost.decode
+    return lost.prefill if prefill_differs else None
+
+
+TRUSTED_FRACTION: Final = HAND_OVER_FRACTION
+"""The lease begins before the prefill's answer has come here; what is left of it covers that way."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvLease:
+    """The hold on the blocks of one KV transfer.
+
+    Attributes:
+        worker: The prefill worker.
+        granted_s: When its answer came, simulated seconds.
+        expired_before: Its count of expired leases by then; None when it was not known.
+    """
+
+    worker: Worker
+    granted_s: float
+    expired_before: float | None
+
+    def is_within(self, lease_s: float, now_s: float) -> bool:
+        """Return whether blocks read by now were certainly held, given the length of a first lease."""
+        return now_s - self.granted_s < TRUSTED_FRACTION * lease_s
+
+    def is_intact(self, expired: float | None) -> bool:
+        """Return whether no lease has expired since, given the worker's newest count; None: not known."""
+        return expired is not None and expired == self.expired_before
+
+
+def grant(worker: Worker, now_s: float) -> KvLease:
+    """Return the lease of a prefill that was just answered."""
+    return KvLease(worker, now_s, worker.expired_leases)
+
 
 _WINDOW_S = 10.0
 """Chosen: the floor may be saved up over this many simulated seconds, Finagle's window for its budgets."""

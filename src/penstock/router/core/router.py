@@ -12,15 +12,13 @@ from math import inf
 from typing import TypeVar
 
 from penstock.api import Role, Tier
-from penstock.router.core.assignment import Assignment
-from penstock.router.core.busy_workers import ALL_BUSY
-from penstock.router.core.effects import Dispatch, Effects, RefusalReason, Refuse
-from penstock.router.core.router_state import RouterState
-from penstock.router.core.tier_backlog import line_tokens
+from penstock.router.core.retries import Assignment
+from penstock.router.core.router_state import Effects, RefusalReason, Refuse, RouterState
+from penstock.router.core.tiers import line_tokens
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.busy import BusyThresholds
-from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.arrival import QueuedRequest
+from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.routing_policy import Arrival, AssignTime
 
 T = TypeVar("T")
@@ -110,6 +108,8 @@ class RouterCore(RouterState[T]):
         for each in self._needed(role):
             self._follow(each, now_s)
             names, busy = self._names[each], self.busy[each]
+            if not (busy.is_any or busy.has_thresholds):
+                continue
             if busy.none_takes(names):
                 return each
             backlog = 0 if each is Role.DECODE else self.queues[each].backlog_tokens
@@ -134,12 +134,14 @@ class RouterCore(RouterState[T]):
             measured: Whether this is noticed as it happens, and not only at the end of the answer.
         """
         role, queue = assignment.role, self.queues[assignment.role]
-        self._uncomputed.leave(assignment.item)
-        self._handed_over.begun(assignment.item, now_s)
+        if self.tiers is not None:
+            self._uncomputed.leave(assignment.item)
+            self._handed_over.begun(assignment.item, now_s)
         before = queue.prompt_tokens.computed
         queue.prefilled(assignment.item, now_s, cached_tokens=cached_tokens, measured=measured)
-        self.busy[role].computed(queue.prompt_tokens.computed - before, now_s)
-        self._load_changed(role, now_s, assignment.worker.name)
+        if self.busy[role].has_thresholds:
+            self.busy[role].computed(queue.prompt_tokens.computed - before, now_s)
+            self._load_changed(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
     def release(self, assignment: Assignment[T], now_s: float) -> Effects[T]:
@@ -378,22 +380,20 @@ class RouterCore(RouterState[T]):
                 return False
             return worker is None or worker.breaker.is_closed or worker.breaker.allows(now_s, is_last=True)
 
-        is_any_open = pool.are_closed(role) and not closed and not (holds and busy.thresholds.is_set)
+        is_any_open = pool.are_closed(role) and not closed and not (holds and busy.has_thresholds)
         effects: Effects[T] = []
         for queued in queue.dispatch(now_s, None if is_any_open else is_open):
             worker = pool.get(queued.worker)
             assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
             self._count_dispatch(queued, role, now_s)
             effects.append(
-                Dispatch(
-                    Assignment(
-                        queued.item,
-                        worker,
-                        queued.tokens,
-                        now_s=now_s,
-                        queued_s=max(0.0, now_s - queued.since_s),
-                        reason=queued.reason,
-                    )
+                Assignment(
+                    queued.item,
+                    worker,
+                    queued.tokens,
+                    now_s=now_s,
+                    queued_s=max(0.0, now_s - queued.since_s),
+                    reason=queued.reason,
                 )
             )
             self._load_changed(role, now_s, queued.worker)

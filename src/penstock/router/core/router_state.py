@@ -1,24 +1,150 @@
-"""What a router knows: its workers, the queues before them, who is busy, and what each tier has where. Pure."""
+"""What a router knows: its workers, the queues before them, who is busy, and what each tier has where; and its effects. Pure."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from math import inf
 from typing import Generic, TypeVar
 
 from penstock.api import Role
-from penstock.router.core.busy_workers import BusyWorkers
 from penstock.router.core.dispatch_queue import DispatchQueue
-from penstock.router.core.handed_over import HandedOver
-from penstock.router.core.tier_backlog import TierBacklog
-from penstock.router.core.tier_control import TierControl
-from penstock.router.core.turned_away import TurnedAway
-from penstock.router.core.wake import WakeTimes
+from penstock.router.core.retries import Assignment
+from penstock.router.core.tiers import HandedOver, TierBacklog, TierControl
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.policy.busy import BusyWorkers
 from penstock.router.policy.routing_policy import Arrival, AssignTime
 
 T = TypeVar("T")
+
+
+class RefusalReason(Enum):
+    """Why a request gets no worker."""
+
+    QUEUE_FULL = auto()
+    QUEUE_TIMEOUT = auto()
+    NO_WORKER = auto()
+    SHED = auto()
+    ALL_BUSY = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Generic[T]):
+    """A request gets no worker.
+
+    Attributes:
+        item: The request.
+        role: Of the stage that has no worker for it.
+        reason: Why.
+        message: For the client: what was exceeded or is missing, and the remedy.
+        retry_after_s: When there is expected to be room, simulated seconds from now; None: unknown.
+    """
+
+    item: T
+    role: Role
+    reason: RefusalReason
+    message: str
+    retry_after_s: float | None = None
+
+
+Effects = list[Assignment[T] | Refuse[T]]
+"""Each `Assignment` is a request that goes to its worker now; `RouterCore.release` ends it."""
+
+
+LATELY_S = 15.0
+"""Chosen: the time between two syncs of a HorizontalPodAutoscaler, so that each sees what was turned away since the last."""
+
+
+class TurnedAway:
+    """Counts of one stage of one router.
+
+    Attributes:
+        total: Rejected, shed, refused by a full queue, or timed out there, so far.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._at_s: deque[float] = deque()
+
+    def add(self, now_s: float) -> None:
+        """Count a request, at a simulated second."""
+        self.total += 1
+        self._at_s.append(now_s)
+        self.lately(now_s)
+
+    def lately(self, now_s: float) -> int:
+        """Return how many were turned away within `LATELY_S` before now."""
+        while self._at_s and self._at_s[0] <= now_s - LATELY_S:
+            self._at_s.popleft()
+        return len(self._at_s)
+
+
+KEPT = 8
+"""Wake-ups remembered. Chosen: a slow image pull counts for a while, and not for ever."""
+
+LEARNT_FROM = 3
+"""Wake-ups seen before they bound the wait. Chosen: a replica that was lost and not scaled to zero may be half started
+when the first request comes; one such short time must not refuse requests."""
+
+HOLD_FACTOR = 2.0
+"""Chosen: starts vary with image caches and nodes. A wait that is too long costs only requests that are lost anyway, one
+that is too short loses those that would have been served."""
+
+
+class WakeTimes:
+    """The wake-ups of one router."""
+
+    def __init__(self, max_s: float) -> None:
+        """Know none yet; ``max_s`` is the longest wait that is configured, simulated seconds > 0."""
+        self._max_s = max_s
+        self._took_s: deque[float] = deque(maxlen=KEPT)
+        self._begun_s: float | None = None
+        self._was_served = False
+
+    @property
+    def slowest_s(self) -> float | None:
+        """The slowest remembered wake-up, simulated seconds; None: too few were seen."""
+        return max(self._took_s) if len(self._took_s) >= LEARNT_FROM else None
+
+    @property
+    def hold_s(self) -> float:
+        """How long a request waits for a worker, simulated seconds: the configured bound until enough is learnt."""
+        slowest_s = self.slowest_s
+        return self._max_s if slowest_s is None else min(self._max_s, HOLD_FACTOR * slowest_s)
+
+    def asked(self, now_s: float) -> None:
+        """Take note of a request that finds no worker of any stage.
+
+        Before workers have served once they may have begun to start long ago: that teaches nothing.
+        """
+        if self._begun_s is None and self._was_served:
+            self._begun_s = now_s
+
+    def served(self, now_s: float) -> None:
+        """Take note that every stage has a worker."""
+        self._was_served = True
+        if self._begun_s is not None:
+            self._took_s.append(now_s - self._begun_s)
+            self._begun_s = None
+
+    def left_s(self, now_s: float) -> float | None:
+        """Return how long workers are expected to take still, simulated seconds; None: none is being waited for.
+
+        A wake-up that already takes longer than any remembered one, or than nothing, is expected to take as long again.
+        """
+        if self._begun_s is None:
+            return None
+        past_s, slowest_s = now_s - self._begun_s, self.slowest_s
+        return slowest_s - past_s if slowest_s is not None and past_s < slowest_s else past_s
+
+    def least_left_s(self, now_s: float) -> float:
+        """Return the least time that workers take still, as the fastest remembered wake-up did; 0: any may be next."""
+        if self._begun_s is None or len(self._took_s) < LEARNT_FROM:
+            return 0.0
+        return max(0.0, min(self._took_s) - (now_s - self._begun_s))
 
 
 class RouterState(Generic[T]):
@@ -130,7 +256,7 @@ class RouterState(Generic[T]):
     def _load_changed(self, role: Role, now_s: float, name: str | None) -> None:
         """Decide again whether a worker is busy; None: every worker of the role."""
         busy = self.busy[role]
-        if not busy.thresholds.is_set:
+        if not busy.has_thresholds:
             return
         if name is None:
             self._loads_changed(role, now_s)
@@ -145,7 +271,7 @@ class RouterState(Generic[T]):
     def _loads_changed(self, role: Role, now_s: float) -> None:
         names, busy = self._names[role], self.busy[role]
         busy.keep_only(names, now_s)
-        if busy.thresholds.is_set:
+        if busy.has_thresholds:
             for name in names:
                 self._load_changed(role, now_s, name)
 
@@ -164,6 +290,8 @@ class RouterState(Generic[T]):
         return full | busy.not_taking(names)
 
     def _left(self, item: T, role: Role) -> None:
+        if self.tiers is None:
+            return
         self._uncomputed.leave(item)
         self._handed_over.leave(item)
         self._held[role].leave(item)

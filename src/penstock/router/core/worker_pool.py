@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from penstock.api import BreakerConfig, Role
-from penstock.core.engine_progress import NO_PROGRESS_KNOWN
 from penstock.core.errors import NotFoundError
-from penstock.router.core.worker import Recorder, Worker, WorkerChange, WorkerEvent, ignore
+from penstock.core.worker_metrics import NO_PROGRESS_KNOWN
+from penstock.router.core.worker import (
+    CircuitBreaker,
+    Recorder,
+    Worker,
+    WorkerChange,
+    WorkerEvent,
+    ignore,
+    may_eject,
+)
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.policy.breaker import CircuitBreaker, may_eject
 
 
 class WorkerPool:
@@ -18,13 +25,6 @@ class WorkerPool:
     def __init__(
         self, breaker: BreakerConfig, *, is_supervised: bool = False, record: Recorder = ignore
     ) -> None:
-        """Start without workers.
-
-        Args:
-            breaker: Of their circuits.
-            is_supervised: Something keeps workers running, so one may be waited for even while none is known.
-            record: Takes what happens to workers.
-        """
         self._breaker = breaker
         self._is_supervised = is_supervised
         self._record = record
@@ -81,6 +81,9 @@ class WorkerPool:
         Of a half-open circuit that is one request at a time. While every worker of the role is ejected, each is
         probed after the first ejection time, however long its own has grown.
         """
+        known = self._closed.get(role)
+        if known is not None:
+            return known
         if self.are_closed(role):
             return self._closed[role]
         pool = self._serving(role)

@@ -1,22 +1,43 @@
-"""Reads the local backend's statefile; the last good view survives a missing, partial or corrupt file.
+"""The local backend's statefile as discovery, and a fixed list of workers from the command line.
 
-Its writer replaces the file atomically, so a bad one is somebody else's doing: it is reported once and
-what was known goes on being served.
+The last good view survives a missing, partial or corrupt file. Its writer replaces the file atomically, so a bad one is
+somebody else's doing: it is reported once and what was known goes on being served.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from penstock.api import WORKER_ROLES, Role
+from penstock.core.errors import ConfigError
 from penstock.core.local_state import ARBITER_KEY, EMPTY_STATES, EntryState
 from penstock.core.logs import get_logger
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.runtimes import fill
 from penstock.runtimes.engine_flags import kv_events_endpoint, kv_replay_endpoint
+
+
+def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:
+    """Read a fixed fleet from ``role=url`` arguments; names become ``role-0``, ``role-1``...
+
+    Raises:
+        ConfigError: a value is not ``role=http://host:port``.
+    """
+    found: list[WorkerSpec] = []
+    for value in values:
+        role_text, _, url = value.partition("=")
+        if role_text not in WORKER_ROLES or not url.startswith("http://") or len(url) <= len("http://"):
+            roles = ", ".join(WORKER_ROLES)
+            raise ConfigError(f"--worker: {value!r}: write role=http://host:port with a role of {roles}")
+        role = Role(role_text)
+        number = sum(each.role is role for each in found)
+        found.append(WorkerSpec(name=f"{role}-{number}", role=role, url=url.rstrip("/")))
+    return tuple(found)
+
 
 log = get_logger(__name__)
 
@@ -27,8 +48,6 @@ class StatefileDiscovery:
     Attributes:
         problem: Why the newest read was of no use, or None.
     """
-
-    __slots__ = ("_path", "_routers", "_stamp", "_view", "problem")
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Keeps the workers' states true: polls discovery, checks every worker's health and reads its metrics.
+"""Keeps the workers' states true: polls discovery, checks every worker's health and reads its metrics page.
 
 One task per worker, all owned by `WorkerWatch`; a worker that hangs delays no other's check.
 """
@@ -6,22 +6,122 @@ One task per worker, all owned by `WorkerWatch`; a worker that hangs delays no o
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from penstock.api import HealthConfig
+from penstock.core import metric_names as names
 from penstock.core.clock import SimulatedClock
-from penstock.core.engine_progress import stall_problem
 from penstock.core.errors import ObservationError, PenstockError, UpstreamConnectError, UpstreamTimeout
+from penstock.core.exposition import Sample, parse_samples
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.logs import get_logger
+from penstock.core.worker_metrics import (
+    PROGRESS_NAMES,
+    WAITING_NAMES,
+    EngineReading,
+    read_engine,
+    stall_problem,
+    waiting_by_engine,
+)
 from penstock.router.admission import Admission
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_spec import WorkerSpec
-from penstock.router.discovery.page import read_page
-from penstock.router.periodic import FLOOR_REAL_S, period_real_s
+
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,11}")
+_EXPIRED: Final = names.VLLM_NIXL_EXPIRED + names.COUNTER_SUFFIX
+_WANTED: Final = (names.VLLM_CACHE_CONFIG_INFO, _EXPIRED, *WAITING_NAMES, *PROGRESS_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPage:
+    """One reading.
+
+    Attributes:
+        kv_usage_fraction: KV blocks in use, 0-1; None when the page does not say.
+        expired_leases: Prompts whose lease ran out before they were read, since the worker's start; None
+            when the page does not say.
+        engine: Whether it gets on.
+        waiting_requests: That wait in the worker for room; None when the page does not say.
+        kv_ranks: KV blocks in use of each data-parallel rank, 0-1; empty when the page does not say.
+        kv_total_blocks: KV blocks of all ranks together; None when the page does not say.
+        kv_capacity_tokens: Tokens that these hold; None when the page does not say.
+    """
+
+    kv_usage_fraction: float | None
+    expired_leases: float | None
+    waiting_requests: float | None
+    engine: EngineReading
+    kv_ranks: tuple[float, ...] = ()
+    kv_total_blocks: int | None = None
+    kv_capacity_tokens: int | None = None
+
+
+async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> WorkerPage:
+    """Fetch and read the page of the worker at ``url``.
+
+    Raises:
+        UpstreamError: no whole answer came.
+        ObservationError: the page is not served, or cannot be parsed.
+    """
+    response = await pool.request("GET", url + "/metrics", timeouts=timeouts)
+    if response.status != 200:
+        raise ObservationError(f"{url}/metrics answered {response.status}; a page needs 200")
+    samples = parse_samples(response.body.decode("utf-8", "replace"), _WANTED)
+    usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
+    expired = [sample.value for sample in samples if sample.name == _EXPIRED]
+    mean = kv_usage(usage)
+    ranks = tuple(usage) if mean is not None else ()
+    blocks, tokens = _kv_size(samples, ranks=max(1, len(ranks)))
+    return WorkerPage(
+        mean,
+        sum(expired) if expired else None,
+        _requests(waiting_by_engine(samples)),
+        read_engine(samples),
+        ranks,
+        blocks,
+        tokens,
+    )
+
+
+def _kv_size(samples: list[Sample], *, ranks: int) -> tuple[int | None, int | None]:
+    """Return a worker's KV blocks and the tokens that they hold; None where its page does not say for each rank."""
+    blocks = tokens = told = 0
+    for sample in samples:
+        if sample.name != names.VLLM_CACHE_CONFIG_INFO:
+            continue
+        count, size = sample.labels.get("num_gpu_blocks", ""), sample.labels.get("block_size", "")
+        if _NUMBER.fullmatch(count) and _NUMBER.fullmatch(size):
+            told += 1
+            blocks += int(count)
+            tokens += int(count) * int(size)
+    return (blocks, tokens) if told == ranks else (None, None)
+
+
+def _requests(values: list[float]) -> float | None:
+    """Return the sum over a worker's ranks, or None if one is no number of requests."""
+    if not values or not all(math.isfinite(value) and value >= 0 for value in values):
+        return None
+    return sum(values)
+
+
+def kv_usage(values: list[float]) -> float | None:
+    """Return a worker's KV usage from its ranks' gauges: their mean, or None if one is no fraction.
+
+    NaN, infinities and values outside 0-1 are a fault of the page; half of a worker is no reading.
+    """
+    if not values or not all(math.isfinite(value) and 0 <= value <= 1 for value in values):
+        return None
+    return sum(values) / len(values)
+
 
 log = get_logger(__name__)
+
+_FLOOR_REAL_S: Final = 0.1
+"""Shortest pause between checks in real time: at high speeds a simulated second would be too many calls."""
 
 
 class Discovery(Protocol):
@@ -56,23 +156,14 @@ class WorkerWatch:
         *,
         requests: ConnectionPool,
     ) -> None:
-        """Tie the parts; nothing is checked yet.
-
-        Args:
-            admission: Holds the workers.
-            pool: Connections for checks and scrapes.
-            config: How often, and what counts as unhealthy.
-            clock: Simulated time.
-            requests: Connections of the requests under way, which are broken at a worker that stalled or that
-                nothing is heard of.
-        """
+        """Tie the parts; nothing is checked yet."""
         self._admission = admission
         self._pool = pool
         self._requests = requests
         self._config = config
         self._clock = clock
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
-        self._period_real_s = period_real_s(clock, config.interval_seconds)
+        self._period_real_s = max(_FLOOR_REAL_S, clock.to_real_s(config.interval_seconds))
         self._timeouts = Timeouts.each(config.timeout_real_seconds)
 
     def follow(self, discovery: Discovery) -> None:
@@ -109,7 +200,7 @@ class WorkerWatch:
                 await self.check(worker)
             except Exception:  # root of the worker's task: without checks it would stay as it was last seen
                 log.exception("health check failed unexpectedly", worker=worker.name)
-            due_s = max(due_s + self._period_real_s, loop.time() + FLOOR_REAL_S / 2)
+            due_s = max(due_s + self._period_real_s, loop.time() + _FLOOR_REAL_S / 2)
             await asyncio.sleep(due_s - loop.time())
 
     async def check(self, worker: Worker) -> None:

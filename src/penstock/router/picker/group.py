@@ -1,6 +1,8 @@
-"""Ties one router to the others of its graph: who picks, and what follows from it.
+"""Ties one router to the others of its graph: which of them picks, and what follows from it.
 
-Called each 0.1 s and whenever another router says something; `election` decides.
+The oldest router that a majority hears claims the next term, a fencing number that only grows; the others follow the
+claim of the highest term as long as a majority hears its owner. So a younger picker stays when an older router comes back,
+and one that was away finds a higher term and steps down.
 """
 
 from __future__ import annotations
@@ -8,23 +10,71 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.core.http.messages import Request, Responder
 from penstock.core.logs import get_logger
 from penstock.router.admission import Admission
-from penstock.router.graph_thresholds import GraphThresholds
 from penstock.router.metrics import RouterMetrics
 from penstock.router.picker import messages as wire
-from penstock.router.picker.channel import NAME
-from penstock.router.picker.election import Leader, elect, majority
-from penstock.router.picker.links import Link, Links
+from penstock.router.picker.links import NAME, Link, Links
+from penstock.router.picker.messages import Status
 from penstock.router.picker.relay import Relay
 from penstock.router.picker.server import PickerServer
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import GraphSecret
-from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.proxy.completion import RequestRefused
+from penstock.router.thresholds import GraphThresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The picker that a router believes in.
+
+    Attributes:
+        instance: Its name.
+        term: Its fencing number, >= 1.
+    """
+
+    instance: str
+    term: int
+
+
+def majority(members: int) -> int:
+    """Return the least number of routers that is more than half; 1: 1, 2: 2, 3: 2, 4: 3."""
+    return members // 2 + 1
+
+
+def elect(own: Status, heard: Iterable[Status], members: int) -> Leader | None:
+    """Return the picker; None: there is none that this router may believe in now.
+
+    Where it is this router itself and ``own`` has no claim yet, it begins the term that is returned.
+
+    Args:
+        own: This router.
+        heard: The others, as far as they were heard in the last moments.
+        members: Routers of the graph, this one included, but for those that are known to be gone; >= 1.
+    """
+    views = {each.instance: each for each in (*heard, own)}
+    voters = [each for each in views.values() if each.instance in own.sees]
+    needed = majority(members)
+
+    def is_seen(instance: str) -> bool:
+        return sum(instance in each.sees for each in voters) >= needed
+
+    term = max(each.term for each in voters)
+    claims = [each for each in voters if each.is_leader and each.term == term and not each.is_stopping]
+    for claim in sorted(claims, key=lambda each: (each.since_s, each.instance)):
+        if is_seen(claim.instance):
+            return Leader(claim.instance, term)
+    eligible = [each for each in voters if not each.is_stopping and is_seen(each.instance)]
+    oldest = min(eligible, key=lambda each: (each.since_s, each.instance), default=None)
+    if oldest is None or oldest.instance != own.instance:
+        return None
+    return Leader(own.instance, term + 1)
+
 
 log = get_logger(__name__)
 

@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.api import Role, Tier
 from penstock.core.errors import PenstockError
-from penstock.router.core.assignment import Verdict
-from penstock.router.core.effects import RefusalReason
+from penstock.router.core.retries import Verdict
+from penstock.router.core.router_state import RefusalReason
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.keys import KEY_BYTES, MAX_BLOCKS, SUB_BLOCK_KEYS
 
@@ -286,10 +286,7 @@ def frames(messages: Iterable[Message]) -> bytes:
 class FrameReader:
     """Cuts what comes into frames, and reads their messages."""
 
-    __slots__ = ("_data",)
-
     def __init__(self) -> None:
-        """Begin with nothing read."""
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -310,6 +307,6 @@ class FrameReader:
             del held[: _LENGTH_BYTES + length]
             try:
                 found = _decoder.decode(content)
-            except msgspec.MsgspecError as exc:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
                 raise ProtocolError(f"frame: {exc}") from exc
             yield from found

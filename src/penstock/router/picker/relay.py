@@ -26,12 +26,12 @@ from penstock.router.admission import (
     TierFirstToken,
     TierTurnedAway,
 )
-from penstock.router.core.assignment import Verdict
+from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
 from penstock.router.core.worker import Worker
 from penstock.router.metrics import RouterMetrics
 from penstock.router.picker import messages as wire
-from penstock.router.picker.channel import TICK_REAL_S, Channel
+from penstock.router.picker.links import TICK_REAL_S, Channel
 from penstock.router.policy.arrival import Arrival
 
 log = get_logger(__name__)
@@ -83,7 +83,6 @@ class RecentPrompts:
     """The latest prompts and where they were computed, bounded by their keys."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._prompts: deque[tuple[str, Arrival]] = deque()
         self._keys = 0
 

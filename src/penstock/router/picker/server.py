@@ -19,11 +19,11 @@ from penstock.router.admission import (
     TierTurnedAway,
     Waiter,
 )
-from penstock.router.core.assignment import Verdict
-from penstock.router.core.effects import Refuse
+from penstock.router.core.retries import Verdict
 from penstock.router.core.router import RunningAt
+from penstock.router.core.router_state import Refuse
 from penstock.router.picker import messages as wire
-from penstock.router.picker.channel import Channel
+from penstock.router.picker.links import Channel
 from penstock.router.picker.relay import RecentPrompts
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.slo_monitor import EndedRequest
@@ -42,7 +42,6 @@ class RelayedRequest:
     __slots__ = ("_session", "arrival", "assignment", "number", "role")
 
     def __init__(self, session: Session, number: int, role: Role, arrival: Arrival) -> None:
-        """Begin without a worker."""
         self.arrival = arrival
         self._session = session
         self.number = number
@@ -69,7 +68,6 @@ class Session:
     """
 
     def __init__(self, picker_server: PickerServer) -> None:
-        """Begin with nothing asked."""
         self._server = picker_server
         self._requests: dict[int, RelayedRequest] = {}
         self._unsettled: OrderedDict[int, LiveAssignment] = OrderedDict()
@@ -282,7 +280,6 @@ class PickerServer:
         recent: RecentPrompts,
         followed: Callable[[], None],
     ) -> None:
-        """Begin without connections."""
         self.admission = admission
         self.now_s = now_s
         self.instance = instance

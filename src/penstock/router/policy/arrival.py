@@ -1,9 +1,11 @@
-"""A request as placing policies see it. Pure."""
+"""A request as routing policies see it, as it waits or runs, the line that it waits in, and the token counts of a queue. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Final, Generic, TypeVar
 
 from penstock.api import Tier
 from penstock.router.policy.keys import BLOCK_TOKENS, Prefix
@@ -11,9 +13,9 @@ from penstock.router.policy.keys import BLOCK_TOKENS, Prefix
 _RANKS: Final = {tier: rank for rank, tier in enumerate(Tier)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrival:
-    """A request to place.
+    """A request to place; never changed, and not frozen because a frozen one takes three times as long to make.
 
     Attributes:
         chain: Chained prefix keys, one per begun block.
@@ -44,15 +46,13 @@ class Arrival:
 
     def __post_init__(self) -> None:
         """Pack the chain once, for all the indexes that it is looked up in."""
-        object.__setattr__(self, "prefix", Prefix(self.chain))
-        object.__setattr__(self, "rank", _RANKS[self.tier])
+        self.prefix = Prefix(self.chain)
+        self.rank = _RANKS[self.tier]
 
     def avoiding(self, names: frozenset[str]) -> Arrival:
         """Return the same request that avoids further workers; its keys are not packed once more."""
-        other = object.__new__(Arrival)
-        for name in self.__slots__:
-            object.__setattr__(other, name, getattr(self, name))
-        object.__setattr__(other, "avoid", self.avoid | names)
+        other = copy(self)
+        other.avoid = self.avoid | names
         return other
 
     def uncached(self, held: int) -> int:
@@ -65,3 +65,216 @@ class Arrival:
         blocks = held - parts + 1 if held >= parts else held / parts
         rest = tokens - int(blocks * self.block_tokens)
         return rest if rest > 0 else min(tokens, 1)
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class QueuedRequest(Generic[T]):
+    """A request with its place.
+
+    Attributes:
+        item: What the caller queued.
+        arrival: What the policy was told of it.
+        since_s: When it was first queued.
+        worker: Where it waits or runs.
+        uncached: Tokens expected to be computed there.
+        held: Blocks of it that the worker held before.
+        other: The pair's other worker, empty without one.
+        other_uncached: Tokens expected to be computed there.
+        started_s: When it was dispatched; None while it waits.
+        reason: Why it stands there, one short phrase.
+        is_prefilled: Its prompt is computed and it still weighs at its worker.
+        is_adopted: Another router dispatched it, which counts it, and knows when its prompt was begun.
+        weight: ``uncached`` when it was submitted, wherever it goes afterwards; see `PromptTokenCounts`.
+    """
+
+    item: T
+    arrival: Arrival
+    since_s: float
+    worker: str = ""
+    uncached: int = 0
+    held: int = 0
+    other: str = ""
+    other_uncached: int = 0
+    started_s: float | None = None
+    reason: str = ""
+    weight: int = 0
+    is_prefilled: bool = False
+    is_adopted: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens."""
+        return self.arrival.tokens
+
+
+_LATE_TURN = 10
+"""Chosen: late requests get at least every tenth turn, so that they end, and leave the others 90% of a worker."""
+
+IsLate = Callable[[QueuedRequest[T]], bool]
+"""Tells whether a request can no longer be in time."""
+
+
+class Lane(Generic[T]):
+    """Requests of one tier and tenant, or all of them where there are no tiers.
+
+    Attributes:
+        queue: Requests that wait, in order of arrival.
+        late: Requests that wait and were found unable to be in time.
+        late_tokens: Their uncached tokens.
+    """
+
+    __slots__ = ("_late_turns", "late", "late_tokens", "queue")
+    has_tiers = False
+
+    def __init__(self) -> None:
+        self.queue: dict[T, QueuedRequest[T]] = {}
+        self.late: dict[T, QueuedRequest[T]] = {}
+        self.late_tokens = 0
+        self._late_turns = 0
+
+    def lower_tokens(self, rank: int) -> int:  # noqa: ARG002 - one lane has no tiers
+        """Return 0: all are of one tier."""
+        return 0
+
+    def __bool__(self) -> bool:
+        """Whether any request waits."""
+        return bool(self.queue or self.late)
+
+    def __iter__(self) -> Iterator[QueuedRequest[T]]:
+        """Iterate over all that wait, late ones first."""
+        yield from self.late.values()
+        yield from self.queue.values()
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the request that has waited longest was queued; None when none waits."""
+        firsts = [next(iter(each.values())).since_s for each in (self.late, self.queue) if each]
+        return min(firsts, default=None)
+
+    def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
+        """Add a request."""
+        if is_first:
+            self.queue = {queued.item: queued, **self.queue}
+        else:
+            self.queue[queued.item] = queued
+
+    def pull(self, queued: QueuedRequest[T]) -> None:
+        """Take a request out."""
+        if self.queue.pop(queued.item, None) is None:
+            del self.late[queued.item]
+            self.late_tokens -= queued.uncached
+
+    def charge(self, queued: QueuedRequest[T]) -> None:
+        """Count nothing: one lane has nobody to share with."""
+
+    def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
+        """Iterate over the queue in the order in which it is served; late ones are left out."""
+        queue = self.queue.values()
+        return iter(sorted(queue, key=_hit_order) if hit_first else queue)
+
+    def next_up(
+        self,
+        now_s: float,  # noqa: ARG002 - a lane has no ages to compare
+        *,
+        hit_first: bool = False,
+        is_late: IsLate[T] | None = None,
+    ) -> QueuedRequest[T] | None:
+        """Return the request to be served next; None when none waits.
+
+        Args:
+            now_s: Simulated seconds.
+            hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
+            is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time. None:
+                nobody is asked.
+        """
+        while (queued := self._first(hit_first=hit_first)) is not None:
+            if is_late is None or not is_late(queued):
+                break
+            del self.queue[queued.item]
+            self.late[queued.item] = queued
+            self.late_tokens += queued.uncached
+        if self.late:
+            self._late_turns += 1
+            if queued is None or self._late_turns >= _LATE_TURN:
+                self._late_turns = 0
+                return next(iter(self.late.values()))
+        return queued
+
+    def _first(self, *, hit_first: bool) -> QueuedRequest[T] | None:
+        if not hit_first:
+            return next(iter(self.queue.values()), None)
+        return min(self.queue.values(), key=_hit_order, default=None)
+
+
+def _hit_order(queued: QueuedRequest[T]) -> int:
+    return queued.uncached - queued.arrival.tokens
+
+
+@dataclass(slots=True)
+class PromptTokenCounts:
+    """Counts of one queue and of the workers that it gives requests to.
+
+    A request weighs the same in every count: the tokens that routing expected to be computed when it was admitted.
+    So what was admitted is what was computed, waits, is pending, or has left before it was computed.
+
+    Attributes:
+        waiting: Of the requests that wait.
+        pending: Of the requests given to a worker and not computed there yet, by worker; absent means 0.
+        routed: Prompt tokens of all requests admitted so far, cached ones included; a retry does not count again.
+        admitted: Of the same requests.
+        computed: Of the requests computed so far.
+    """
+
+    waiting: int = 0
+    pending: dict[str, int] = field(default_factory=dict)
+    routed: int = 0
+    admitted: int = 0
+    computed: int = 0
+
+    def admit(self, prompt_tokens: int, weight: int) -> None:
+        """Count a request in that comes for the first time."""
+        self.routed += prompt_tokens
+        self.admitted += weight
+
+    def give(self, worker: str, weight: int) -> None:
+        """Count a request as pending at a worker."""
+        self.pending[worker] = self.pending.get(worker, 0) + weight
+
+    def take_back(self, worker: str, weight: int) -> None:
+        """End what `give` began."""
+        left = self.pending[worker] - weight
+        if left:
+            self.pending[worker] = left
+        else:
+            del self.pending[worker]
+
+    def copy(self) -> PromptTokenCounts:
+        """Return the counts as they are now."""
+        return replace(self, pending=dict(self.pending))
+
+
+_DECAY = 0.999
+"""Chosen: sums over about the last thousand prompts, so that a cache's size in keys hardly moves."""
+
+
+class KeyDensity:
+    """Keys over tokens of recent prompts, both decaying; a key to 512 tokens while there was none."""
+
+    __slots__ = ("_keys", "_tokens")
+
+    def __init__(self) -> None:
+        self._keys = 1.0
+        self._tokens = float(BLOCK_TOKENS)
+
+    def learn(self, keys: int, tokens: int) -> None:
+        """Take a prompt in; one without keys or tokens says nothing."""
+        if keys and tokens:
+            self._keys = self._keys * _DECAY + keys
+            self._tokens = self._tokens * _DECAY + tokens
+
+    def keys(self, tokens: int) -> int:
+        """Return how many keys a cache of ``tokens`` holds, >= 2."""
+        return max(2, int(tokens * self._keys / self._tokens))

@@ -31,7 +31,6 @@ _NOISE = 0.05
 class _Memoryless:
     """A policy that does not track which workers join and leave."""
 
-    __slots__ = ()
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
@@ -45,7 +44,6 @@ class _Memoryless:
 class CacheAffinity:
     """One ring: equal prefixes always go to the same worker, however busy."""
 
-    __slots__ = ("_hotness", "_ring")
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
@@ -75,8 +73,6 @@ class CacheAffinity:
 class LeastPending(_Memoryless):
     """The fewest uncached tokens pending, whatever is cached where: the paper's Least Loaded."""
 
-    __slots__ = ()
-
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the least loaded worker."""
         return RoutingDecision(
@@ -87,7 +83,6 @@ class LeastPending(_Memoryless):
 class RoundRobin(_Memoryless):
     """Each worker with room in turn, in the order given."""
 
-    __slots__ = ("_turn",)
     assigns = AssignTime.WHEN_FREE
 
     def __init__(self) -> None:
@@ -108,7 +103,6 @@ class LeastLoaded(_Memoryless):
     that an idle pool does not send everything to its first worker.
     """
 
-    __slots__ = ("_turn",)
     assigns = AssignTime.WHEN_FREE
     reads_usage = True
 
@@ -151,8 +145,6 @@ class LeastLoaded(_Memoryless):
 class MinTtft(_Memoryless):
     """The smallest estimated TTFT over all workers."""
 
-    __slots__ = ()
-
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the worker with the smallest estimate; by tokens alone while no throughput is known."""
         pool = eligible(workers, arrival.avoid)
@@ -171,8 +163,6 @@ class MinTtft(_Memoryless):
 
 class Preble(_Memoryless):
     """Affinity when more than half of the prompt is cached somewhere, else load."""
-
-    __slots__ = ()
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the worker with the largest hit, or the least loaded one."""
@@ -195,8 +185,6 @@ class KvCost(_Memoryless):
     of decoding requests are counted from handing over to the computed prompt, all that a router in front of
     prefill workers sees of them.
     """
-
-    __slots__ = ()
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the worker of lowest cost; what the request itself will occupy is the same everywhere."""

@@ -11,9 +11,9 @@ from math import inf
 from typing import Any, Self
 
 from penstock.api import RouterConfig
-from penstock.router.policy.cost import prefix_cost
 from penstock.router.policy.hotness import WINDOW, HotnessTree
-from penstock.router.policy.parameters import parameters
+from penstock.router.policy.prefix_cost import prefix_cost
+from penstock.router.policy.registry import parameters
 from penstock.router.policy.rings import DualRing
 from penstock.router.policy.routing_policy import (
     Arrival,
@@ -69,7 +69,6 @@ class DualMapSettings:
 class DualMap:
     """The policy."""
 
-    __slots__ = ("_hotness", "_rings", "_settings")
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 
@@ -160,8 +159,6 @@ class DualMap:
 
 class PairCost(DualMap):
     """The cheaper of a prefix's two candidates by prefix cost. Not the paper's."""
-
-    __slots__ = ()
 
     def __init__(self, settings: DualMapSettings | None = None) -> None:
         given = settings or DualMapSettings()

@@ -24,8 +24,6 @@ MAX_DEPTH = 64
 class _Seen:
     """A request in the window: its leading keys, and up to which depth they are counted."""
 
-    __slots__ = ("counted", "keys")
-
     def __init__(self, keys: tuple[int, ...]) -> None:
         self.keys = keys
         self.counted = 0
@@ -38,8 +36,6 @@ class HotnessTree:
     deepest hot one are counted. When a prefix turns hot, the window is counted one level deeper at once: otherwise
     a shared prompt of twelve blocks would need twelve times the traffic of one to be told apart.
     """
-
-    __slots__ = ("_cold_share", "_counts", "_ends", "_hot", "_hot_share", "_seen", "_start_depth", "_window")
 
     def __init__(
         self,

@@ -49,11 +49,7 @@ class Prefix:
 
 
 def space_seed(*parts: str) -> int:
-    """Return the seed of a key space: prompts share keys only with prompts of equal ``parts``.
-
-    Args:
-        parts: What separates caches in a worker, for example the model's name and a request's ``cache_salt``.
-    """
+    """Return the seed of a key space: prompts share keys only with prompts of equal ``parts``."""
     return xxhash.xxh3_64_intdigest("\0".join(parts).encode(), ROOT) if any(parts) else ROOT
 
 

@@ -46,8 +46,6 @@ class _Block:
 class KvEvents:
     """The events of one worker."""
 
-    __slots__ = ("_blocks", "_expected", "_index", "_per_key", "_unit_tokens")
-
     def __init__(
         self,
         index: PrefixIndex,
@@ -55,13 +53,6 @@ class KvEvents:
         engine_block_tokens: int,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        """Start without any event.
-
-        Args:
-            index: Learns from the events.
-            engine_block_tokens: Tokens of one engine block, a divisor of ``block_tokens``.
-            block_tokens: Tokens of one key.
-        """
         self._index = index
         self._unit_tokens = engine_block_tokens
         self._per_key = block_tokens // engine_block_tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from penstock.router.policy.cost import DECODE_WEIGHT
+from penstock.router.policy.prefix_cost import DECODE_WEIGHT
 from penstock.router.policy.routing_policy import (
     Arrival,
     AssignTime,
@@ -29,8 +29,6 @@ class _GivenTokens:
     Attributes:
         tokens: Their sum, >= 0.
     """
-
-    __slots__ = ("_given", "tokens")
 
     def __init__(self) -> None:
         self._given: deque[tuple[float, int]] = deque()
@@ -55,7 +53,6 @@ class PrebleE2:
     decoding counts as in prefix cost, by the prompts being answered.
     """
 
-    __slots__ = ("_given",)
     assigns = AssignTime.ON_ARRIVAL
     reads_usage = False
 

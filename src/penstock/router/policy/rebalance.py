@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
-from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.arrival import QueuedRequest
 from penstock.router.policy.routing_policy import Estimates
 from penstock.router.policy.worker_queue import WorkerQueue
 
@@ -66,8 +66,6 @@ def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, b
 
 class _MoveTarget:
     """A worker that requests may move to, with what is pending there by now."""
-
-    __slots__ = ("delay_s", "token_s", "tokens")
 
     def __init__(self, worker: WorkerQueue[T], estimates: Estimates, aim: RebalanceParams) -> None:
         self.delay_s = decode_delay_s(worker, estimates, aim.now_s, aim.bottleneck_s)
@@ -126,8 +124,6 @@ def plan_moves(
 
 class _Gone:
     """Tokens that have left a queue, summed up to any place in it: in strides, so that both steps are short."""
-
-    __slots__ = ("_each", "_strides")
 
     def __init__(self, length: int) -> None:
         self._each = [0] * length

@@ -21,14 +21,7 @@ _BITS = 64
 class HashRing:
     """Maps keys to the next worker clockwise."""
 
-    __slots__ = ("_anchors", "_hashes", "_is_stale", "_names", "_owners", "_parts", "_seed", "_shift")
-
     def __init__(self, seed: int) -> None:
-        """Start empty.
-
-        Args:
-            seed: Tells independent rings apart.
-        """
         self._seed = seed
         self._hashes: dict[str, list[int]] = {}
         self._is_stale = False
@@ -92,8 +85,6 @@ class HashRing:
 
 class DualRing:
     """Two rings with independent hashes."""
-
-    __slots__ = ("_first", "_second")
 
     def __init__(self) -> None:
         self._first = HashRing(seed=1)

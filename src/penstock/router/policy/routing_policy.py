@@ -8,10 +8,9 @@ queue. To write a policy, give a class the three methods and the attribute, and 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.worker_queue import PrefillThroughput, WorkerQueue
@@ -44,8 +43,7 @@ class AssignTime(Enum):
     """At the head of the central queue, among the workers that have room."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingDecision:
+class RoutingDecision(NamedTuple):
     """Where a request goes.
 
     Attributes:

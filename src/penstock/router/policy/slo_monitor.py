@@ -82,8 +82,6 @@ class EndedRequest:
 
 
 class _TierWindows:
-    __slots__ = ("met", "tpot", "ttft")
-
     def __init__(self, length_s: float) -> None:
         self.ttft = SlidingWindow(length_s)
         self.tpot = SlidingWindow(length_s)
@@ -100,8 +98,6 @@ class SlidingWindow:
     Attributes:
         length_s: Values older than this are forgotten, simulated seconds.
     """
-
-    __slots__ = ("_values", "length_s")
 
     def __init__(self, length_s: float) -> None:
         """Begin empty; ``length_s`` > 0, simulated seconds."""

@@ -22,8 +22,6 @@ SESSIONS = 65_536
 class StickySessions:
     """Sends a session's requests to one worker, as long as that is there and has not failed them."""
 
-    __slots__ = ("_inner", "_limit", "_workers", "assigns", "bottleneck_s", "reads_usage")
-
     def __init__(self, inner: RoutingPolicy, *, limit: int = SESSIONS) -> None:
         """Wrap a policy.
 

@@ -25,22 +25,20 @@ from math import floor
 from typing import Generic, TypeVar
 
 from penstock.api import Tier
-from penstock.router.policy.lane import IsLate, Lane
-from penstock.router.policy.queued_request import QueuedRequest
+from penstock.router.policy.arrival import IsLate, Lane, QueuedRequest
 from penstock.router.policy.tiers import PRIORITIES, SHARED, TierSettings
 
 T = TypeVar("T")
 
 
 class TierQueue(Generic[T]):
-    """Waiting requests by tier and tenant; a `WaitingLine`.
+    """Waiting requests by tier and tenant; serves as `Lane` does.
 
     Attributes:
         late_tokens: Uncached tokens of the requests that were found late.
         held: Tiers that are not served for now.
     """
 
-    __slots__ = ("_credits", "_lower_tokens", "_settings", "_tiers", "held", "late_tokens")
     has_tiers = True
 
     def __init__(self, settings: TierSettings) -> None:
@@ -115,7 +113,7 @@ class TierQueue(Generic[T]):
     def next_up(
         self, now_s: float, *, hit_first: bool = False, is_late: IsLate[T] | None = None
     ) -> QueuedRequest[T] | None:
-        """Return the request to be served next; see `WaitingLine`."""
+        """Return the request to be served next; see `Lane.next_up`."""
         tier = self._next_tier(now_s)
         if tier is None:
             return None
@@ -176,8 +174,6 @@ class _TenantLanes(Generic[T]):
     Attributes:
         lanes: By tenant; none is empty.
     """
-
-    __slots__ = ("_now", "_tags", "lanes")
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane[T]] = {}

@@ -1,4 +1,4 @@
-"""What operators and the supervisor ask: health, readiness, the workers, their drain."""
+"""What operators and the supervisor ask: health, readiness, the workers, their drain, recent traffic."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import orjson
 from penstock.core.clock import SimulatedClock
 from penstock.router.admission import Admission
 from penstock.router.core.worker import Worker
-from penstock.router.metrics import QueueGauges, RouterMetrics
-from penstock.router.recent_traffic import RecentTraffic
+from penstock.router.metrics import RecentTraffic, RouterMetrics
 
 
 class Admin:
@@ -52,20 +51,16 @@ class Admin:
         return 200, b'{"status":"ready","reasons":[]}'
 
     def workers(self, *, shows_urls: bool) -> bytes:
-        """Return ``{"workers", "prefill_queue", "traffic", "discovery_problem", "lag_p99_s", "speed"}``.
-
-        Args:
-            shows_urls: Whether the asker may know where the workers are; ``url`` is left out otherwise.
-        """
+        """Return ``{"workers", "prefill_queue", "traffic", "discovery_problem", "lag_p99_s", "speed"}``."""
         now_s = self._now_s()
-        queue = self.queue_gauges()
+        queue = self._admission.core.entry_queue
         return orjson.dumps(
             {
                 "workers": [self._shown(worker, now_s, shows_url=shows_urls) for worker in self._pool],
                 "prefill_queue": {
-                    "requests": queue.requests,
+                    "requests": len(queue),
                     "tokens": queue.tokens,
-                    "oldest_s": round(queue.oldest_s, 6),
+                    "oldest_s": round(queue.oldest_s(now_s), 6),
                 },
                 "traffic": self._traffic.to_json(now_s),
                 "discovery_problem": self._discovery_problem(),
@@ -73,12 +68,6 @@ class Admin:
                 "speed": self._clock.speed,
             }
         )
-
-    def queue_gauges(self) -> QueueGauges:
-        """Return the prefill queue's numbers."""
-        queue = self._admission.core.entry_queue
-        oldest_s = queue.oldest_s(self._now_s())
-        return QueueGauges(len(queue), queue.tokens, oldest_s, queue.prompt_tokens.copy())
 
     def drain(self, name: str, *, drained: bool) -> bytes:
         """Stop (or allow again) new requests to a worker; done when this returns.

@@ -9,38 +9,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from typing import Any
 
 import orjson
 
 from penstock.core.errors import ClientDisconnected, NotFoundError
-from penstock.core.http.messages import Headers
-from penstock.core.http.problem import error_body
-from penstock.core.http.request_id import HEADER as REQUEST_ID
-from penstock.core.http.request_id import request_id
+from penstock.core.http.messages import REQUEST_ID, Headers, error_body, request_id
 from penstock.core.http.server import Request, Responder
 from penstock.core.logs import bind_task, get_logger
 from penstock.core.tracing import Tracing
 from penstock.router.access_log import AccessLog
-from penstock.router.metrics import MetricsPage, RouterMetrics
-from penstock.router.picker.channel import PATH as PICKER_PATH
+from penstock.router.metrics import RouterMetrics
+from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
+from penstock.router.picker.links import PATH as PICKER_PATH
 from penstock.router.picker.messages import SESSION_BYTES
-from penstock.router.policy.token_estimate import TokenEstimator
 from penstock.router.proxy.admin import Admin
-from penstock.router.proxy.auth import AdminCheck, GraphSecret, KeyCheck, is_of_this_machine
-from penstock.router.proxy.body_bounds import SMALL_BYTES, check_size
-from penstock.router.proxy.busy_threshold import BusyThresholdApi, ThresholdError
+from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck, is_of_this_machine
 from penstock.router.proxy.call import CompletionCall
-from penstock.router.proxy.completion import PATHS, ApiEndpoint, CompletionRequest, parse_completion
-from penstock.router.proxy.cors import Cors
+from penstock.router.proxy.completion import (
+    PATHS,
+    SMALL_BYTES,
+    ApiEndpoint,
+    CompletionRequest,
+    RequestRefused,
+    check_size,
+    parse_completion,
+)
 from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS
 from penstock.router.proxy.handler import CompletionHandler
-from penstock.router.proxy.prefix import PromptReader
-from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.proxy.prefix import PromptReader, TokenEstimator
 from penstock.router.proxy.tiers import LiveTiers
 from penstock.router.proxy.trace import begin_trace
+from penstock.router.settings import RouterSettings
+from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdError
 from penstock.router.ui.live_page import LivePage
 
 log = get_logger(__name__)
@@ -63,53 +66,51 @@ class RouterApp:
 
     def __init__(
         self,
-        *,
-        model: str,
-        context_tokens: int | None,
+        settings: RouterSettings,
         handler: CompletionHandler,
         admin: Admin,
-        busy_threshold: BusyThresholdApi,
-        group: RouterGroup | None,
-        secret: GraphSecret,
-        keys: KeyCheck,
-        admin_check: AdminCheck,
-        cors: Cors,
-        metrics: RouterMetrics,
         page: MetricsPage,
+        *,
+        metrics: RouterMetrics,
         estimator: TokenEstimator,
+        thresholds: GraphThresholds,
+        secret: GraphSecret,
+        group: RouterGroup | None,
         reader: PromptReader | None,
-        speed: float,
         access_log: AccessLog | None,
+        tiers: LiveTiers | None,
         live_page: LivePage,
-        session_header: str | None = None,
-        tiers: LiveTiers | None = None,
-        tracing: Tracing | None = None,
+        tracing: Tracing | None,
     ) -> None:
-        self._model = model
+        """Tie the parts; None stands for parts that the graph does not have."""
+        self._model = settings.model
         self._handler = handler
         self._admin = admin
-        self._busy_threshold = busy_threshold
-        self._group = group
-        self._secret = secret
-        self._keys = keys
-        self._admin_check = admin_check
-        self._cors = cors
-        self._metrics = metrics
         self._page = page
+        self._metrics = metrics
         self._estimator = estimator
+        self._busy_threshold = BusyThresholdApi(
+            thresholds, model=settings.model, batch_tokens=settings.batch_tokens
+        )
+        self._secret = secret
+        self._group = group
         self._reader = reader
-        self._speed = speed
         self._access_log = access_log
-        self._live_page = live_page
-        self._session_header = (session_header or "").lower().encode()
         self._tiers = tiers
+        self._live_page = live_page
         self._tracing = tracing
+        # A key that carries a tier authenticates, too; a router without keys stays open.
+        self._keys = KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys)
+        self._admin_check = AdminCheck(settings.admin_keys, is_local=settings.is_local)
+        self._cors = Cors(settings.config.cors_allowed_origins)
+        self._speed = settings.speed
+        self._session_header = (settings.config.session_header or "").lower().encode()
         self._model_card = {
-            "id": model,
+            "id": settings.model,
             "object": "model",
             "created": int(time.time()),
             "owned_by": "penstock",
-            "max_model_len": context_tokens,
+            "max_model_len": settings.context_tokens,
         }
 
     def wants_body(self, request: Request) -> bool:
@@ -125,9 +126,13 @@ class RouterApp:
             return False
         return True
 
-    async def handle(self, request: Request, responder: Responder) -> None:
-        """Answer one request."""
-        path = request.path
+    def handle(self, request: Request, responder: Responder) -> Awaitable[None]:
+        """Return what answers one request."""
+        if request.path in PATHS and request.method != "OPTIONS":
+            return self._complete(request.path, request, responder)
+        return self._answer(request.path, request, responder)
+
+    async def _answer(self, path: str, request: Request, responder: Responder) -> None:
         preflight = self._cors.preflight(request.method, path, request.headers)
         if preflight is not None:
             responder.send(204, b"", headers=preflight)
@@ -172,17 +177,20 @@ class RouterApp:
         headers = ((REQUEST_ID, own_id), *self._cors.headers(path, request.headers))
         call: CompletionCall | None = None
         try:
-            self._check(request)
+            if not request.body:
+                # Of a request that is refused, no body was read: see `wants_body`.
+                self._check(request)
             task = asyncio.current_task()
             if task is not None:
-                responder.on_disconnect(lambda: _cancel(task))
+                responder.on_disconnect(task.cancel)
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
             call = self._call(parsed, request, responder, headers, arrived_real_s)
             if self._tracing is not None:
                 call.trace = begin_trace(self._tracing, request, call)
             if self._reader is not None:
-                call.take_keys(await self._reader.read(call.request))
+                keyed = self._reader.read_at_once(call.request) or await self._reader.read(call.request)
+                call.take_keys(keyed)
             await self._handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
@@ -341,7 +349,7 @@ class RouterApp:
         elif path == "/ready":
             responder.send(*self._admin.ready())
         else:
-            await self._live_page.answer(request, responder)
+            await self._live_page.answer(request, responder, self._admin_check)
 
     def _answer_workers(self, path: str, request: Request, responder: Responder, headers: Headers) -> None:
         parts = path.strip("/").split("/")
@@ -401,10 +409,6 @@ def _failed_at_worker(call: CompletionCall, status: int) -> bool:
     return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, "shutdown", *REJECTIONS} and (
         status >= 500 or status == 200
     )
-
-
-def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
 
 
 def _access_line(

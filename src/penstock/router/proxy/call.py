@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.api import Tier
 from penstock.core.http.server import Responder
 from penstock.router.core.retries import RequestTries
 from penstock.router.proxy.completion import CompletionRequest
+from penstock.router.proxy.kv_transfer import Prefilled
 from penstock.router.proxy.prefix import Keyed
-from penstock.router.proxy.tier_admission import TierIdentity
 
 if TYPE_CHECKING:
     from penstock.router.proxy.trace import RequestTrace
+
+
+@dataclass(frozen=True, slots=True)
+class TierIdentity:
+    """Who a request is.
+
+    Attributes:
+        tier: Its tier.
+        tenant: Whose it is; empty: nobody's in particular.
+        asked: The higher tier that it asked for without a key that allows it; None: it did not.
+    """
+
+    tier: Tier
+    tenant: str = ""
+    asked: Tier | None = None
 
 
 class CompletionCall:
@@ -35,6 +51,7 @@ class CompletionCall:
         is_delivered: The whole answer was written; a client that closes then has not left early.
         session: Value of the header that ties requests together; empty without one.
         identity: Its tier and tenant; None where there are no tiers.
+        transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.
         keyed: Prefix keys of the prompt; None where the policy reads none.
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
@@ -59,6 +76,7 @@ class CompletionCall:
         "responder",
         "session",
         "trace",
+        "transfer",
         "tries",
         "ttft_s",
         "upstream_headers",
@@ -90,6 +108,7 @@ class CompletionCall:
         self.ttft_s: float | None = None
         self.tries = RequestTries()
         self.is_delivered = False
+        self.transfer: Prefilled | None = None
         self.keyed: Keyed | None = None
         self.prefill_worker: str | None = None
         self.worker: str | None = None

@@ -6,41 +6,49 @@ Called by ``app`` with a parsed request; answers it whatever happens, except whe
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from penstock.api import Role
 from penstock.core.clock import SimulatedClock
-from penstock.core.errors import ClientDisconnected, PenstockError, StreamBroken, UpstreamError, WrongAnswer
-from penstock.core.http.client import StreamingResponse
-from penstock.core.http.problem import EVENT_STREAM, JSON
-from penstock.core.http.relay import relay
-from penstock.core.http.sse import encode_event
-from penstock.core.logs import get_logger
-from penstock.router.admission import (
-    Admission,
-    AssignmentContext,
-    LiveAssignment,
-    QueueTimeout,
-    TierFirstToken,
+from penstock.core.errors import (
+    ClientDisconnected,
+    PenstockError,
+    StreamBroken,
+    UpstreamConnectError,
+    UpstreamError,
+    WrongAnswer,
 )
-from penstock.router.core.retries import FailedTry, RetryRules, RetryScope
-from penstock.router.core.transfers import KvLease, KvTransfer, grant
+from penstock.core.http.client import ConnectionPool, StreamingResponse, Timeouts
+from penstock.core.http.messages import EVENT_STREAM, JSON
+from penstock.core.http.sse import encode_event
+from penstock.core.http.streaming import relay
+from penstock.core.logs import get_logger
+from penstock.router.admission import Admission, LiveAssignment, QueueTimeout, TierFirstToken
+from penstock.router.core.build import build_retries
+from penstock.router.core.retries import FailedTry, KvLease, KvTransfer, RetryScope, grant
 from penstock.router.metrics import RouterMetrics
 from penstock.router.policy.arrival import Arrival
-from penstock.router.policy.token_estimate import TokenEstimator
 from penstock.router.proxy.call import CompletionCall
-from penstock.router.proxy.capacity import asking_others
 from penstock.router.proxy.failures import (
+    AT_CAPACITY,
     NOT_TAKEN,
     QUEUE_TIMEOUT,
+    ErrorReply,
     ErrorResponse,
     StageFailed,
+    encoded_again,
+    error_answer,
     error_response_of,
+    failed_stage,
+    read_completion,
+    retry_after,
+    retry_scope_of,
 )
-from penstock.router.proxy.kv_release import KvReleases, KvTransferState
 from penstock.router.proxy.kv_transfer import (
+    KvTransfers,
     Prefilled,
     decode_body,
     prefill_body,
@@ -48,39 +56,25 @@ from penstock.router.proxy.kv_transfer import (
     read_usage,
     with_cached_tokens,
 )
-from penstock.router.proxy.lease_guard import LeaseGuard
-from penstock.router.proxy.retry_after import retry_after
-from penstock.router.proxy.stream_meter import Correction, RelayMeter
-from penstock.router.proxy.stream_preamble import read_preamble
-from penstock.router.proxy.upstream import UpstreamClient, read_complete
-from penstock.router.proxy.worker_answer import encoded_again, read_completion
+from penstock.router.proxy.prefix import TokenEstimator
+from penstock.router.proxy.stream import RelayMeter, read_preamble
+from penstock.router.settings import RouterSettings
 
 log = get_logger(__name__)
-
-R = TypeVar("R")
 
 _BACKOFF_REAL_S = 0.05
 """Chosen: the pause before the same worker is tried again, times the number of retries so far; a worker
 that has just been replaced listens within a few of these."""
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Chosen: a complete answer with logprobs of 100,000 tokens stays below; a runaway worker is cut off."""
+_MAX_ERROR_BYTES = 1024 * 1024
 
-
-@dataclass(frozen=True, slots=True)
-class RemotePrefill:
-    """What a decode answer needs whose KV came from another worker.
-
-    Attributes:
-        correction: How to rewrite its usage.
-        lease: What must have held for its text to be trusted.
-        hand_over: Knows whether a decode worker was asked for it.
-    """
-
-    correction: Correction
-    lease: KvLease
-    hand_over: KvTransferState
+_Take = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[None]]
+"""What becomes of a worker's response of status 200."""
 
 
 class CompletionHandler:
-    """Serves completion requests.
+    """Serves completion requests, within the limits, and keeps the workers' circuits informed.
 
     Attributes:
         retry_after_s: Least Retry-After of refusals, real seconds; it may change while requests are under way.
@@ -88,55 +82,60 @@ class CompletionHandler:
 
     def __init__(
         self,
-        *,
-        upstream: UpstreamClient,
+        settings: RouterSettings,
+        pool: ConnectionPool,
         admission: Admission,
-        leases: LeaseGuard,
-        releases: KvReleases,
+        transfers: KvTransfers,
+        *,
         metrics: RouterMetrics,
-        retries: RetryRules,
         estimator: TokenEstimator,
         clock: SimulatedClock,
-        retry_after_s: int,
     ) -> None:
-        """Tie the parts.
-
-        Args:
-            upstream: Calls workers.
-            admission: Gives requests their workers.
-            leases: Confirms KV transfers.
-            releases: Gives back KV that nobody fetches.
-            metrics: Counts.
-            retries: Allows retries.
-            estimator: Learns from prompts that workers have counted.
-            clock: Simulated time.
-            retry_after_s: Least Retry-After of refusals, real seconds.
-        """
-        self._upstream = upstream
+        """Tie the parts; ``settings`` say the limits, and the rules of retries."""
+        limits = settings.config.limits
+        self._pool = pool
         self._admission = admission
         self._entry = admission.core.entry
-        self._is_disaggregated = self._entry is Role.PREFILL
-        self._leases = leases
-        self._releases = releases
+        self._transfers = transfers
         self._metrics = metrics
-        self._retries = retries
+        self._retries = build_retries(settings.config, admission.core.pool, clock.now_s())
         self._estimator = estimator
         self._clock = clock
-        self.retry_after_s = retry_after_s
+        self._request_real_s = clock.to_real_s(limits.request_timeout_seconds)
+        self._phases_real_s = (
+            limits.connect_timeout_real_seconds,
+            clock.to_real_s(limits.first_byte_timeout_seconds),
+            clock.to_real_s(limits.idle_timeout_seconds),
+        )
+        self.retry_after_s = settings.admission(settings.config.admission).retry_after_seconds
 
     async def serve(self, call: CompletionCall) -> None:
         """Answer one request; every error but a vanished client becomes an answer."""
         self._metrics.arrivals += 1
         self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.arrived()
+        is_again = False
         try:
-            await self._until_answered(call)
+            while True:
+                try:
+                    await self._attempt(call, again=is_again)
+                except StageFailed as failure:
+                    pauses = self._pauses_before_retry(call, failure)
+                    if pauses:
+                        await asyncio.sleep(_BACKOFF_REAL_S * pauses)
+                    is_again = True
+                else:
+                    return
         except StageFailed as failure:
             call.error = "request_fault" if self._settle(call) else failure.failure.reason
             if call.responder.started:
-                self._break_off(call, error_response_of(failure))
+                # It must not look complete.
+                call.responder.write(encode_event(error_response_of(failure).body()))
+                call.responder.break_off()
             elif failure.answer is not None:
-                self._pass_on(call, failure)
+                answer = failure.answer
+                own = self._retry_after(None) if answer.status == 503 else None
+                self._send_error(call, answer.status, answer.body, answer.retry_after or own)
             else:
                 self._refuse(call, error_response_of(failure))
         except PenstockError as exc:
@@ -155,200 +154,236 @@ class CompletionHandler:
             log.debug("request failed on several workers: counted against none", workers=workers)
         return bool(workers)
 
-    async def _until_answered(self, call: CompletionCall) -> None:
-        tried = False
-        while True:
-            try:
-                await self._try(call, again=tried)
-            except StageFailed as failure:
-                await self._before_retry(call, failure)
-                tried = True
-            else:
-                return
-
-    async def _before_retry(self, call: CompletionCall, stage: StageFailed) -> None:
-        """Return if the request may be tried again, after a pause where there is no other worker.
-
-        Raises:
-            StageFailed: the same failure, which is then final.
-        """
-        failure = stage.failure
+    def _pauses_before_retry(self, call: CompletionCall, stage: StageFailed) -> int:
+        """Return how many pauses to wait before the request is tried again; 0 where another worker can take it."""
         pauses = None
         if not call.responder.started:
-            left_s = self._upstream.left_s(call)
-            pauses = self._retries.retry(call.tries, failure, self._clock.now_s(), left_s=left_s)
+            left_s = self._clock.to_model_s(self._retry_real_s(call))
+            pauses = self._retries.retry(call.tries, stage.failure, self._clock.now_s(), left_s=left_s)
         if pauses is None:
             raise stage
-        self._metrics.retries[failure.reason] += 1
-        if pauses:
-            await asyncio.sleep(_BACKOFF_REAL_S * pauses)
+        self._metrics.retries[stage.failure.reason] += 1
+        return pauses
 
-    async def _try(self, call: CompletionCall, *, again: bool) -> None:
-        if not self._is_disaggregated:
-            await self._asking_others(call, self._entry, lambda: self._aggregated(call, again=again))
-            return
-        if call.request.is_single:
-            prefilled, lease = await self._asking_others(
-                call, self._entry, lambda: self._prefill(call, again=again)
-            )
-            await self._hand_over(call, prefilled, lease)
-            return
+    def _left_real_s(self, call: CompletionCall) -> float:
+        """Return what is left of a request's time, real seconds; may be negative."""
+        return self._request_real_s - call.age_real_s()
+
+    def _retry_real_s(self, call: CompletionCall) -> float:
+        """Return what is left of a request's time for another worker, real seconds."""
+        return self._left_real_s(call)
+
+    # ------------------------------------------------------------------ stages
+
+    def _attempt(self, call: CompletionCall, *, again: bool) -> Awaitable[None]:
+        """Return what serves a request, in as many stages as it passes."""
+        request = call.request
+        take = self._stream if request.stream else self._send_complete
+        if self._entry is not Role.PREFILL:
+            return self._stage(call, self._entry, request.raw, take, again=again)
+        if request.is_single:
+            return self._prefill_and_decode(call, take, again=again)
         # A KV transfer carries the blocks of one prompt; several are computed where they are decoded.
         if not again:
             self._admission.check_tier(call.tier)
         self._admission.check_capacity(Role.DECODE)
-        await self._asking_others(call, Role.DECODE, lambda: self._decode(call, call.request.raw, None))
+        return self._stage(call, Role.DECODE, request.raw, take)
 
-    async def _hand_over(self, call: CompletionCall, prefilled: Prefilled, lease: KvLease) -> None:
-        with self._releases.unless_taken(prefilled.params, call.upstream_headers) as hand_over:
-            body = decode_body(call.request, prefilled.params, expired_leases=lease.expired_before)
-            remote = None
-            if prefilled.params:
-                remote = RemotePrefill(Correction(prefilled.cached_tokens), lease, hand_over)
+    async def _prefill_and_decode(self, call: CompletionCall, take: _Take, *, again: bool) -> None:
+        request = call.request
+        await self._stage(call, self._entry, prefill_body(request), self._take_prefilled, again=again)
+        transfer = call.transfer
+        try:
+            body = request.raw if transfer is None else decode_body(request, transfer)
+            await self._stage(call, Role.DECODE, body, take)
+        except QueueTimeout as exc:
+            # Here nobody renews its lease. The first stage's queue waits for a decode worker without one.
+            raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), error=exc) from exc
+        finally:
+            if transfer is not None and not transfer.is_taken:
+                self._transfers.release(transfer, call.upstream_headers)
+
+    async def _stage(
+        self, call: CompletionCall, role: Role, body: bytes, take: _Take, *, again: bool = False
+    ) -> None:
+        """Have a worker of a role answer; another one while workers refuse the request for want of room.
+
+        Such a refusal is no failure: it costs nothing of the retry budget, and says nothing against the worker.
+        """
+        admission, is_entry = self._admission, role is self._entry
+        while True:
+            is_admitted = is_entry and (again or bool(call.tries.avoid))
+            if call.trace is not None:
+                call.trace.waits(role.value)
+            assignment = await admission.wait(role, self._arrival(call, role), again=is_admitted)
+            worker = assignment.worker
             try:
-                await self._asking_others(call, Role.DECODE, lambda: self._decode(call, body, remote))
-            except QueueTimeout as exc:
-                # Here nobody renews its lease. The first stage's queue waits for a decode worker without one.
-                raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), error=exc) from exc
+                call.queued_s += assignment.queued_s
+                if call.trace is not None:
+                    call.trace.assigned(assignment, self._clock.to_real_s(assignment.queued_s))
+                if is_entry:
+                    self._metrics.queue_time.observe(assignment.queued_s)
+                if role is Role.PREFILL:
+                    call.prefill_worker = worker.name
+                else:
+                    call.worker = worker.name
+                await self._exchange(call, assignment, body, take)
+            except StageFailed as stage:
+                if stage.failure.reason != AT_CAPACITY or call.responder.started:
+                    raise
+                refusal = stage
+            else:
+                return
+            finally:
+                admission.release(assignment)
+            admission.refused_at_capacity(worker)
+            self._metrics.retries[AT_CAPACITY] += 1
+            if worker.name in call.tries.avoid:
+                raise admission.all_busy(role) from refusal
+            call.tries.avoid |= {worker.name}
 
-    async def _asking_others(
-        self, call: CompletionCall, role: Role, attempt: Callable[[], Awaitable[R]]
-    ) -> R:
-        return await asking_others(call, role, attempt, admission=self._admission, metrics=self._metrics)
-
-    async def _aggregated(self, call: CompletionCall, *, again: bool) -> None:
-        async with self._acquire_entry(call, again=again) as assignment:
-            self._count_wait(call, assignment)
-            call.worker = assignment.worker.name
-            await self._answer(call, assignment, call.request.raw, remote=None)
-
-    async def _decode(self, call: CompletionCall, body: bytes, remote: RemotePrefill | None) -> None:
+    def _arrival(self, call: CompletionCall, role: Role) -> Arrival:
+        """Return a call as a stage's policy sees it; that of decode reads no prompt."""
+        keyed, avoid, is_complete = call.keyed, call.tries.avoid, not call.request.stream
         tenant = "" if call.identity is None else call.identity.tenant
-        arrival = Arrival(
-            (),
-            call.prompt_tokens,
-            call.tries.avoid,
-            is_non_streaming=not call.request.stream,
-            tier=call.tier,
-            tenant=tenant,
-        )
-        if call.trace is not None:
-            call.trace.waits(Role.DECODE.value)
-        async with self._admission.acquire(Role.DECODE, arrival) as assignment:
-            call.queued_s += assignment.queued_s
-            self._note_assigned(call, assignment)
-            call.worker = assignment.worker.name
-            log.debug("decode worker chosen", worker=call.worker, reason=assignment.reason)
-            await self._answer(call, assignment, body, remote=remote)
-
-    # ------------------------------------------------------------------ stages
-
-    def _acquire_entry(self, call: CompletionCall, *, again: bool) -> AssignmentContext:
-        """Return what waits for a worker of the first stage, which keeps the request for the block and no longer."""
-        again = again or bool(call.tries.avoid)
-        if call.trace is not None:
-            call.trace.waits(self._entry.value)
-        return self._admission.acquire(self._entry, self._arrival(call), again=again)
-
-    def _count_wait(self, call: CompletionCall, assignment: LiveAssignment) -> None:
-        call.queued_s += assignment.queued_s
-        self._metrics.queue_time.observe(assignment.queued_s)
-        self._note_assigned(call, assignment)
-
-    def _note_assigned(self, call: CompletionCall, assignment: LiveAssignment) -> None:
-        if call.trace is not None:
-            call.trace.assigned(assignment, queued_real_s=self._clock.to_real_s(assignment.queued_s))
-
-    def _arrival(self, call: CompletionCall) -> Arrival:
-        """Return a call as the first stage's policy sees it."""
-        keyed = call.keyed
-        tenant = "" if call.identity is None else call.identity.tenant
-        if keyed is None:
-            return Arrival((), call.prompt_tokens, call.tries.avoid, tier=call.tier, tenant=tenant)
+        if role is Role.DECODE or keyed is None:
+            is_complete = is_complete and role is Role.DECODE
+            return Arrival(
+                (), call.prompt_tokens, avoid, is_non_streaming=is_complete, tier=call.tier, tenant=tenant
+            )
         return Arrival(
             keyed.chain,
             call.prompt_tokens,
-            call.tries.avoid,
+            avoid,
             keyed.block_tokens(self._estimator.bytes_per_token),
             keyed.sub_block_keys,
             call.session,
             # A prefill's own answer tells; a stream's first token does.
-            is_non_streaming=not self._is_disaggregated and not call.request.stream,
+            is_non_streaming=is_complete and role is not Role.PREFILL,
             tier=call.tier,
             tenant=tenant,
         )
 
-    async def _prefill(self, call: CompletionCall, *, again: bool) -> tuple[Prefilled, KvLease]:
-        async with self._acquire_entry(call, again=again) as assignment:
-            self._count_wait(call, assignment)
-            worker = assignment.worker
-            call.prefill_worker = worker.name
-            async with self._upstream.open(call, assignment, prefill_body(call.request)) as response:
-                content = await read_complete(response)
-                lease = grant(worker, self._clock.now_s())
-                prefilled = read_prefill_answer(read_completion(content, _type_of(response), worker.name))
-                assignment.succeeded()
-                self._admission.prefilled(assignment, prefilled.cached_tokens)
+    async def _exchange(
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, take: _Take
+    ) -> None:
+        """Send a request to its worker and have the response taken; an unfinished response is aborted."""
+        prefilled = call.transfer if assignment.role is Role.DECODE else None
+        if prefilled is not None:
+            self._transfers.check_wait(assignment.queued_s)
+            prefilled.is_taken = True
+        response = None
+        try:
+            timeouts = Timeouts(*self._phases_real_s, max(0.001, self._left_real_s(call)))
+            if call.trace is not None:
+                call.trace.sent(call, assignment)
+            response = await self._send(call, assignment, body, timeouts)
+            if response.status != 200:
+                raise await _error_reply(response, assignment.worker.name)
+            await take(call, assignment, response)
+        except (ErrorReply, UpstreamError) as problem:
+            failed = self._failed(call, assignment, prefilled, problem)
+            if prefilled is not None and failed.failure.reason in NOT_TAKEN:
+                prefilled.is_taken = False
+            raise failed from problem
+        finally:
+            if response is not None:
+                response.abort()
+            if call.trace is not None:
+                call.trace.answered(sys.exception())
+
+    async def _send(
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
+    ) -> StreamingResponse:
+        """Return a worker's response, whatever its status."""
+        url = assignment.worker.spec.url + call.request.path
+        return await self._pool.stream(
+            "POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts
+        )
+
+    def _failed(
+        self,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        prefilled: Prefilled | None,
+        problem: ErrorReply | UpstreamError,
+    ) -> StageFailed:
+        """Return the failure of a stage, and take note of what it means for the worker."""
+        worker, now_s = assignment.worker, self._clock.now_s()
+        if isinstance(problem, UpstreamError):
+            if isinstance(problem, UpstreamConnectError):
+                worker.suspect("refused a connection")
+            assignment.failed(now_s, str(problem))
+            return failed_stage(problem, worker)
+        answer, is_error_object = error_answer(problem)
+        if prefilled is not None and problem.is_kv_lost:
+            transfer = KvTransfer(prefilled.lease.worker, worker)
+            transfer.lost()
+            call.tries.lost_transfers = (*call.tries.lost_transfers, transfer)
+            ends = (worker, transfer.prefill)
+            return StageFailed(FailedTry("kv_lost", RetryScope.ANYWHERE, ends), answer=answer)
+        if problem.is_at_capacity:
+            return StageFailed(FailedTry(AT_CAPACITY, RetryScope.ELSEWHERE, (worker,)), answer=answer)
+        scope = retry_scope_of(
+            problem.status,
+            endpoint=call.request.endpoint,
+            is_error_object=is_error_object,
+            sent_credentials=any(name == b"authorization" for name, _ in call.upstream_headers),
+        )
+        reason = "upstream_5xx" if problem.status >= 500 else "upstream_4xx"
+        if scope is RetryScope.NOWHERE:
+            assignment.succeeded()
+            return StageFailed(FailedTry(reason, scope, (worker,)), answer=answer)
+        shown = "" if is_error_object else " without an error object"
+        assignment.failed(now_s, f"answered {problem.status}{shown}", proven=False)
+        return StageFailed(FailedTry(reason, scope, (worker,), unproven=assignment), answer=answer)
+
+    # ------------------------------------------------------------------ responses
+
+    async def _take_prefilled(
+        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+    ) -> None:
+        worker = assignment.worker
+        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        lease = grant(worker, self._clock.now_s())
+        prefilled = read_prefill_answer(read_completion(content, _type_of(response), worker.name), lease)
+        assignment.succeeded()
+        self._admission.prefilled(assignment, prefilled.cached_tokens)
         self._retries.served(call.tries, worker, self._clock.now_s())
         self._count_prompt(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
-        return prefilled, lease
+        call.transfer = prefilled if prefilled.params else None
 
-    async def _answer(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, *, remote: RemotePrefill | None
-    ) -> None:
-        lease = None if remote is None else remote.lease
-        if remote is not None:
-            self._leases.check_wait(assignment.queued_s)
-            remote.hand_over.is_taken = True
-        try:
-            async with self._upstream.open(call, assignment, body, lease=lease) as response:
-                if call.request.stream:
-                    await self._stream(call, assignment, response, remote)
-                else:
-                    await self._send_complete(call, assignment, response, remote)
-        except StageFailed as stage:
-            if remote is not None and stage.failure.reason in NOT_TAKEN:
-                remote.hand_over.is_taken = False
-            raise
-
-    async def _trusted(
-        self, call: CompletionCall, assignment: LiveAssignment, remote: RemotePrefill | None
-    ) -> None:
-        """Return if the beginning of an answer may be sent.
+    async def _confirm(self, call: CompletionCall, assignment: LiveAssignment, lease: KvLease) -> None:
+        """Return if the beginning of an answer over a KV transfer may be sent.
 
         Raises:
             StageFailed: its text may be wrong.
         """
-        assignment.proved()
-        if remote is not None:
-            await self._leases.confirm(remote.lease)
-            transfer = KvTransfer(remote.lease.worker, assignment.worker)
-            transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
-        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
+        await self._transfers.confirm(lease)
+        transfer = KvTransfer(lease.worker, assignment.worker)
+        transfer.arrived(call.tries.lost_transfers, self._clock.now_s())
 
     async def _stream(
-        self,
-        call: CompletionCall,
-        assignment: LiveAssignment,
-        response: StreamingResponse,
-        remote: RemotePrefill | None,
+        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
     ) -> None:
         name, content_type = assignment.worker.name, _type_of(response)
         if not content_type.lower().startswith(EVENT_STREAM.encode()):
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
         preamble = await read_preamble(response, name)
-        await self._trusted(call, assignment, remote)
+        assignment.proved()
+        if call.transfer is not None:
+            await self._confirm(call, assignment, call.transfer.lease)
+        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
         responder = call.responder
-        correction = None if remote is None else remote.correction
         meter = RelayMeter(
             self._metrics,
             assignment,
-            on_first_token=lambda: self._note_first_token(call, assignment),
+            on_first_token=partial(self._note_first_token, call, assignment),
             arrived_real_s=call.arrived_real_s,
             speed=self._clock.speed,
-            correction=correction,
+            prefilled=call.transfer,
         )
         try:
             responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
@@ -370,12 +405,14 @@ class CompletionHandler:
                 responder.end()
                 self._settle_stream(call, assignment, meter)
                 return
-            if meter.is_mid_event and correction is None:
+            if meter.is_mid_event and call.transfer is None:
                 # The client has the beginning of an event; what follows must not become part of it.
                 responder.write(b"\n\n")
             raise
         finally:
-            self._note_stream(call, meter)
+            call.ttft_s = meter.ttft_s
+            self._note_usage(call, meter.usage)
+            call.output_tokens = max(call.output_tokens, meter.tokens)
 
     def _settle_stream(self, call: CompletionCall, assignment: LiveAssignment, meter: RelayMeter) -> None:
         """Take note of a stream that came to its end, which may be an error of the worker's own."""
@@ -386,20 +423,19 @@ class CompletionHandler:
             assignment.succeeded()
 
     async def _send_complete(
-        self,
-        call: CompletionCall,
-        assignment: LiveAssignment,
-        response: StreamingResponse,
-        remote: RemotePrefill | None,
+        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
     ) -> None:
-        content = await read_complete(response)
+        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         self._admission.prefilled(assignment, measured=False)
         answer = read_completion(content, _type_of(response), assignment.worker.name)
         usage = answer.get("usage")
-        if remote is not None and isinstance(usage, dict):
-            with_cached_tokens(usage, remote.correction.cached_tokens)
+        if call.transfer is not None and isinstance(usage, dict):
+            with_cached_tokens(usage, call.transfer.cached_tokens)
             content = encoded_again(answer)
-        await self._trusted(call, assignment, remote)
+        assignment.proved()
+        if call.transfer is not None:
+            await self._confirm(call, assignment, call.transfer.lease)
+        self._retries.served(call.tries, assignment.worker, self._clock.now_s())
         assignment.succeeded()
         self._note_usage(call, usage)
         call.responder.send(200, content, content_type=JSON, headers=call.headers)
@@ -411,14 +447,8 @@ class CompletionHandler:
         if call.trace is not None:
             call.trace.first_token()
         if self._admission.core.tiers is not None:
-            self._admission.record_tier_event(
-                call.tier, TierFirstToken(self._clock.to_model_s(call.age_real_s()))
-            )
-
-    def _note_stream(self, call: CompletionCall, meter: RelayMeter) -> None:
-        call.ttft_s = meter.ttft_s
-        self._note_usage(call, meter.usage)
-        call.output_tokens = max(call.output_tokens, meter.tokens)
+            ttft_s = self._clock.to_model_s(call.age_real_s())
+            self._admission.record_tier_event(call.tier, TierFirstToken(ttft_s))
 
     def _note_usage(self, call: CompletionCall, usage: Any) -> None:
         prompt_tokens, output_tokens, cached_tokens = read_usage(usage)
@@ -439,30 +469,27 @@ class CompletionHandler:
     # ------------------------------------------------------------------ answers other than success
 
     def _refuse(self, call: CompletionCall, problem: ErrorResponse) -> None:
-        headers = call.headers
+        wait = None
         if problem.retry_after:
-            headers = (*headers, self._retry_after(problem.retry_after_s, is_rate=problem.is_rate))
-        call.responder.send(problem.status, problem.body(), headers=headers)
+            wait = self._retry_after(problem.retry_after_s, is_rate=problem.is_rate)
+        self._send_error(call, problem.status, problem.body(), wait)
 
-    def _retry_after(self, expected_s: float | None, *, is_rate: bool = False) -> tuple[bytes, bytes]:
+    def _retry_after(self, expected_s: float | None, *, is_rate: bool = False) -> bytes:
         expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
-        value = retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=is_rate)
-        return (b"retry-after", value)
+        return retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=is_rate)
 
-    def _pass_on(self, call: CompletionCall, failure: StageFailed) -> None:
-        answer = failure.answer
-        assert answer is not None  # noqa: S101 - the caller has looked
-        headers = call.headers
-        if answer.retry_after is not None:
-            headers = (*headers, (b"retry-after", answer.retry_after))
-        elif answer.status == 503:
-            headers = (*headers, self._retry_after(None))
-        call.responder.send(answer.status, answer.body, headers=headers)
+    def _send_error(self, call: CompletionCall, status: int, body: bytes, wait: bytes | None) -> None:
+        headers = call.headers if wait is None else (*call.headers, (b"retry-after", wait))
+        call.responder.send(status, body, headers=headers)
 
-    def _break_off(self, call: CompletionCall, problem: ErrorResponse) -> None:
-        """Tell a client in mid-stream that its stream is broken, and close: it must not look complete."""
-        call.responder.write(encode_event(problem.body()))
-        call.responder.break_off()
+
+async def _error_reply(response: StreamingResponse, worker: str) -> ErrorReply:
+    """Return an answer other than 200 as an error."""
+    status = response.status
+    if not 400 <= status < 600:
+        raise WrongAnswer(f"{worker} answered {status}, which is neither success nor error")
+    content = await response.read(limit_bytes=_MAX_ERROR_BYTES)
+    return ErrorReply(status, content, response.headers.get(b"retry-after"))
 
 
 def _type_of(response: StreamingResponse) -> bytes:

@@ -1,19 +1,36 @@
-"""The KV transfer from prefill to decode, as vLLM's own proxies spell it. Pure.
+"""The KV transfer from prefill to decode, as vLLM's own proxies spell it: its bodies, its lease, and giving it back.
 
-Source: vLLM 0.32, NixlConnector: the prefill request asks for remote decode and one token; what the
-prefill worker returns in ``kv_transfer_params`` goes unread into the decode request.
+Source: vLLM 0.32, NixlConnector: the prefill request asks for remote decode and one token; what the prefill worker returns
+in ``kv_transfer_params`` goes unread into the decode request.
+
+A client may leave, or every decode worker refuse, between prefill and decode. Prefill workers take no such message from
+a router; a decode worker does: a request that is refused before it reaches the engine makes it tell the prefill worker
+that nobody will come (vLLM 0.32, ``notify_kv_transfer_request_rejected``; simulated workers do the same). So any decode
+worker is sent the prompt's parameters in a request for a model that nobody serves.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from penstock.router.proxy.completion import CompletionRequest
-from penstock.router.proxy.refusal import RequestRefused
+from penstock.api import Role
+from penstock.core.clock import SimulatedClock
+from penstock.core.errors import PenstockError
+from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.http.messages import Headers
+from penstock.core.logs import get_logger
+from penstock.router.core.retries import TRUSTED_FRACTION, FailedTry, KvLease, RetryScope
+from penstock.router.core.worker import Worker
+from penstock.router.core.worker_pool import WorkerPool
+from penstock.router.discovery.watch import read_page
+from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.completion import CompletionRequest, RequestRefused
+from penstock.router.proxy.failures import StageFailed
 
 _PREFILL_PARAMS: Final = {
     "do_remote_decode": True,
@@ -26,20 +43,24 @@ _PREFILL_PARAMS: Final = {
 _DROPPED: Final = ("min_tokens", "stream_options")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prefilled:
-    """What a prefill worker answered.
+    """What a prefill worker answered; its prompt's way to decode.
 
     Attributes:
         params: ``kv_transfer_params`` for decode; None when it kept no blocks (its one token ended the
             text, or the prompt is shorter than a block), and decode then computes the prompt itself.
         prompt_tokens: The prompt's length as the worker counted it, or None.
         cached_tokens: Prompt tokens found in the prefill worker's own cache, or None when it does not say.
+        lease: The worker's, on the blocks.
+        is_taken: A decode worker was asked to fetch the blocks, so it answers for them from here on.
     """
 
     params: dict[str, Any] | None
     prompt_tokens: int | None
     cached_tokens: int | None
+    lease: KvLease
+    is_taken: bool = False
 
 
 def prefill_body(request: CompletionRequest) -> bytes:
@@ -59,23 +80,17 @@ def prefill_body(request: CompletionRequest) -> bytes:
     return encoded(body)
 
 
-def decode_body(
-    request: CompletionRequest, params: dict[str, Any] | None, *, expired_leases: float | None = None
-) -> bytes:
+def decode_body(request: CompletionRequest, prefilled: Prefilled) -> bytes:
     """Return the client's own bytes with the prefill worker's parameters and a cache salt spliced in at the end.
-
-    Args:
-        request: The client's.
-        params: From `Prefilled`.
-        expired_leases: The prefill worker's count; None when it is not known.
 
     Raises:
         RequestRefused: see `prefill_body`.
     """
+    params = prefilled.params
     if params is None:
         return request.raw
     added: dict[str, Any] = {"kv_transfer_params": params}
-    epoch = _epoch(params, expired_leases)
+    epoch = _epoch(params, prefilled.lease.expired_before)
     if epoch is not None:
         own = request.body.get("cache_salt")
         # vLLM takes 128 characters at most, and not all of them.
@@ -113,11 +128,12 @@ def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
     return prompt if isinstance(prompt, str) and prompt else None
 
 
-def read_prefill_answer(answer: dict[str, Any]) -> Prefilled:
-    """Read a prefill worker's completion object."""
+def read_prefill_answer(answer: dict[str, Any], lease: KvLease) -> Prefilled:
+    """Read a prefill worker's completion object; ``lease`` is on the blocks that it kept."""
     params = answer.get("kv_transfer_params")
     prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
-    return Prefilled(params if isinstance(params, dict) and params else None, prompt_tokens, cached_tokens)
+    kept = params if isinstance(params, dict) and params else None
+    return Prefilled(kept, prompt_tokens, cached_tokens, lease)
 
 
 def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
@@ -149,3 +165,132 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+log = get_logger(__name__)
+
+REFUSED_MODEL: Final = "penstock-kv-release"
+"""Served by nobody."""
+
+TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
+"""Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
+
+PATIENCE_REAL_S: Final = 10.0
+"""Chosen: a busy vLLM takes seconds for its page, and without it the prompt would be computed once more."""
+
+
+class KvTransfers:
+    """Confirms KV transfers before their text goes to the client, and releases prompts that no decode worker fetches."""
+
+    def __init__(
+        self,
+        client: ConnectionPool,
+        probes: ConnectionPool,
+        workers: WorkerPool,
+        metrics: RouterMetrics,
+        clock: SimulatedClock,
+        *,
+        lease_s: float,
+        timeout_real_s: float,
+    ) -> None:
+        """Tie the parts.
+
+        Args:
+            client: Connections for releases.
+            probes: Connections for the prefill workers' metrics.
+            workers: Of which a decode worker is asked for a release.
+            metrics: Counts.
+            clock: Simulated time.
+            lease_s: The first lease that prefill workers grant, simulated seconds.
+            timeout_real_s: Longest wait for a page, real seconds; no less than `PATIENCE_REAL_S`.
+        """
+        self._client = client
+        self._probes = probes
+        self._workers = workers
+        self._metrics = metrics
+        self._clock = clock
+        self._lease_s = lease_s
+        self._timeouts = Timeouts.each(max(timeout_real_s, PATIENCE_REAL_S))
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check_wait(self, queued_s: float) -> None:
+        """Return if a request may still be handed over that has waited so long, simulated s, for a decode worker.
+
+        Nobody renews its lease before a decode worker has it.
+
+        Raises:
+            StageFailed: the lease may be over; the prompt has to be prefilled again.
+        """
+        if queued_s >= TRUSTED_FRACTION * self._lease_s:
+            raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
+
+    async def confirm(self, lease: KvLease) -> None:
+        """Return if the blocks were held when they were read; called once decode has shown a token.
+
+        Raises:
+            StageFailed: they may not have been; the prompt has to be prefilled again.
+        """
+        now_s = self._clock.now_s()
+        if lease.is_within(self._lease_s, now_s):
+            return
+        expired = await self._expired_leases(lease.worker)
+        if lease.is_intact(expired):
+            return
+        log.warning(
+            "KV transfer distrusted: leases of its prefill worker have expired since",
+            prefill_worker=lease.worker.name,
+            age_s=round(now_s - lease.granted_s, 3),
+            expired_before=lease.expired_before,
+            expired=expired,
+        )
+        raise StageFailed(FailedTry("lease_expired", RetryScope.ANYWHERE))
+
+    async def _expired_leases(self, worker: Worker) -> float | None:
+        try:
+            worker.expired_leases = (
+                await read_page(self._probes, worker.spec.url, self._timeouts)
+            ).expired_leases
+        except PenstockError as exc:
+            log.debug("metrics not readable", worker=worker.name, problem=str(exc))
+            worker.expired_leases = None
+        return worker.expired_leases
+
+    async def close(self) -> None:
+        """Wait for the releases under way; each is bounded."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def release(self, prefilled: Prefilled, headers: Headers) -> None:
+        """Give back the KV of a prompt, beside requests; a release that fails costs one lease and nothing more.
+
+        ``headers`` are the request's, for workers that ask for a key.
+        """
+        task = asyncio.create_task(self._release(prefilled.params, headers), name="KV release")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, params: dict[str, Any] | None, headers: Headers) -> None:
+        # One that takes no requests now may still be able to pass a message on.
+        candidates = self._workers.routable(Role.DECODE, self._clock.now_s()) or [
+            each for each in self._workers if each.spec.role is Role.DECODE
+        ]
+        if not candidates:
+            self._metrics.kv_releases["no_worker"] += 1
+            return
+        # An idle vLLM that never met the prefill worker passes the message on with its next request only.
+        worker = min(candidates, key=lambda each: (each.inflight_requests == 0, each.inflight_requests))
+        body = orjson.dumps(
+            {"model": REFUSED_MODEL, "prompt": "x", "max_tokens": 1, "kv_transfer_params": params}
+        )
+        try:
+            answer = await self._client.request(
+                "POST", f"{worker.spec.url}/v1/completions", body=body, headers=headers, timeouts=TIMEOUTS
+            )
+        except PenstockError as exc:
+            self._metrics.kv_releases["failed"] += 1
+            log.warning("KV of an abandoned request not released", worker=worker.name, problem=str(exc))
+            return
+        is_released = answer.status == 404
+        self._metrics.kv_releases["released" if is_released else "failed"] += 1
+        if not is_released:
+            log.warning("KV of an abandoned request not released", worker=worker.name, status=answer.status)

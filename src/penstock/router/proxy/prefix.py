@@ -1,20 +1,23 @@
 """What policies that read prompts know of a request: prefix keys, and how many tokens a key stands for.
 
-`read_prompt` is pure; `PromptReader` calls it for the router.
-
-By default nothing here needs the model's tokenizer or template: prompts that share their beginning share their keys,
-and that is all that keys must tell. With a tokenizer, keys are made of tokens and prompts are counted exactly, chats by
-the model's template.
+`read_prompt` is pure; `PromptReader` calls it for the router. By default nothing here needs the model's tokenizer or
+template: prompts that share their beginning share their keys, and that is all that keys must tell. With a tokenizer, keys
+are made of tokens and prompts are counted exactly, chats by the model's template.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from penstock.core.errors import ConfigError
+from penstock.core.simulated_tokens import SIMULATED, token_ids
+from penstock.router.chat_template import load_chat_template
 from penstock.router.policy.keys import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
@@ -26,7 +29,88 @@ from penstock.router.policy.keys import (
     token_keys,
 )
 from penstock.router.proxy.completion import ApiEndpoint, CompletionRequest
-from penstock.router.tokenizer import PromptTokenizer
+
+START_BYTES_PER_TOKEN = 4.0
+"""English text under the usual tokenizers; exact for the simulated one."""
+_LOWEST, _HIGHEST = 0.5, 32.0
+"""Chosen: a reading outside is a fault of the worker's count, not a tokenizer."""
+_WEIGHT = 0.05
+"""Chosen: the mean of about the last 20 prompts, weighted by nothing else."""
+
+
+class TokenEstimator:
+    """Bytes per token of one model, learnt from the usage that workers return."""
+
+    __slots__ = ("bytes_per_token",)
+
+    def __init__(self) -> None:
+        self.bytes_per_token = START_BYTES_PER_TOKEN
+
+    def estimate(self, prompt_bytes: int) -> int:
+        """Return the estimated tokens of a prompt, >= 1."""
+        return max(1, math.ceil(prompt_bytes / self.bytes_per_token))
+
+    def learn(self, prompt_bytes: int, prompt_tokens: int) -> None:
+        """Move the ratio towards what one prompt showed; empty or absurd readings are ignored."""
+        if prompt_bytes <= 0 or prompt_tokens <= 0:
+            return
+        ratio = prompt_bytes / prompt_tokens
+        if _LOWEST <= ratio <= _HIGHEST:
+            self.bytes_per_token += _WEIGHT * (ratio - self.bytes_per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokenizer:
+    """Turns prompts into the tokens that workers see; any thread may call it.
+
+    Attributes:
+        text: Returns a text's ids, special tokens included.
+        chat: Returns a chat's ids, from the body of its request, and at most so many characters of its prompt; None
+            where its prompt is not known. None in the place of the whole: no chat's prompt is.
+    """
+
+    text: Callable[[str], Sequence[int]]
+    chat: Callable[[Mapping[str, Any], int], Sequence[int] | None] | None = None
+
+
+def load_tokenizer(path: str) -> PromptTokenizer:
+    """Return a model's tokenizer, and its chat template where that lies beside it.
+
+    Raises:
+        ConfigError: a library is not installed, or a file is none.
+    """
+    if path == SIMULATED:
+        return PromptTokenizer(lambda text: token_ids(text.encode()))
+    try:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
+    except ImportError as exc:
+        raise ConfigError(
+            "router.tokenizer: needs the package tokenizers; pip install 'penstock[tokenizer]'"
+        ) from exc
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as exc:  # the library raises bare Exception
+        raise ConfigError(f"router.tokenizer: {path}: {exc}") from exc
+
+    def encode(text: str, *, special: bool) -> Sequence[int]:
+        # Unlike encode, the batch call releases the interpreter's lock, so that the event loop goes on.
+        (encoding,) = tokenizer.encode_batch([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
+        return ids
+
+    template = load_chat_template(Path(path))
+    if template is None:
+        return PromptTokenizer(lambda text: encode(text, special=True))
+
+    def encode_chat(body: Mapping[str, Any], characters: int) -> Sequence[int] | None:
+        prompt = template.render(body)
+        if prompt is None:
+            return None
+        # Templates write the special tokens themselves; vLLM adds more only where it is asked to.
+        return encode(prompt[:characters], special=body.get("add_special_tokens") is True)
+
+    return PromptTokenizer(lambda text: encode(text, special=True), encode_chat)
+
 
 _THREADS: Final = 2
 """Chosen: one long prompt does not hold up the next; more would take the processor from the relay."""
@@ -50,8 +134,7 @@ class ExactKeys:
     engine_block_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Keyed:
+class Keyed(NamedTuple):
     """A prompt as policies see it.
 
     Attributes:
@@ -151,10 +234,12 @@ class PromptReader:
         self._exact = exact
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
 
+    def read_at_once(self, request: CompletionRequest) -> Keyed | None:
+        """Return a request's keys; None: it is too long for the event loop, so that `read` is to be awaited."""
+        return read_prompt(request, self._exact) if self._is_short(request) else None
+
     async def read(self, request: CompletionRequest) -> Keyed:
-        """Return a request's keys; cancelled, it drops the work if that has not begun."""
-        if self._is_short(request):
-            return read_prompt(request, self._exact)
+        """Return a long request's keys; cancelled, it drops the work if that has not begun."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, read_prompt, request, self._exact)
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from typing import Final
 
-from penstock.core.http.messages import Headers
 from penstock.core.http.server import Request
 from penstock.core.tracing import TraceSpan, Tracing
 from penstock.router.admission import LiveAssignment
@@ -48,7 +47,7 @@ class RequestTrace:
         """Note that it waits for a worker of a role."""
         self._role, self._waits_ns = role, time.time_ns()
 
-    def assigned(self, assignment: LiveAssignment, *, queued_real_s: float) -> None:
+    def assigned(self, assignment: LiveAssignment, queued_real_s: float) -> None:
         """Note that it has a worker: it was queued for so long, and the rest of the wait took the pick."""
         began_ns, now_ns = self._waits_ns, time.time_ns()
         if began_ns is None or not self._span.is_recorded:
@@ -60,15 +59,15 @@ class RequestTrace:
         chosen = {**role, "penstock.worker": assignment.worker.name, "penstock.reason": assignment.reason}
         self._span.child("pick", chosen, began_ns=picked_ns).end(now_ns)
 
-    def sent(self, assignment: LiveAssignment, headers: Headers, *, retries: int) -> Headers:
-        """Begin the span of a call; return the call's headers, by which the worker continues the trace."""
+    def sent(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+        """Begin the span of a call to a worker, whose headers let the worker continue the trace."""
         role = assignment.worker.spec.role.value
         attributes: dict[str, str | int | float | bool] = {"penstock.worker": assignment.worker.name}
-        if retries:
-            attributes["penstock.retries"] = retries
+        if call.tries.retries:
+            attributes["penstock.retries"] = call.tries.retries
         self._call = self._span.child(role, attributes, is_call=True)
-        others = [each for each in headers if each[0] != b"traceparent"]
-        return (*others, (b"traceparent", self._call.traceparent))
+        others = [each for each in call.upstream_headers if each[0] != b"traceparent"]
+        call.upstream_headers = (*others, (b"traceparent", self._call.traceparent))
 
     def first_token(self) -> None:
         """Note the first token of a stream."""
@@ -83,7 +82,7 @@ class RequestTrace:
         if isinstance(error, asyncio.CancelledError):
             call.set({"penstock.cancelled": True})
         elif error is not None:
-            call.fail(error)
+            call.fail(error.__cause__ or error)
         call.end()
 
     def finish(self, call: CompletionCall, status: int) -> None:

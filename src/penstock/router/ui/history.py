@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from penstock.core.histogram import BucketCounts, quantile, share_within
-from penstock.router.core.tier_control import TierControl
+from penstock.router.core.tiers import TierControl
 from penstock.router.metrics import RouterMetrics
 
 STEP_S: Final = 5.0

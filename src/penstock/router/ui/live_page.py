@@ -5,6 +5,7 @@ The page holds no facts and is for everyone who may ask at all; its state is for
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -20,14 +21,14 @@ from penstock.core.http.messages import Request, Responder
 from penstock.core.printable import printable
 from penstock.router.admission import Admission
 from penstock.router.core.worker import Worker, WorkerState
-from penstock.router.metrics import QueueGauges, RouterMetrics
+from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.auth import AdminCheck
-from penstock.router.proxy.refusal import RequestRefused
+from penstock.router.proxy.completion import RequestRefused
 from penstock.router.settings import RouterSettings
 from penstock.router.ui.history import STEP_S, Gauges, History, Targets
 from penstock.router.ui.planner import PlannerReader, PlannerState
 
-REFRESH_REAL_S: Final = 30.0
+_REFRESH_REAL_S: Final = 30.0
 """Chosen: between two readings of the planner's part while nobody looks; one call of the API server."""
 _SHOWN_WORKERS: Final = 64
 """Chosen: what a page has room for; those that are not ready come first, and the others are counted."""
@@ -53,9 +54,7 @@ class LivePage:
         metrics: RouterMetrics,
         planner: PlannerReader,
         *,
-        check: AdminCheck,
         now_s: Callable[[], float],
-        queue: Callable[[], QueueGauges],
         discovery_problem: Callable[[], str | None],
         routers: Callable[[], int],
     ) -> None:
@@ -66,22 +65,18 @@ class LivePage:
             admission: Holds the workers and the tiers.
             metrics: Counters.
             planner: Reads the planner's part.
-            check: Who may see the state.
             now_s: Returns simulated seconds.
-            queue: Returns the first stage's queue.
             discovery_problem: Returns why the workers may be out of date, or None.
             routers: Returns how many routers the graph has, 0 where that is unknown.
         """
         self._settings = settings
         self._pool = admission.core.pool
-        self._room = admission.core.entry_queue.room
+        self._queue = admission.core.entry_queue
         self._metrics = metrics
         self._tiers = admission.core.tiers
         self._planner = planner
-        self._check = check
         self._now_s = now_s
         self._began_s = now_s()
-        self._queue = queue
         self._discovery_problem = discovery_problem
         self._routers = routers
         self._gpus: Mapping[str, int] | None = None
@@ -94,6 +89,12 @@ class LivePage:
         """Mark the history; called each 0.1 s."""
         self._history.tick(self._now_s())
 
+    async def follow(self) -> None:
+        """Keep the planner's part known while nobody looks."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_REFRESH_REAL_S)
+
     async def refresh(self) -> PlannerState:
         """Return the planner's part; GPUs and targets come from there, too."""
         planner = await self._planner.read()
@@ -103,15 +104,15 @@ class LivePage:
         self._history.targets = Targets(ttft_s, rules.get("itl_s"))
         return planner
 
-    async def answer(self, request: Request, responder: Responder) -> None:
-        """Answer a GET.
+    async def answer(self, request: Request, responder: Responder, check: AdminCheck) -> None:
+        """Answer a GET; ``check`` says who may see the state.
 
         Raises:
             RequestRefused: 401, 403 as for every administrator; 404 for a path that is neither.
         """
         if request.path in {"/ui", "/ui/"}:
-            if self._check.is_off:
-                self._check.check(request.headers)
+            if check.is_off:
+                check.check(request.headers)
             responder.send(200, self._page, content_type="text/html; charset=utf-8", headers=_HEADERS)
             return
         if request.path != "/ui/state":
@@ -122,13 +123,13 @@ class LivePage:
             for name, value in request.headers.items()
             if (name, value) != (b"sec-fetch-site", b"same-origin")
         }
-        self._check.check(headers)
+        check.check(headers)
         responder.send(200, orjson.dumps(await self.state()), headers=_HEADERS)
 
     async def state(self) -> dict[str, Any]:
         """Return everything that the page shows; what is unknown is null."""
         planner = await self.refresh()
-        settings, now_s, queue = self._settings, self._now_s(), self._queue()
+        settings, now_s, queue = self._settings, self._now_s(), self._queue
         minute = self._history.minute(now_s)
         return {
             "model": settings.model,
@@ -143,10 +144,10 @@ class LivePage:
             "workers": self._workers(now_s),
             "worker_count": sum(1 for _ in self._pool),
             "gpus": {"used": self._gpus_held(), "budget": planner.budget},
-            "queue": {"requests": queue.requests, "tokens": queue.tokens, "oldest_s": queue.oldest_s},
+            "queue": {"requests": len(queue), "tokens": queue.tokens, "oldest_s": queue.oldest_s(now_s)},
             "minute": minute,
             "tiers": self._tier_rows(minute.pop("tiers"), now_s),
-            "signals": self._signals(queue, minute, planner.rules or {}),
+            "signals": self._signals(minute, planner.rules or {}),
             "cost": self._history.cost.to_json(planner.budget),
             "planner": asdict(planner),
             "series": [{**point, "at_s": point["at_s"] - self._began_s} for point in self._history.series()],
@@ -159,7 +160,7 @@ class LivePage:
         ready = dict.fromkeys((role.value for role in self._settings.roles), 0)
         for worker in self._pool:
             ready[worker.spec.role.value] += worker.state(now_s)[0] is WorkerState.READY
-        return Gauges(ready, self._gpus_held(), self._queue().requests, self._kv_mean())
+        return Gauges(ready, self._gpus_held(), len(self._queue), self._kv_mean())
 
     def _gpus_held(self) -> int | None:
         gpus = self._gpus
@@ -214,7 +215,7 @@ class LivePage:
         return [
             {
                 "tier": tier.value,
-                "waiting": self._room.tiers.get(tier, 0),
+                "waiting": self._queue.room.tiers.get(tier, 0),
                 **minute.get(tier.value, {}),
                 "shed_fraction": control.monitor.shed_fraction(tier),
                 "compliance": control.monitor.compliance(tier, now_s),
@@ -222,13 +223,11 @@ class LivePage:
             for tier in control.counts
         ]
 
-    def _signals(
-        self, queue: QueueGauges, minute: Mapping[str, Any], rules: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+    def _signals(self, minute: Mapping[str, Any], rules: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return what the planner reads here, as this router has it, and the thresholds of a mode that has them."""
         is_load = rules.get("mode") == PlannerMode.LOAD
         kv, waiting = (rules["kv"], rules["queue"]) if is_load else ((None, None), (None, None))
-        requests: float = queue.requests
+        requests: float = len(self._queue)
         is_per_worker = is_load and rules["is_queue_per_worker"]
         if is_per_worker:
             requests /= max(1, self._gauges().ready.get(Role.PREFILL.value, 0))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.http.chunks import UNKNOWN, next_chunk_at
+from penstock.core.http.client_connection import UNKNOWN, next_chunk_at
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 

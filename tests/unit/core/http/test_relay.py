@@ -3,8 +3,8 @@ import socket
 
 from penstock.core.errors import ClientDisconnected, StreamBroken, UpstreamTimeout
 from penstock.core.http.client import Timeouts
-from penstock.core.http.relay import relay, unchanged
 from penstock.core.http.sse import DONE, EventSplitter, encode_event
+from penstock.core.http.streaming import relay, unchanged
 
 
 def relaying(pool, url, *, observe=unchanged, outcome=None, timeouts=None):

@@ -12,8 +12,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from doctor_facts import EARLIER, NOW, NOW_S, component, facts, graph_facts, graph_object, lease
 
 from penstock.operator.doctor.check import check
-from penstock.operator.doctor.facts import LeaseFact, Right, RightsFact, ServerFacts, Unreadable
-from penstock.operator.doctor.findings import Severity, counts, is_healthy
+from penstock.operator.doctor.facts import (
+    LeaseFact,
+    Right,
+    RightsFact,
+    ServerFacts,
+    Severity,
+    Unreadable,
+    counts,
+    is_healthy,
+)
 
 FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 

@@ -1,17 +1,20 @@
+"""One graph's findings, and what is asked for them."""
+
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from doctor_facts import NOW_S, graph_facts, graph_object, router_page, worker_page
 
 from penstock.operator.doctor.check_graph import graph_findings
-from penstock.operator.doctor.facts import Page, Unreadable
-from penstock.operator.doctor.findings import Severity
+from penstock.operator.doctor.facts import Page, Severity, Unreadable
+from penstock.operator.doctor.gather import pod_selector
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 
 FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 BROKEN = Unreadable("502: connection refused")
@@ -257,3 +260,26 @@ def test_prometheus(answer, expected):
     graph["spec"]["planner"] = {"metrics": {"prometheusUrl": "http://p.m.svc:9090"}}
     found = judged(graph=graph, prometheus=answer)
     assert found == [(severity, GRAPH, message) for severity, message in expected]
+
+
+RAW = {
+    "metadata": {"name": "chat", "namespace": "serving"},
+    "spec": {"services": {"prefill": {}, "decode": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_own"),
+    [
+        ("chat-decode-6b9f7c5d8-x2x7z", True),
+        ("chat-prefill-0-1", True),
+        ("chat-2-decode-6b9f7c5d8-x2x7z", False),
+        ("chat-router-6b9f7c5d8-x2x7z", False),
+    ],
+)
+def test_pods_of_a_graph_with_a_longer_name_are_not_its_own(pod, is_own):
+    """Another graph's healthy workers would hide that this one's are not scraped."""
+    selector = pod_selector(RAW)
+    assert selector.startswith('namespace="serving",')
+    expression = re.search(r'pod=~"(.*)"', selector)
+    assert (re.fullmatch(expression[1], pod) is not None) is is_own

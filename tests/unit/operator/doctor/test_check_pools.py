@@ -10,8 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from doctor_facts import graph_facts, graph_object, node
 
 from penstock.operator.doctor.check_pools import pool_findings
-from penstock.operator.doctor.facts import NodeFacts, Unreadable
-from penstock.operator.doctor.findings import Severity
+from penstock.operator.doctor.facts import NodeFacts, Severity, Unreadable
 
 FORBIDDEN = Unreadable("403: you may not", is_forbidden=True)
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}

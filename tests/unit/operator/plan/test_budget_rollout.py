@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.kube.objects.names import BUDGET_GATE
-from penstock.operator.plan.budget import blocked, releases
-from penstock.operator.plan.holdings import holdings
+from penstock.operator.plan.budget import blocked, holdings, releases
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.rollout import unavailable
 

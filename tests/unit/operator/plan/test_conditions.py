@@ -1,10 +1,13 @@
-"""Conditions: what a graph is said to be, and why."""
+"""Conditions of a graph, and what they are made of: replicas, observed services, kinds that are missing."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
 
-from penstock.api import Role
+from penstock.api import GraphSpec, Role
+from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock.operator.plan.budget import Waiting
 from penstock.operator.plan.conditions import (
     BUDGET_RESPECTED,
@@ -15,12 +18,17 @@ from penstock.operator.plan.conditions import (
     SCHEDULABLE,
     ConditionFacts,
     ConditionResult,
+    Replicas,
     ServiceFacts,
     condition_results,
     conditions,
+    count,
+    missing_definition,
+    observed_services,
 )
 from penstock.operator.plan.diagnose import Category, Diagnosis
-from penstock.operator.plan.replicas import Replicas
+from penstock.operator.plan.pods import PodView
+from penstock.operator.resources.metadata import BuildContext
 
 
 def service(role, number, **more):
@@ -206,3 +214,106 @@ def test_a_transition_time_changes_only_with_the_status():
     }
     assert (b["status"], b["lastTransitionTime"], len(b["message"])) == ("False", "now", MESSAGE_LIMIT)
     assert b["message"].endswith("...")
+
+
+def pod(name, **more):
+    """Return a ready, serving decode pod with one GPU."""
+    return PodView(name, **{"role": "decode", "ready": True, "serving": SERVING, "gpus": 1, **more})
+
+
+def test_each_pod_is_counted_once_for_what_it_is():
+    """Ready, starting, gated, draining, stripped of its label, terminating, finished."""
+    pods = [
+        pod("ready"),
+        pod("starting", ready=False),
+        pod("gated", ready=False, gates=(BUDGET_GATE,)),
+        pod("draining", serving=DRAINING),
+        pod("stripped", serving=""),
+        pod("terminating", terminating=True),
+        pod("finished", finished=True),
+    ]
+    assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5)
+
+
+def test_a_group_is_one_replica():
+    """Ready only as a whole; a leader's end is the group's."""
+
+    def member(group, index, **more):
+        more = {"serving": SERVING if index == 0 else "", **more}
+        return pod(f"{group}-{index}", group=group, worker_index=index, group_size=2, **more)
+
+    assert count([member("a", 0), member("a", 1)]) == Replicas(1, 1, 1, 0, 2)
+    assert count([member("a", 0), member("a", 1, ready=False)]) == Replicas(1, 0, 0, 0, 2)
+    assert count([member("a", 0)]) == Replicas(1, 0, 0, 0, 1)
+    leaving = [member("a", 0, terminating=True), member("a", 1, terminating=True)]
+    assert count(leaving) == Replicas(0, 0, 0, 1, 2)
+
+
+def member(name, role, service, **more):
+    """Return a ready pod that serves."""
+    return PodView(name, graph="g", role=role, service=service, ready=True, serving=SERVING, gpus=1, **more)
+
+
+def test_services_are_found_by_their_pods():
+    """Role and number from the pods; what carries no name or role is left out."""
+    pods = [
+        member("b", "decode", "decode"),
+        member("a", "decode", "decode", terminating=True),
+        member("r", "router", "frontend"),
+        member("x", "", "frontend"),
+        member("y", "decode", ""),
+        member("z", "juggler", "circus"),
+    ]
+    assert observed_services(pods) == {
+        "decode": ServiceFacts(
+            Role.DECODE, Replicas(1, 1, 1, 1, 2), 1, 1, 0, "penstock.dev/graph=g,penstock.dev/service=decode"
+        ),
+        "frontend": ServiceFacts(
+            Role.ROUTER,
+            Replicas(1, 1, 1, 0, 1),
+            1,
+            1,
+            0,
+            "penstock.dev/graph=g,penstock.dev/service=frontend",
+        ),
+    }
+    assert observed_services([]) == {}
+
+
+def spec(runtime, nodes=1, **router):
+    """Return a graph of one worker."""
+    worker = {"role": "aggregated", "nodesPerReplica": nodes, "gpusPerReplica": nodes}
+    services = {"frontend": {"role": "router"}, "worker": worker}
+    return GraphSpec.model_validate(
+        {"model": {"name": "m"}, "runtime": runtime, "services": services, "router": router}
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "sets", "discovery", "named"),
+    [
+        (spec("vllm"), False, False, None),
+        (spec("vllm", nodes=2), True, False, None),
+        (spec("vllm", nodes=2), False, True, "worker: nodesPerReplica above 1"),
+        (spec("dynamo"), False, True, None),
+        (spec("dynamo"), True, False, "DynamoWorkerMetadata"),
+        (spec("dynamo", nodes=2), False, True, "worker: nodesPerReplica above 1"),
+        (spec("dynamo", nodes=2), True, True, None),
+    ],
+)
+def test_only_what_a_graph_needs_is_missed(spec, sets, discovery, named):
+    """One replica over several nodes, and runtime dynamo."""
+    context = BuildContext("", "", has_leader_worker_set=sets)
+    failure = missing_definition(spec, context, has_kind_of_runtime=discovery)
+    assert (
+        (failure is None) if named is None else (failure.reason == "MissingCRD" and named in failure.message)
+    )
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_graph_behind_a_gateway_needs_the_kind_of_its_pool(known):
+    """Its condition names the kind and where it comes from."""
+    graph = spec("vllm", gateway={"enabled": True})
+    context = BuildContext("", "", has_inference_pool=known)
+    failure = missing_definition(graph, context, has_kind_of_runtime=False)
+    assert (failure is None) if known else "InferencePool of inference.networking.k8s.io" in failure.message

@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
-from penstock.operator.plan.drain import plan_scale
+from penstock.operator.plan.drain import DRAINING_COST, LEAVING_COST, Load, ScalePlan, WorkerPool, plan_scale
 from penstock.operator.plan.pods import ContainerView, PodView
-from penstock.operator.plan.scale import DRAINING_COST, LEAVING_COST, Load, ScalePlan
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
@@ -45,16 +44,9 @@ def pending(name, **more):
 
 def plan(*pods, desired, spec=None, loads=None, now_s=NOW, **more):
     """Call `plan_scale` with defaults."""
-    return plan_scale(
-        pods,
-        desired=desired,
-        current_spec_replicas=len(pods) if spec is None else spec,
-        loads=loads or {},
-        now_s=now_s,
-        grace_s=60.0,
-        settle_s=3.0,
-        **more,
-    )
+    spec = len(pods) if spec is None else spec
+    pool = WorkerPool(pods, desired=desired, spec_replicas=spec, grace_s=60.0, **more)
+    return plan_scale(pool, loads=loads or {}, now_s=now_s)
 
 
 def test_up_is_at_once_and_restores():
@@ -171,7 +163,7 @@ def test_a_busy_pod_that_is_not_ready_holds_back_an_idle_ready_one():
 
 def test_pods_that_are_not_seen_are_in_service():
     """Where the controller knows more replicas than the view, the number stays."""
-    assert plan(pod("a"), desired=2, spec=5, status_replicas=5).spec_replicas == 5
+    assert plan(pod("a"), desired=2, spec=5, known_replicas=5).spec_replicas == 5
 
 
 def test_half_a_mark_is_completed_or_removed():
@@ -230,7 +222,7 @@ def test_a_busy_lower_group_keeps_only_itself():
     assert plan(*busy_middle, desired=1, loads=loads).spec_replicas == 3
     loads = {"g-1": IDLE, "g-2": IDLE}
     assert plan(*busy_middle, desired=1, loads=loads).spec_replicas == 1
-    assert plan(*busy_middle, desired=1, spec=4, loads=loads, status_replicas=4).spec_replicas == 4
+    assert plan(*busy_middle, desired=1, spec=4, loads=loads, known_replicas=4).spec_replicas == 4
     assert plan(*busy_middle, desired=3, loads=loads).restore == ("g-1", "g-2")
 
 
@@ -396,7 +388,7 @@ class Cluster:
             spec=self.spec,
             loads=self.loads(),
             now_s=self.now_s,
-            status_replicas=len(self.pods),
+            known_replicas=len(self.pods),
             rolling=self.behind,
         )
         one_by_one = [

@@ -1,4 +1,6 @@
-"""Drift: what an apply would change, and what only looks different."""
+"""What drifts and what does not, as the API server stores and spells it."""
+
+from __future__ import annotations
 
 import copy
 
@@ -7,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import APPLIED_ANNOTATION
-from penstock.operator.plan.drift import differences, drifted, stamped
+from penstock.operator.plan.drift import differences, drifted, quantity, stamped
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
@@ -300,3 +302,32 @@ def test_additions_are_tolerated(obj, more):
         if isinstance(value, dict):
             value["added"] = "by others"
     assert drifted(obj, live) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1000m", "1"),
+        (1, "1"),
+        (0.5, "500m"),
+        ("0.5Gi", "512Mi"),
+        ("1024Ki", "1Mi"),
+        ("1e3", "1k"),
+        ("1E3", "1000"),
+        ("1E", "1000P"),
+        ("+2", "2"),
+        (".5", "500m"),
+        ("5.", "5"),
+        ("0.0000000001", "1n"),
+    ],
+)
+def test_equal_quantities_are_equal(one, other):
+    """Different spellings of an amount are the same amount; below nano is rounded up."""
+    assert quantity(one) == quantity(other)
+    assert quantity(one) is not None
+
+
+@pytest.mark.parametrize("value", ["", "GB", "1 Gi", "1KB", "one", None, True, [], "1ki", "--1", "1e9999"])
+def test_other_things_are_no_quantity(value):
+    """What the API server would refuse is None."""
+    assert quantity(value) is None

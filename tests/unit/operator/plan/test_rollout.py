@@ -4,9 +4,8 @@ import pytest
 
 from penstock.api import Role
 from penstock.operator.plan.rollout import (
-    Rollouts,
     RolloutView,
-    may_roll,
+    held_rollouts,
     rollout_view,
     unavailable,
 )
@@ -88,32 +87,32 @@ def view(base, **more):
 @pytest.mark.parametrize(
     ("changed", "views", "expected"),
     [
-        ((), (DECODE, PREFILL), Rollouts((), {})),
-        (("prefill",), (DECODE, PREFILL), Rollouts(("prefill",), {})),
+        ((), (DECODE, PREFILL), {}),
+        (("prefill",), (DECODE, PREFILL), {}),
         (
             ("prefill", "decode", "frontend"),
             (PREFILL, DECODE, ROUTER),
-            Rollouts(("decode", "frontend"), {"prefill": "waits for the rollout of decode"}),
+            {"prefill": "waits for the rollout of decode"},
         ),
         (
             ("prefill",),
             (PREFILL, view(DECODE, **ROLLING)),
-            Rollouts((), {"prefill": "waits for the rollout of decode"}),
+            {"prefill": "waits for the rollout of decode"},
         ),
         (
             ("prefill", "decode"),
             (DECODE, view(PREFILL, **ROLLING)),
-            Rollouts(("prefill",), {"decode": "waits for the rollout of prefill"}),
+            {"decode": "waits for the rollout of prefill"},
         ),
         (
             ("prefill",),
             (PREFILL, view(DECODE, rolling=True, stuck=True, message="too slow")),
-            Rollouts((), {"prefill": "waits for the rollout of decode, which is stuck: too slow"}),
+            {"prefill": "waits for the rollout of decode, which is stuck: too slow"},
         ),
-        (("prefill", "decode"), (PREFILL, view(DECODE, ready=0)), Rollouts(("decode", "prefill"), {})),
-        (("unknown",), (DECODE,), Rollouts(("unknown",), {})),
+        (("prefill", "decode"), (PREFILL, view(DECODE, ready=0)), {}),
+        (("unknown",), (DECODE,), {}),
     ],
 )
 def test_one_worker_service_rolls_at_a_time(changed, views, expected):
     """Decode first; a rolling one may be corrected; with nothing served there is no ratio to keep."""
-    assert may_roll(changed, views) == expected
+    assert held_rollouts(changed, views) == expected

@@ -1,15 +1,18 @@
+"""A graph's objects: which there are, what they share, who may reach them, and what a change rolls."""
+
 from __future__ import annotations
 
 import dataclasses
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from penstock.api import Role
 from penstock.api.manifests import parse_manifests
 from penstock.operator.resources import adapter, children
-from penstock.operator.resources.config_map import router_manifest
-from penstock.operator.resources.labels import inherit
+from penstock.operator.resources.metadata import inherit
+from penstock.operator.resources.router_config import router_manifest
 
 GRAPH_LABELS = {
     "penstock.dev/graph": "llama",
@@ -246,3 +249,177 @@ def test_a_router_with_tiers_reads_the_request_limit_of_its_workers(build, is_on
     assert problems == []
     (graph,) = manifests.graphs
     assert graph.spec.engine.request_limit == limit
+
+
+CHART = Path(__file__).parents[4] / "charts" / "penstock"
+HTTP = [{"port": "http", "protocol": "TCP"}]
+
+
+def pods(*roles):
+    """Selector of the graph's pods of some roles."""
+    return {
+        "matchLabels": {"penstock.dev/graph": "llama"},
+        "matchExpressions": [{"key": "penstock.dev/role", "operator": "In", "values": list(roles)}],
+    }
+
+
+WORKERS = pods("prefill", "decode", "aggregated")
+
+
+def readers(namespace):
+    """The rule of those who may read metrics: operator and planner, and namespaces that say so."""
+    own = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchExpressions": [{"key": "penstock.dev/scope", "operator": "Exists"}]},
+    }
+    labelled = {"namespaceSelector": {"matchLabels": {"penstock.dev/metrics-access": "true"}}}
+    return {"from": [own, labelled], "ports": HTTP}
+
+
+def test_workers_are_reached_by_routers_each_other_and_readers(objects):
+    """Routers on the port, workers on every port, operator, planner and Prometheus on the port."""
+    assert objects()["NetworkPolicy", "llama-worker"]["spec"] == {
+        "podSelector": WORKERS,
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": pods("router")}], "ports": HTTP},
+            {"from": [{"podSelector": WORKERS}]},
+            readers("penstock"),
+        ],
+    }
+
+
+def test_routers_that_follow_kv_events_reach_their_port(objects):
+    """The graph's port beside HTTP, for routers alone."""
+    ingress = objects(router={"kvEventsPort": 5557})["NetworkPolicy", "llama-worker"]["spec"]["ingress"]
+    ports = [{"port": 5557, "protocol": "TCP"}, {"port": 5558, "protocol": "TCP"}]
+    assert ingress[0] == {"from": [{"podSelector": pods("router")}], "ports": [*HTTP, *ports]}
+    assert ingress[2] == readers("penstock")
+
+
+def test_an_operator_of_no_known_namespace_is_in_the_graphs(build, context):
+    """A namespaced operator lives beside its graphs."""
+    unknown = dataclasses.replace(context, operator_namespace=None)
+    (policy,) = (
+        each
+        for each in children(build(), unknown, replicas={}, unavailable={})
+        if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", "llama-worker")
+    )
+    assert policy["spec"]["ingress"][2] == readers("serving")
+
+
+def test_the_charts_pods_are_let_in():
+    """Operator and planner carry the label by which workers' policies know them."""
+    for component in ("operator", "planner"):
+        text = (CHART / "templates" / component / "deployment.yaml").read_text(encoding="utf-8")
+        _, _, template = text.partition("template:")
+        assert "penstock.dev/scope:" in template
+
+
+def test_dynamo_streams_answers_back_on_ports_of_its_own(objects):
+    """Its frontend and workers connect to each other on ports chosen at run time."""
+    found = objects(runtime="dynamo")
+    assert {"from": [{"podSelector": WORKERS}]} in found["NetworkPolicy", "llama-router"]["spec"]["ingress"]
+    assert found["NetworkPolicy", "llama-worker"]["spec"]["ingress"][0] == {
+        "from": [{"podSelector": pods("router")}]
+    }
+
+
+LEASE = {"durationSeconds": 40, "decoderBlocksTtlSeconds": 300}
+
+
+def templates(objects, **changes):
+    """Return the pod templates of a graph by Deployment."""
+    return {
+        name: each["spec"]["template"]
+        for (kind, name), each in objects(**changes).items()
+        if kind == "Deployment"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "rolled"),
+    [
+        ({"lease": {**LEASE, "durationSeconds": 50}}, {"llama-prefill", "llama-decode", "llama-frontend"}),
+        ({"lease": {**LEASE, "decoderBlocksTtlSeconds": 301}}, {"llama-decode"}),
+        ({"services": {"prefill": {"lease": {"durationSeconds": 60}}}}, {"llama-prefill", "llama-frontend"}),
+        ({"services": {"decode": {"lease": {"durationSeconds": 60}}}}, {"llama-decode"}),
+        ({"lease": {**LEASE, "acknowledgeShortLease": True}}, set()),
+    ],
+)
+def test_a_change_rolls_only_what_reads_it(objects, changes, rolled):
+    """Routers judge hand-overs by prefill's lease; the life of decoder blocks is decode's alone."""
+    before, after = templates(objects, lease=LEASE), templates(objects, **{"lease": LEASE, **changes})
+    assert {name for name in before if before[name] != after[name]} == rolled
+
+
+WIDE = {"gpusPerReplica": 8, "nodesPerReplica": 2, "args": ["--enforce-eager"]}
+JOIN = ["--distributed-executor-backend", "mp", "--nnodes", "2", "--node-rank"]
+LEADER = ["--master-addr", "$(LWS_LEADER_ADDRESS)", "--master-port", "29501"]
+
+
+@pytest.fixture
+def wide(objects):
+    """Return a function that makes the LeaderWorkerSet of a two-node decode service."""
+
+    def make(runtime="vllm", **arguments):
+        found = objects(runtime=runtime, services={"decode": WIDE}, planner={"maxGpuBudget": 64}, **arguments)
+        return found["LeaderWorkerSet", "llama-decode"]
+
+    return make
+
+
+def args(template):
+    """Arguments of the main container."""
+    return template["spec"]["containers"][0]["args"]
+
+
+def test_a_service_over_nodes_is_a_leader_worker_set(wide, objects):
+    """Its size is the number of nodes; the one-node services stay Deployments."""
+    spec = wide(replicas={"decode": 3}, unavailable={"decode": 1})["spec"]
+    assert (spec["replicas"], spec["leaderWorkerTemplate"]["size"]) == (3, 2)
+    assert spec["rolloutStrategy"]["rollingUpdateConfiguration"] == {"maxSurge": 0, "maxUnavailable": 1}
+    assert (spec["startupPolicy"], spec["leaderWorkerTemplate"]["restartPolicy"]) == (
+        "LeaderCreated",
+        "RecreateGroupOnPodRestart",
+    )
+    kinds = list(objects(services={"decode": WIDE}, planner={"maxGpuBudget": 64}))
+    assert ("Deployment", "llama-decode") not in kinds
+    assert ("Deployment", "llama-prefill") in kinds
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "dynamo"])
+def test_nodes_join_at_the_leader(wide, runtime):
+    """Rank 0 serves, the others run headless; the user's own arguments stay last."""
+    template = wide(runtime)["spec"]["leaderWorkerTemplate"]
+    assert args(template["leaderTemplate"])[-11:] == [*JOIN, "0", *LEADER, "--enforce-eager"]
+    assert args(template["workerTemplate"])[-12:] == [
+        *JOIN,
+        "$(LWS_WORKER_INDEX)",
+        *LEADER,
+        "--headless",
+        "--enforce-eager",
+    ]
+
+
+def test_followers_answer_nobody(wide):
+    """No probes, no hooks and no place in a Service."""
+    template = wide()["spec"]["leaderWorkerTemplate"]
+    leader, follower = template["leaderTemplate"], template["workerTemplate"]
+    hooks = {"startupProbe", "readinessProbe", "livenessProbe", "lifecycle"}
+    assert hooks <= set(leader["spec"]["containers"][0])
+    assert not hooks & set(follower["spec"]["containers"][0])
+    assert leader["metadata"]["labels"]["penstock.dev/serving"] == "true"
+    assert "penstock.dev/serving" not in follower["metadata"]["labels"]
+
+
+def test_without_the_kind_there_is_no_workload(build, context):
+    """The other children stand ready; a status tells what is missing."""
+    poor = dataclasses.replace(context, has_leader_worker_set=False)
+    graph = build(services={"decode": WIDE}, planner={"maxGpuBudget": 64})
+    kinds = {
+        (each["kind"], each["metadata"]["name"])
+        for each in children(graph, poor, replicas={}, unavailable={})
+    }
+    assert ("Service", "llama-decode") in kinds
+    assert not {("LeaderWorkerSet", "llama-decode"), ("Deployment", "llama-decode")} & kinds

@@ -8,7 +8,7 @@ them and changes only when another would have cost less by more than the change 
     cost = GPU-seconds + price x late requests,
     what was kept to <= best + (1 + changes) x (dearest change + dearest pull + price x allowed late requests),
 
-for every fleet, fixed ones of n workers included, whatever arrives (without the discount over `MEMORY_S`; the property in
+for every fleet, fixed ones of n workers included, whatever arrives (until what is older than `MEMORY_S` weighs less; the property in
 tests/unit/planner/test_hindsight.py).
 """
 
@@ -19,7 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 MEMORY_S = 6 * 3600.0
-"""Chosen: six hours weigh, so that a night forgets the day and a morning's bursts are known at noon."""
+"""Chosen: after six hours all that was counted weighs half, so that a night forgets the day and a morning's bursts are known
+at noon."""
+
+PARTS = 16
+"""Chosen: seconds and requests are counted in sixteenths, whose sums are exact, so that the ledger has few digits to hold."""
 
 LEAST_ARRIVED = 100.0
 """Chosen: of fewer requests a share of late ones means nothing."""
@@ -35,8 +39,8 @@ class ShadowFleets:
     Attributes:
         started_s: For how long the n-th replica has been there where the floor is below n; 0: it is not.
         backlogs: Work that the fleet would have left now, in seconds of one worker.
-        late: Requests that it would have served late, discounted.
-        replica_s: Replica-seconds that it would have held, discounted.
+        late: Requests that it would have served late.
+        replica_s: Replica-seconds that it would have held.
     """
 
     started_s: tuple[float, ...] = ()
@@ -52,8 +56,9 @@ class Hindsight:
     Attributes:
         floor: Kept to; 0: nothing chosen yet.
         is_patient: The patient fleet of that floor is.
-        seen_s: Seconds followed, discounted.
-        arrivals: Requests, discounted alike.
+        seen_s: Seconds followed; this and all that is counted is halved once it is `MEMORY_S`.
+        arrivals: Requests.
+        gpu_s: GPU-seconds that all roles held.
         needed_s: For how long demand has asked for the n-th replica, less the time in which it did not.
         idle_s: For how long one fewer than n would have been enough.
         prompt: Fleets that react at once.
@@ -64,6 +69,7 @@ class Hindsight:
     is_patient: bool = False
     seen_s: float = 0.0
     arrivals: float = 0.0
+    gpu_s: float = 0.0
     needed_s: tuple[float, ...] = ()
     idle_s: tuple[float, ...] = ()
     prompt: ShadowFleets = field(default_factory=ShadowFleets)
@@ -95,13 +101,15 @@ class Hindsight:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One role's load of one pull.
+    """One role's load of one pull; times as `counted` has them.
 
     Attributes:
         dt_s: Its length, > 0.
         arrivals: Requests.
+        gpus: That all roles hold.
         work_s: Seconds of one worker that they take; None: they wait for room instead, of which ``held`` are in use.
         may_wait_s: Longest wait in time.
+        is_in_time_first: What can still be in time is served before what cannot, so that only the excess is late.
         held: Workers' worth in use; of no meaning where ``work_s`` is given.
         grows_at: Workers' worth that demand asks for.
         shrinks_at: Workers' worth that demand asks to keep, >= ``grows_at``.
@@ -113,6 +121,7 @@ class Load:
 
     dt_s: float
     arrivals: float
+    gpus: float
     work_s: float | None
     may_wait_s: float
     held: float
@@ -122,6 +131,12 @@ class Load:
     hold_s: float
     sizes: int
     served_at_once_by: int | None = None
+    is_in_time_first: bool = False
+
+
+def counted(value: float) -> float:
+    """Return a time or a number of requests in sixteenths."""
+    return round(PARTS * value) / PARTS
 
 
 def carried(known: Hindsight) -> Hindsight:
@@ -139,18 +154,22 @@ def carried(known: Hindsight) -> Hindsight:
 def followed(known: Hindsight, load: Load) -> Hindsight:
     """Return what is known after one pull; the floor stays."""
     wanted = max(known.sizes, math.ceil(load.grows_at) + 1, known.floor, 1)
-    known = _grown(known, min(load.sizes, SIZES_MOST, wanted))
-    dt_s, kept = load.dt_s, math.exp(-load.dt_s / MEMORY_S)
+    known = _faded(_grown(known, min(load.sizes, SIZES_MOST, wanted)))
+    dt_s = load.dt_s
     needed, idle = [], []
     for index in range(known.sizes):
         before_s = known.needed_s[index]
         is_needed = load.grows_at > index
-        needed.append(min(before_s + dt_s, load.hold_s) if is_needed else max(0.0, before_s - dt_s))
-        idle.append(known.idle_s[index] + dt_s if load.shrinks_at <= index else 0.0)
+        needed_s = min(before_s + dt_s, load.hold_s) if is_needed else max(0.0, before_s - dt_s)
+        needed.append(needed_s)
+        # Longer than it takes to let a replica go need not be known.
+        idle_s = min(known.idle_s[index] + dt_s, load.hold_s) if load.shrinks_at <= index else 0.0
+        idle.append(idle_s)
     known = replace(
         known,
-        seen_s=known.seen_s * kept + dt_s,
-        arrivals=known.arrivals * kept + load.arrivals,
+        seen_s=known.seen_s + dt_s,
+        arrivals=known.arrivals + load.arrivals,
+        gpu_s=known.gpu_s + dt_s * load.gpus,
         needed_s=tuple(needed),
         idle_s=tuple(idle),
     )
@@ -160,8 +179,30 @@ def followed(known: Hindsight, load: Load) -> Hindsight:
     patient = ([each >= startup_s for each in needed], [each > 0 for each in needed])
     return replace(
         known,
-        prompt=_worked(known.prompt, load, kept, *prompt),
-        patient=_worked(known.patient, load, kept, *patient),
+        prompt=_worked(known.prompt, load, *prompt),
+        patient=_worked(known.patient, load, *patient),
+    )
+
+
+def _faded(known: Hindsight) -> Hindsight:
+    """Return it with all counts halved once `MEMORY_S` has been followed."""
+    if known.seen_s < MEMORY_S:
+        return known
+
+    def halved(values: Sequence[float]) -> tuple[float, ...]:
+        return tuple(counted(each / 2) for each in values)
+
+    def fleets(each: ShadowFleets) -> ShadowFleets:
+        return replace(each, late=halved(each.late), replica_s=halved(each.replica_s))
+
+    seen_s, arrivals, gpu_s = halved((known.seen_s, known.arrivals, known.gpu_s))
+    return replace(
+        known,
+        seen_s=seen_s,
+        arrivals=arrivals,
+        gpu_s=gpu_s,
+        prompt=fleets(known.prompt),
+        patient=fleets(known.patient),
     )
 
 
@@ -191,31 +232,36 @@ def _grown(known: Hindsight, sizes: int) -> Hindsight:
     )
 
 
-def _worked(
-    fleets: ShadowFleets, load: Load, kept: float, starts: Sequence[bool], stays: Sequence[bool]
-) -> ShadowFleets:
+def _worked(fleets: ShadowFleets, load: Load, starts: Sequence[bool], stays: Sequence[bool]) -> ShadowFleets:
     """Let every fleet of a kind start and release replicas, take the pull's arrivals and work for its length."""
-    dt_s, count, work_s, may_wait_s = load.dt_s, load.arrivals, load.work_s, load.may_wait_s
-    startup_s, most_s, held_by = load.startup_s, load.startup_s + dt_s, load.served_at_once_by
+    dt_s, count, work_s, startup_s = load.dt_s, load.arrivals, load.work_s, load.startup_s
     ages = [
-        (age_s + dt_s if age_s < startup_s else most_s) if (stay if age_s > 0 else start) else 0.0
+        (age_s + dt_s if age_s < startup_s else startup_s) if (stay if age_s > 0 else start) else 0.0
         for age_s, start, stay in zip(fleets.started_s, starts, stays, strict=True)
     ]
-    backlogs, late, replica_s = [0.0] * len(ages), [0.0] * len(ages), [0.0] * len(ages)
+    backlogs, late, replica_s = ([0.0] * len(ages) for _ in range(3))
     above = ready_above = 0
     for index in range(len(ages) - 1, -1, -1):
         ready = index + 1 + ready_above
         if work_s is None:
-            is_late = load.held > ready
+            missed = count if load.held > ready else 0.0
         else:
-            backlog, done_s = fleets.backlogs[index], ready * dt_s
-            left_s = backlog + work_s - done_s
-            backlogs[index] = left_s if left_s > 0 else 0.0
+            done_s = ready * dt_s
+            backlog_s = fleets.backlogs[index]
+            left_s = max(0.0, backlog_s + work_s - done_s)
+            most_left_s = load.may_wait_s * ready if load.is_in_time_first else left_s
             # The middle one of the pull's arrivals finds half of them, and half of the pull's work done.
-            is_late = (backlog + (work_s - done_s) / 2) / ready > may_wait_s
-            is_late = is_late and (held_by is None or ready < held_by)
-        late[index] = fleets.late[index] * kept + (count if is_late else 0.0)
-        replica_s[index] = fleets.replica_s[index] * kept + (index + 1 + above) * dt_s
+            is_late = (
+                not load.is_in_time_first and backlog_s + (work_s - done_s) / 2 > load.may_wait_s * ready
+            )
+            backlogs[index], missed = left_s, count if is_late else 0.0
+            if left_s > most_left_s:
+                backlogs[index] = most_left_s
+                missed = counted(count * min(1.0, (left_s - most_left_s) / work_s)) if work_s else 0.0
+            if load.served_at_once_by is not None and ready >= load.served_at_once_by:
+                missed = 0.0
+        late[index] = fleets.late[index] + missed
+        replica_s[index] = fleets.replica_s[index] + (index + 1 + above) * dt_s
         if ages[index] > 0:
             above += 1
             ready_above += ages[index] >= startup_s

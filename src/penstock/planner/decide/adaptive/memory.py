@@ -39,20 +39,22 @@ class Work:
     Attributes:
         rate: Of requests/s arriving.
         level: Requests/s over the last seconds, without a slope.
-        peak: Highest ``level``, decayed.
         sized: Requests, decayed over minutes.
         sized_tokens: Their uncached tokens, decayed alike.
         done_tokens: Tokens whose prefill ended, decayed over busy time.
         busy_s: Worker-seconds in which a prompt was being computed, decayed alike.
+        overdue: First tokens that came while a request had waited longer than the SLO, decayed over hours.
+        overdue_in_time: Those of them that were in time, decayed alike: none where the first to arrive is always next.
     """
 
     rate: Trend = Trend()
     level: float = 0.0
-    peak: float = 0.0
     sized: float = 0.0
     sized_tokens: float = 0.0
     done_tokens: float = 0.0
     busy_s: float = 0.0
+    overdue: float = 0.0
+    overdue_in_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,6 @@ class AdaptiveMemory:
         kv: Of the decode (or aggregated) workers.
         roles: By role.
         hindsight: Which floor would have been best, by role.
-        gpu_s: GPU-seconds that all roles held, discounted as hindsight is.
         quiet_since_s: Since when nothing has been at the frontend; None: something was at the newest pull, it is not known, or the
             graph does not scale to zero.
         unserved_s: When a role was last seen without a ready replica; None: not so far.
@@ -110,7 +111,6 @@ class AdaptiveMemory:
     kv: KvLoad = KvLoad()
     roles: Mapping[Role, RoleMemory] = field(default_factory=dict)
     hindsight: Mapping[Role, Hindsight] = field(default_factory=dict)
-    gpu_s: float = 0.0
     quiet_since_s: float | None = None
     unserved_s: float | None = None
 
@@ -149,11 +149,10 @@ def resumed(memory: AdaptiveMemory, by_s: float, now_s: float) -> AdaptiveMemory
 def carried(memory: AdaptiveMemory) -> AdaptiveMemory:
     """Return what another graph of the same model starts from: durations and speeds, not this fleet nor its traffic."""
     return AdaptiveMemory(
-        work=dataclasses.replace(memory.work, rate=Trend(), level=0.0, peak=0.0),
+        work=dataclasses.replace(memory.work, rate=Trend(), level=0.0),
         kv=dataclasses.replace(memory.kv, load=Trend()),
         roles={role: RoleMemory(startup_s=each.startup_s) for role, each in memory.roles.items()},
         hindsight={role: hindsight.carried(each) for role, each in memory.hindsight.items()},
-        gpu_s=memory.gpu_s,
     )
 
 
@@ -172,8 +171,11 @@ def read(plain: Memory) -> AdaptiveMemory:
         work=_made(Work, work, rate=Trend(**work["rate"])),
         kv=_made(KvLoad, kv, load=Trend(**kv["load"])),
         roles={Role(role): _made(RoleMemory, plain) for role, plain in data["roles"].items()},
-        hindsight={Role(role): _hindsight(plain) for role, plain in data.get("hindsight", {}).items()},
-        gpu_s=data.get("gpu_s", 0.0),
+        hindsight={
+            # A memory from before each role had its own has the sum at the top.
+            Role(role): _hindsight({"gpu_s": data.get("gpu_s", 0.0), **plain})
+            for role, plain in data.get("hindsight", {}).items()
+        },
         quiet_since_s=data.get("quiet_since_s"),
         unserved_s=data.get("unserved_s"),
     )

@@ -65,7 +65,7 @@ def followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapti
     entry = entry_role(pull.pools)
     made, usage, demand = memory.work, memory.kv, pull.demand
     if demand is not None and entry in pull.pools:
-        made = work.followed(made, demand)
+        made = work.followed(made, demand, config.ttft_slo_s)
     load = kv.load_of(pull, holder)
     if load is not None and holder in pull.pools and dt_s > 0:
         tokens = 0.0 if demand is None else demand.prefilled_tokens
@@ -108,33 +108,43 @@ def _looked_back(
     demands = [pull.demand for pull in window.pulls if pull.demand is not None]
     if not demands:
         return memory
-    dt_s = sum(each.period_s for each in demands)
-    held_s = dt_s * existing_gpus(window.pulls[-1].pools, config)
-    gpu_s = memory.gpu_s * math.exp(-dt_s / hindsight.MEMORY_S) + held_s
+    gpus_held = existing_gpus(window.pulls[-1].pools, config)
+    is_in_time_first = work.serves_in_time_first(memory.work)
     found = dict(memory.hindsight)
     for role, case in cases.items():
         grows_at = rules.grows_at(case)
         if grows_at is None:
             continue
         known = found.get(role, Hindsight())
-        load = _load(case, demands, grows_at, config)
+        load = _load(
+            case, demands, config, grows_at=grows_at, gpus_held=gpus_held, is_in_time_first=is_in_time_first
+        )
         known = hindsight.followed(known, load)
         if known.arrivals > 0:
             gpus = max(1, config.engine_gpus(role, case.pool.gpus))
-            price = config.gpu_percent_per_point * gpu_s / known.arrivals
+            price = config.gpu_percent_per_point * known.gpu_s / known.arrivals
             objective = Objective(
                 config.in_time, price, gpus, load.startup_s + load.hold_s, config.floor(role, gpus)
             )
             known = hindsight.chosen(known, objective)
         found[role] = known
-    return replace(memory, hindsight=found, gpu_s=gpu_s)
+    return replace(memory, hindsight=found)
 
 
-def _load(case: rules.Case, demands: Sequence[Demand], grows_at: float, config: DecideConfig) -> Load:
+def _load(
+    case: rules.Case,
+    demands: Sequence[Demand],
+    config: DecideConfig,
+    *,
+    grows_at: float,
+    gpus_held: int,
+    is_in_time_first: bool,
+) -> Load:
     dt_s, arrivals = sum(each.period_s for each in demands), sum(each.arrivals for each in demands)
     tokens, newest = sum(each.uncached_tokens for each in demands), demands[-1]
     speed = case.work.tokens_per_s if case.work is not None else None
     own_s = tokens / arrivals / speed if speed and arrivals else 0.0
+    able = speed and speed * case.workers.busy_most(case.role, max(1, case.pool.replicas))
     gpus = max(1, config.engine_gpus(case.role, case.pool.gpus))
     most = config.max_replicas.get(case.role, hindsight.SIZES_MOST)
     if config.max_gpu_budget is not None:
@@ -142,15 +152,17 @@ def _load(case: rules.Case, demands: Sequence[Demand], grows_at: float, config: 
     # A long prompt occupies one worker, however many tokens it has: with another one idle nothing waits for it.
     is_idle_somewhere = not newest.waiting_tokens and newest.prefilling_workers < case.pool.ready
     return Load(
-        dt_s=dt_s,
+        dt_s=hindsight.counted(dt_s),
         arrivals=arrivals,
-        work_s=tokens / speed if speed else None,
-        may_wait_s=work.may_wait_s(own_s, case.slo_s),
+        gpus=gpus_held,
+        work_s=hindsight.counted(tokens / able) if able else None,
+        may_wait_s=hindsight.counted(work.may_wait_s(own_s, case.slo_s)),
+        is_in_time_first=is_in_time_first,
         held=rules.held(case),
         grows_at=grows_at,
         shrinks_at=max(grows_at, rules.shrinks_at(case)),
-        startup_s=case.startup_s,
-        hold_s=supply.hold_s(case.startup_s),
+        startup_s=math.ceil(case.startup_s),
+        hold_s=math.ceil(supply.hold_s(case.startup_s)),
         sizes=max(1, most),
         served_at_once_by=case.pool.ready if is_idle_somewhere else None,
     )

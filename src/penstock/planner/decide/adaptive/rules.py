@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive import gaps, hindsight, supply
-from penstock.planner.decide.adaptive.findings import RoleFinding, finding, grows
-from penstock.planner.decide.adaptive.gaps import GapsView
+from penstock.planner.decide.adaptive import hindsight, supply
 from penstock.planner.decide.adaptive.hindsight import Hindsight
 from penstock.planner.decide.adaptive.kv import FULL, KvView, light_of
 from penstock.planner.decide.adaptive.work import WorkView
-from penstock.planner.decide.adaptive.workers import Workers
+from penstock.planner.decide.adaptive.workers import GapsView, Workers
 from penstock.planner.decide.decision import Reason, Step
 from penstock.planner.decide.observation import PoolCounts
 
@@ -30,6 +28,37 @@ longer: for less a replica holds its GPUs longer than it serves, and hindsight h
 
 KV_TREND_MOST = 2.0
 """Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
+
+
+ITL_AFTER = 0.95
+"""Chosen: share of the ITL target that one worker fewer may reach, so that growing and shrinking do not meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFinding:
+    """What one rule found.
+
+    Attributes:
+        applies: The rule asks for the change.
+        reason: For the decision, if it applies.
+        detail: In words and numbers.
+        step: For the record.
+    """
+
+    applies: bool
+    reason: Reason
+    detail: str
+    step: Step
+
+
+def finding(reason: Reason, detail: str, step: Step) -> RoleFinding:
+    """Return a finding that applies if its step says that the role grows or shrinks."""
+    return RoleFinding(step.outcome in {"grow", "shrink"}, reason, detail, step)
+
+
+def grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
+    """Return the outcome of a rule for growing."""
+    return "grow" if applies else "pass"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +114,7 @@ def lacks(case: Case) -> list[RoleFinding]:
     if case.kv is not None:
         found.append(_kv(case, case.kv))
     if case.gaps is not None:
-        found.append(gaps.lacking(case.gaps, case.pool.replicas))
+        found.append(_itl(case.gaps, case.pool.replicas))
     found.append(_rejected(case))
     return found if case.hindsight is None else [*found, _floor(case, case.hindsight)]
 
@@ -110,7 +139,7 @@ def spares(case: Case) -> list[RoleFinding]:
     if case.kv is not None:
         found.append(_kv_after(case, case.kv))
     if case.gaps is not None:
-        found.append(gaps.spare(case.gaps, case.pool.replicas - 1))
+        found.append(_itl_after(case.gaps, case.pool.replicas - 1))
     return found
 
 
@@ -326,3 +355,29 @@ def _kv_after(case: Case, kv: KvView) -> RoleFinding:
     inputs = {"workers_after": workers, "kv_load": load, "projected_kv": usage}
     step = Step("projected_kv", inputs, kept.kv, "shrink" if applies else "hold")
     return finding(Reason.SPARE_CAPACITY, f"KV usage of {workers} would be {usage:.2f}", step)
+
+
+def _itl(gaps: GapsView, workers: int) -> RoleFinding:
+    """Return whether ``workers`` miss the target."""
+    itl_s = gaps.itl_with(workers)
+    inputs = {"itl_s_ahead": _finite(itl_s), "workers": workers}
+    step = Step("itl", inputs, gaps.target_s, grows(itl_s > gaps.target_s))
+    return finding(Reason.ITL_ABOVE_TARGET, _itl_words(workers, itl_s, gaps.target_s), step)
+
+
+def _itl_after(gaps: GapsView, workers: int) -> RoleFinding:
+    """Return whether ``workers``, one fewer than there are, would hold the target."""
+    itl_s = gaps.itl_with(workers) if workers else float("inf")
+    most_s = ITL_AFTER * gaps.target_s
+    inputs = {"workers_after": workers, "itl_s_after": _finite(itl_s)}
+    step = Step("itl_after", inputs, most_s, "shrink" if itl_s <= most_s else "hold")
+    return finding(Reason.SPARE_CAPACITY, _itl_words(workers, itl_s, gaps.target_s), step)
+
+
+def _finite(itl_s: float) -> float | None:
+    return itl_s if itl_s < float("inf") else None
+
+
+def _itl_words(workers: int, itl_s: float, target_s: float) -> str:
+    told = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "without end"
+    return f"ITL of {workers} workers will be {told}, to hold are {1000 * target_s:g} ms"

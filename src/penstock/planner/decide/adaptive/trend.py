@@ -10,9 +10,9 @@ from penstock.planner.decide.adaptive.memory import Trend
 _NOISE_TAUS = 5.0
 """Chosen: noise is averaged over five times as long as the values; a variance needs more samples than a mean."""
 
-SLOPE_TAUS = 6.0
-"""Chosen: a slope is that of the last two spans of the average, and holds no further ahead than three times those. With 3
-a sine whose replicas take two minutes to start was 94.5 in place of 95.5% in time, for 4% more GPU-hours."""
+SLOPE_TAUS = 1.5
+"""Chosen: a slope is that of the last two spans of the average, and holds no further ahead than they reach. Followed for 6, a sine
+of ten minutes asked for workers that came after its crest: 99.6% in time for 2.86 in place of 2.56 GPU-hours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Requests per second are followed fast and their tokens slowly: half of the noise
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.planner.decide.adaptive import trend
@@ -25,9 +25,6 @@ step 96.1, 96.3, 97.9 and 98.3%, and 4 s cost 2% more GPU-hours on bursts."""
 SIZE_TAU_S = 120.0
 """Chosen: prompt lengths change more slowly than arrivals, and their spread is most of the noise of tokens/s."""
 
-PEAK_TAU_S = 300.0
-"""Chosen: a peak of arrivals bounds trends over the time that the HPA's stabilisation window holds one."""
-
 OWN_SHARE_MOST = 0.5
 """Chosen: a prompt whose own prefill takes more than this share of the SLO is late in almost any fleet; it counts as
 late only if it waits for the rest."""
@@ -35,12 +32,12 @@ late only if it waits for the rest."""
 BUSY_TAU_S = 60.0
 """Chosen: a worker's throughput is averaged over a minute of computing, however long that takes to come by."""
 
+ORDER_TAU_S = 6 * 3600.0
+"""Chosen: in which order a queue is served changes with a deployment alone."""
+
 LEAST_BUSY_S = 5.0
 """Chosen: worker-seconds of computing; less says nothing about throughput. At 2 s the first prompts of a start asked for
 two workers too many."""
-
-TREND_MOST = 2.0
-"""Chosen: a trend may predict at most twice the last minutes' highest rate; a jump has a slope, and goes no further."""
 
 
 class Speed(Protocol):
@@ -88,7 +85,12 @@ def may_wait_s(own_s: float, slo_s: float) -> float:
     return max(slo_s - own_s, OWN_SHARE_MOST * slo_s)
 
 
-def followed(work: Work, demand: Demand) -> Work:
+def serves_in_time_first(work: Work) -> bool:
+    """Tell whether those that can still be in time are served before those that cannot, as was seen."""
+    return 2.0 * work.overdue_in_time > work.overdue
+
+
+def followed(work: Work, demand: Demand, slo_s: float) -> Work:
     """Return the work after one pull.
 
     Throughput is tokens done per worker-second in which a worker had a prompt: a worker that idles half of the time
@@ -97,23 +99,26 @@ def followed(work: Work, demand: Demand) -> Work:
     Args:
         work: Before.
         demand: Of the pull.
+        slo_s: TTFT that counts as in time.
     """
     dt_s = demand.period_s
+    order_kept = math.exp(-dt_s / ORDER_TAU_S)
+    overdue = demand.ttft_count if (demand.oldest_wait_s or 0.0) > slo_s else 0.0
+    in_time = overdue if demand.ttft_sum_s <= slo_s * demand.ttft_count else 0.0
     computing_s = demand.prefilling_workers * dt_s
     kept, sized_kept = math.exp(-computing_s / BUSY_TAU_S), math.exp(-dt_s / SIZE_TAU_S)
     rate = trend.followed(work.rate, demand.arrivals / dt_s, dt_s, RATE_TAU_S)
     weight = max(dt_s / rate.seen_s, 1.0 - math.exp(-dt_s / LEVEL_TAU_S))
     level = work.level + weight * (demand.arrivals / dt_s - work.level)
-    # A mean over less than the average's span is no peak yet.
-    peak = max(work.peak * math.exp(-dt_s / PEAK_TAU_S), level if rate.seen_s >= LEVEL_TAU_S else 0.0)
     return Work(
         rate=rate,
         level=level,
-        peak=peak,
         sized=work.sized * sized_kept + demand.arrivals,
         sized_tokens=work.sized_tokens * sized_kept + demand.uncached_tokens,
         done_tokens=work.done_tokens * kept + demand.prefilled_tokens,
         busy_s=work.busy_s * kept + computing_s,
+        overdue=work.overdue * order_kept + overdue,
+        overdue_in_time=work.overdue_in_time * order_kept + in_time,
     )
 
 
@@ -124,9 +129,7 @@ def view(work: Work, demand: Demand, workers: WorkProjection, *, horizon_s: floa
     error = math.sqrt(work.level / min(2.0 * LEVEL_TAU_S, work.rate.seen_s)) if work.rate.seen_s > 0 else 0.0
 
     def arriving(ahead_s: float) -> Forecast:
-        along = trend.forecast(work.rate, ahead_s, RATE_TAU_S)
-        most = max(along.now, TREND_MOST * work.peak)
-        return workers.arriving(replace(along, ahead=min(along.ahead, most)))
+        return workers.arriving(trend.forecast(work.rate, ahead_s, RATE_TAU_S))
 
     return WorkView(
         tokens_per_s=workers.tokens_per_s(work),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive.gaps import GapsView
 from penstock.planner.decide.adaptive.kv import Decoding, LightDecoding
 from penstock.planner.decide.adaptive.memory import KvLoad, Work
 from penstock.planner.decide.adaptive.trend import Forecast
@@ -53,6 +52,19 @@ class Stabilization:
 OBSERVED_RESTRAINT = Stabilization(sigmas=1.0, kv_ahead=0.7, kv=0.45)
 """Chosen: at these KV usages a worker can take a tenth and a quarter more, as `BUSY_MOST` and `BUSY_AFTER` have it of
 prefill."""
+
+
+class GapsView(Protocol):
+    """Gaps between tokens at the horizon."""
+
+    @property
+    def target_s(self) -> float:
+        """Return the ITL to hold, seconds."""
+        ...
+
+    def itl_with(self, workers: int) -> float:
+        """Return the ITL that the slowest request within the targeted share sees; infinite where they cannot keep up."""
+        ...
 
 
 class Workers(Protocol):

@@ -17,26 +17,24 @@ from penstock.api.graph import API_VERSION, GraphDeployment
 from penstock.api.graph_rules import MAX_CHILD_NAME
 from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import validate
-from penstock.api.rule import KeyPath, dotted
+from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.dynamo.importer.beta import as_alpha
 from penstock.runtimes.dynamo.importer.flags import read_router_flags, read_worker_flags
 from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_GROUP,
+    SERVICES,
     drop_foreign_marks,
     is_owned_variable,
     note_unused_keys,
     other_object,
     placeholders,
-)
-from penstock.runtimes.dynamo.importer.planner import read_planner
-from penstock.runtimes.dynamo.importer.pods import PodParts, pool_name, read_env, read_pod
-from penstock.runtimes.dynamo.importer.refusals import (
-    SERVICES,
     refuse_missing_model,
     refuse_what_no_graph_runs,
     why_left_out,
 )
+from penstock.runtimes.dynamo.importer.planner import read_planner
+from penstock.runtimes.dynamo.importer.pods import read_env, read_pod
 from penstock.runtimes.dynamo.importer.services import (
     MOCKER_MODULE,
     Component,
@@ -129,29 +127,30 @@ def _name_of(document: Document) -> str | None:
 
 
 def _convert(source: ManifestSource) -> dict[str, Any]:
-    source.taken |= {("apiVersion",), ("kind",), ("spec", "backendFramework")}
-    if source.peek(("status",)) is not None:
-        source.note(("status",), "is written by the cluster")
+    source.taken.update({("apiVersion",), ("kind",), ("spec", "backendFramework")})
+    if source.peek("status") is not None:
+        source.at("status").note("is written by the cluster")
     spec: dict[str, Any] = {"model": {}, "runtime": "dynamo", "services": {}}
-    metadata = _metadata(source)
+    metadata = _metadata(source.at("metadata"))
     planner: dict[str, Any] = {"enabled": False}
     components: list[Component] = []
-    for key in source.keys(SERVICES):
-        path = (*SERVICES, key)
-        why = why_left_out(source, path)
+    every = [source.at(*SERVICES, key) for key in source.names(*SERVICES)]
+    for each in every:
+        why = why_left_out(each, [other for other in every if other is not each])
         if why is not None:
-            source.note(path, why)
-        elif component_kind(source, path) == "planner":
-            planner = read_planner(source, path)
+            each.note(why)
+        elif component_kind(each) == "planner":
+            planner = read_planner(each)
         else:
-            components.append(read_component(source, path))
+            components.append(read_component(each))
     _settle_roles(components)
     _settle_names(components, str(metadata.get("name", "")))
     _fill(source, spec, components)
-    refuse_missing_model(source, spec, [each for each in components if each.role is not Role.ROUTER])
+    workers = [each for each in components if each.role is not Role.ROUTER]
+    refuse_missing_model(source, spec, workers)
     if planner != {"enabled": False}:
-        _open_scaling(components)
-        _settle_budget(source, planner, components)
+        _open_scaling(workers)
+        _settle_budget(source, planner, workers)
     spec["services"] = {each.name: {"role": str(each.role), **each.service} for each in components}
     _share_image(spec)
     spec["planner"] = planner
@@ -161,9 +160,9 @@ def _convert(source: ManifestSource) -> dict[str, Any]:
 def _metadata(source: ManifestSource) -> dict[str, Any]:
     metadata = {}
     for key in ("name", "namespace", "labels", "annotations"):
-        value = source.take(("metadata", key))
+        value = source.take(key)
         if isinstance(value, dict):
-            value = drop_foreign_marks(source, value, ("metadata", key)) or None
+            value = drop_foreign_marks(source.at(key), value) or None
         if value is not None:
             metadata[key] = value
     return metadata
@@ -192,89 +191,66 @@ def _settle_names(components: list[Component], graph: str) -> None:
 
 def _fill(source: ManifestSource, spec: dict[str, Any], components: list[Component]) -> None:
     """Fill each component's service, and the sections of the graph that follow from them."""
-    env = read_env(source, ("spec", "envs"))
+    env = read_env(source.at("spec", "envs"))
     if env:
         spec["env"] = env
     claims = _claims(source)
     pools: dict[str, Any] = {}
     for component in components:
-        parts = read_pod(source, component.path, claims)
-        parts.env += _script_env(source, component)
+        parts = read_pod(component.source, claims)
+        parts.env += _script_env(component)
         if component.role is Role.ROUTER:
             parts.env = [*({**each} for each in env), *parts.env]
-            router = read_router_flags(source, component, parts.env)
+            router = read_router_flags(component, parts.env)
             if router:
                 spec["router"] = router
         else:
-            read_worker_flags(source, component, spec)
+            read_worker_flags(component, spec)
             if component.command is not None and component.command.module == MOCKER_MODULE:
                 spec.setdefault("engine", {})["mocker"] = True
-        _add_parts(component, parts, pools)
-        note_unused_keys(source, component.path)
+        component.service.update(parts.service_fields(pools))
+        note_unused_keys(component.source)
     if pools:
         spec["nodePools"] = pools
 
 
-def _script_env(source: ManifestSource, component: Component) -> list[dict[str, Any]]:
+def _script_env(component: Component) -> list[dict[str, Any]]:
     """Return the variables that a component's script sets for its command."""
     found = component.command.env if component.command is not None else {}
-    path = (*component.path, "extraPodSpec", "mainContainer", "command")
+    command = component.source.at("extraPodSpec", "mainContainer", "command")
     for name in filter(is_owned_variable, found):
-        source.note(path, f"{name} is set by the runtime", found[name])
+        command.note(f"{name} is set by the runtime", found[name])
     return [{"name": name, "value": value} for name, value in found.items() if not is_owned_variable(name)]
-
-
-def _add_parts(component: Component, parts: PodParts, pools: dict[str, Any]) -> None:
-    if parts.env:
-        component.service["env"] = parts.env
-    if parts.env_from:
-        component.service["envFrom"] = parts.env_from
-    if parts.placement:
-        component.service["nodePool"] = pool_name(parts.placement, pools)
-    if parts.grace_seconds is not None:
-        component.service["terminationGracePeriodSeconds"] = parts.grace_seconds
-    if parts.startup_seconds is not None:
-        component.service["startupTimeoutSeconds"] = parts.startup_seconds
-    if parts.template:
-        component.service["podTemplate"] = parts.template
 
 
 def _claims(source: ManifestSource) -> dict[str, str]:
     """Return the graph's claims by name; their size and class are set where they are created."""
     claims = {}
-    for index in range(source.length(("spec", "pvcs"))):
-        path: KeyPath = ("spec", "pvcs", index)
-        name = source.take((*path, "name"))
+    for claim in source.elements("spec", "pvcs"):
+        name = claim.take("name")
         if isinstance(name, str):
             claims[name] = name
-        if source.peek((*path, "create")) is False:
-            source.take((*path, "create"))
-        source.note_keys(path, "claims are not created by a graph; create it first")
+        if claim.peek("create") is False:
+            claim.take("create")
+        claim.note_keys("claims are not created by a graph; create it first")
     return claims
 
 
-def _open_scaling(components: list[Component]) -> None:
+def _open_scaling(workers: list[Component]) -> None:
     """Beside a planner every worker scales, within bounds that hold its starting number."""
-    for component in components:
-        if component.role is Role.ROUTER:
-            continue
+    for component in workers:
         scaling = component.service.setdefault("scaling", {})
         start = component.service.get("replicas", 1)
         scaling.setdefault("minReplicas", min(1, start))
         scaling.setdefault("maxReplicas", max(DEFAULT_BUDGET, start))
 
 
-def _settle_budget(source: ManifestSource, planner: dict[str, Any], components: list[Component]) -> None:
-    start = sum(
-        each.gpus * each.service.get("replicas", 1) for each in components if each.role is not Role.ROUTER
-    )
+def _settle_budget(source: ManifestSource, planner: dict[str, Any], workers: list[Component]) -> None:
+    start = sum(each.gpus * each.service.get("replicas", 1) for each in workers)
     if "maxGpuBudget" not in planner and start > DEFAULT_BUDGET:
         planner["maxGpuBudget"] = None
-        source.note(
-            SERVICES,
-            f"start with {start} GPUs, above the planner's default budget; no ceiling is set",
-            start,
-        )
+        why = f"start with {start} GPUs, above the planner's default budget; no ceiling is set"
+        source.at(*SERVICES).note(why, start)
 
 
 def _share_image(spec: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a conversion leaves out on purpose, and why.
+"""What a conversion leaves out on purpose, and why, and what it refuses because no graph can run it.
 
 What the runtime and the operator set themselves is among it: a foreign value would point processes at each other's ports.
 """
@@ -6,12 +6,22 @@ What the runtime and the operator set themselves is among it: a foreign value wo
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document
 from penstock.api.rule import KeyPath, dotted
-from penstock.runtimes.dynamo.importer.command import Command
+from penstock.runtimes.dynamo.importer.command import SHELLS, Command
+from penstock.runtimes.dynamo.importer.services import (
+    FRONTEND_MODULE,
+    WORKER_MODULES,
+    Component,
+    component_kind,
+    container_words,
+    read_command,
+    stage_of,
+)
 from penstock.runtimes.dynamo.importer.source import ManifestSource, Unconverted, leaves
 
 _VARIABLES = frozenset(
@@ -92,26 +102,25 @@ def is_owned_variable(name: object) -> bool:
     return isinstance(name, str) and name in _VARIABLES
 
 
-def drop_owned_flags(source: ManifestSource, args_path: KeyPath, command: Command) -> None:
+def drop_owned_flags(component: Component, command: Command) -> None:
     """Remove the flags that the runtime gives itself."""
     for flag in _FLAGS:
         value = command.pop_value(flag)
         if value is not None:
-            source.note(args_path, f"{flag} is chosen by the runtime", value)
+            component.args.note(f"{flag} is chosen by the runtime", value)
 
 
-def read_startup_seconds(source: ManifestSource, container: KeyPath) -> int | None:
+def read_startup_seconds(container: ManifestSource) -> int | None:
     """Leave out a container's probes and ports; return how long its start may take, where its probe states that."""
-    probe: Any = source.peek((*container, "startupProbe"))
+    probe: Any = container.peek("startupProbe")
     for key, why in _CONTAINER.items():
-        if source.peek((*container, key)) is not None:
-            source.note((*container, key), why)
+        if container.peek(key) is not None:
+            container.at(key).note(why)
     if not isinstance(probe, dict) or "failureThreshold" not in probe:
         return None
     period, failures = probe.get("periodSeconds", _PROBE_PERIOD_S), probe["failureThreshold"]
     delay = probe.get("initialDelaySeconds", 0)
-    numbers = [each for each in (delay, period, failures) if isinstance(each, int)]
-    are_counts = len(numbers) == len((delay, period, failures)) and min(numbers) >= 0
+    are_counts = all(isinstance(each, int) and each >= 0 for each in (delay, period, failures))
     return delay + period * failures if are_counts else None
 
 
@@ -126,26 +135,20 @@ def selects_by_foreign_labels(value: object) -> bool:
     return isinstance(value, str) and _FOREIGN_LABEL.search(value) is not None
 
 
-def drop_foreign_marks(source: ManifestSource, metadata: dict[str, Any], path: KeyPath) -> dict[str, Any]:
-    """Return labels or annotations without those that only Dynamo's operator reads.
-
-    Args:
-        source: Where they are reported.
-        metadata: Labels, or annotations.
-        path: Theirs.
-    """
+def drop_foreign_marks(source: ManifestSource, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return labels or annotations, which stand at ``source``, without those that only Dynamo's operator reads."""
     foreign = {key for key in metadata if _FOREIGN_LABEL.match(str(key))}
     for key in sorted(foreign):
-        source.note((*path, key), "is read by Dynamo's operator alone")
+        source.at(key).note("is read by Dynamo's operator alone")
     return {key: value for key, value in metadata.items() if key not in foreign}
 
 
-def note_unused_keys(source: ManifestSource, path: KeyPath) -> None:
+def note_unused_keys(component: ManifestSource) -> None:
     """Report the keys of a component that are left out on purpose."""
     for key, why in _UNUSED.items():
-        found = (*path, *key.split("."))
-        if source.peek(found) is not None:
-            source.note(found, why)
+        found = component.at(*key.split("."))
+        if found.peek() is not None:
+            found.note(why)
 
 
 def other_object(document: Document) -> Unconverted:
@@ -165,3 +168,89 @@ def placeholders(manifest: dict[str, Any]) -> list[Unconverted]:
                 found.setdefault(name, dotted(path))
     why = "is filled in by envsubst; do that first, or write it into the graph"
     return [Unconverted(f"(converted) {path}", name, why) for name, path in found.items()]
+
+
+SERVICES: KeyPath = ("spec", "services")
+
+_OTHER_ENGINES = re.compile(r"\bdynamo\.(trtllm|sglang)\b|\b(tensorrtllm|trtllm|sglang)-runtime\b")
+"""Modules and images of Dynamo's other workers."""
+
+_REMEDY = (
+    "graphs run vLLM, Dynamo's vLLM workers, or simulated ones; give the vLLM variant of this deployment"
+)
+_OWN_WORKERS = "graphs run python3 -m dynamo.vllm and python3 -m dynamo.mocker"
+
+
+def refuse_what_no_graph_runs(source: ManifestSource) -> None:
+    """Refuse workers of other engines and programs: their image would be started with vLLM's command."""
+    framework = source.at("spec", "backendFramework")
+    if framework.peek() not in (None, "vllm"):
+        framework.refuse(f"names another engine than vLLM, {shown(framework.peek())}; {_REMEDY}")
+    for key in source.names(*SERVICES):
+        component = source.at(*SERVICES, key)
+        if component_kind(component) == "worker":
+            _refuse_worker(component)
+
+
+def _refuse_worker(component: ManifestSource) -> None:
+    container = component.at("extraPodSpec", "mainContainer")
+    named = [container.at(part) for part in ("image", "command", "args")]
+    others = [(each, found) for each in named if (found := _OTHER_ENGINES.search(str(each.peek())))]
+    for each, found in others:
+        each.refuse(f"names another engine than vLLM, {found[0]}; {_REMEDY}")
+    if others:
+        return
+    command = read_command(component)
+    place = container.at("command" if container.peek("command") is not None else "args")
+    if command is None:
+        words = container_words(container)
+        is_script = words[0] in SHELLS
+        program = (
+            "is a script that starts Dynamo by no command, or by several" if is_script else f"runs {words[0]}"
+        )
+        place.refuse(f"{program}; {_OWN_WORKERS}: start one of them")
+    elif command.module is not None and command.module not in WORKER_MODULES:
+        place.refuse(f"starts {command.module}; {_OWN_WORKERS}: start one of them")
+
+
+def why_left_out(component: ManifestSource, others: Sequence[ManifestSource]) -> str | None:
+    """Return why a component becomes no service, or None if it becomes one.
+
+    Args:
+        component: Frontend, worker, planner or another kind.
+        others: The deployment's other components.
+    """
+    kind, named = component_kind(component), component.peek("componentType")
+    if kind is None and named == "epp":
+        return "picks workers for a gateway; add a service with role router in its place"
+    if kind is None:
+        return f"componentType {named!r} has no role in a graph"
+    if kind == "router" and not _is_frontend(component) and any(map(_is_frontend, others)):
+        return "is a frontend by its type but runs something else; deploy it by itself"
+    stage = stage_of(read_command(component)) if kind == "worker" else None
+    if stage is not None:
+        return (
+            f"is the {stage} stage of multimodal serving; a worker with --enable-multimodal does without it"
+        )
+    return None
+
+
+def _is_frontend(component: ManifestSource) -> bool:
+    command = read_command(component)
+    return (
+        component_kind(component) == "router"
+        and command is not None
+        and command.module in {None, FRONTEND_MODULE}
+    )
+
+
+def refuse_missing_model(source: ManifestSource, spec: dict[str, Any], workers: list[Component]) -> None:
+    """Refuse a deployment that nothing names a model in, or that has no worker to run it."""
+    if source.problems or "name" in spec["model"]:
+        return
+    if workers:
+        workers[0].args.refuse("names no model, nor does another worker; add --model to its arguments")
+    else:
+        source.at(*SERVICES).refuse(
+            "hold no worker, so there is no model to serve; import the file that has one"
+        )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.command import Command, parse_command
 from penstock.runtimes.dynamo.importer.source import ManifestSource
 
@@ -43,57 +42,52 @@ _HIERARCHY = "global-planner"
 _OWN_PLANNER = "belongs to Dynamo's planner; Penstock's own runs in its place"
 
 
-def read_planner(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
-    """Return the planner section; every other flag and setting of the component is noted.
-
-    Args:
-        source: The manifest.
-        path: Of the planner component.
-    """
-    source.take((*path, "componentType"))
-    container = (*path, "extraPodSpec", "mainContainer")
-    words = [str(each) for key in ("command", "args") for each in source.take_list((*container, key))]
+def read_planner(component: ManifestSource) -> dict[str, Any]:
+    """Return the planner section; every other flag and setting of the component is noted."""
+    component.take("componentType")
+    container = component.at("extraPodSpec", "mainContainer")
+    words = [str(each) for key in ("command", "args") for each in container.take_list(key)]
     command = parse_command(words)
     if command is None:
-        for key in source.keys(container):
-            if key in {"command", "args"}:
-                source.note((*container, key), "is no plain Python command; set spec.planner by hand")
+        for key in [each for each in ("command", "args") if each in container.names()]:
+            container.at(key).note("is no plain Python command; set spec.planner by hand")
         return {}
-    planner = _read_settings(source, (*container, "args"), command)
+    args = container.at("args")
+    planner = _read_settings(args, command)
     for word in command.words:
-        source.note((*container, "args"), "is no option of this planner", word)
-    for each in (container, (*path, "extraPodSpec"), path):
-        source.note_keys(each, _OWN_PLANNER)
+        args.note("is no option of this planner", word)
+    for each in (container, component.at("extraPodSpec"), component):
+        each.note_keys(_OWN_PLANNER)
     return planner
 
 
-def _read_settings(source: ManifestSource, args_path: KeyPath, command: Command) -> dict[str, Any]:
-    config = _read_config(source, args_path, command)
+def _read_settings(args: ManifestSource, command: Command) -> dict[str, Any]:
+    config = _read_config(args, command)
     for name in (*_NUMBERS, *_MILLISECONDS, *_SAID_BY_GRAPH):
         value = command.pop_value(f"--{name.replace('_', '-')}")
         if value is not None:
             config.setdefault(name, value)
-    planner = _numbers(source, args_path, config, _NUMBERS)
+    planner = _numbers(args, config, _NUMBERS)
     for key, unlimited in (("minGpuBudget", 0), ("maxGpuBudget", None)):
         if planner.get(key, 0) < 0:
             planner[key] = unlimited
-    targets = _numbers(source, args_path, config, _MILLISECONDS, factor=0.001)
+    targets = _numbers(args, config, _MILLISECONDS, factor=0.001)
     is_sla = config.pop(_TARGET, None) == "sla" or (command.module or "").endswith("planner_sla")
     if targets or is_sla:
-        targets |= _read_profile(source, args_path, command, config)
+        targets |= _read_profile(args, command, config)
         planner |= {"mode": "sla"} if "profile" in targets else {}
         planner |= {"sla": targets} if targets else {}
     if command.pop_flag("--no-operation"):
         planner["noOperation"] = True
     for key, value in config.items():
         if value == _HIERARCHY:
-            source.note(args_path, f"{key}: this graph's planner decides alone", value)
+            args.note(f"{key}: this graph's planner decides alone", value)
         elif key not in _SAID_BY_GRAPH:
-            source.note(args_path, f"{key} is no option of this planner", json.dumps(value))
+            args.note(f"{key} is no option of this planner", json.dumps(value))
     return planner
 
 
-def _read_config(source: ManifestSource, args_path: KeyPath, command: Command) -> dict[str, Any]:
+def _read_config(args: ManifestSource, command: Command) -> dict[str, Any]:
     text = command.pop_value("--config")
     if text is None:
         return {}
@@ -102,22 +96,19 @@ def _read_config(source: ManifestSource, args_path: KeyPath, command: Command) -
     except ValueError:
         config = None
     if not isinstance(config, dict):
-        source.note(args_path, "is no JSON object; set spec.planner by hand", text)
+        args.note("is no JSON object; set spec.planner by hand", text)
         return {}
     return {str(key): value for key, value in config.items()}
 
 
-def _read_profile(
-    source: ManifestSource, args_path: KeyPath, command: Command, config: dict[str, Any]
-) -> dict[str, Any]:
+def _read_profile(args: ManifestSource, command: Command, config: dict[str, Any]) -> dict[str, Any]:
     """Return the folder of a profile, if the planner names one; take it from what is left."""
     flag = f"--{_PROFILE.replace('_', '-')}"
     profile = config.pop(_PROFILE, None) or command.pop_value(flag)
     if profile is not None:
-        source.note(args_path, "holds a profile: check that planner.sla.profile names it here", profile)
+        args.note("holds a profile: check that planner.sla.profile names it here", profile)
         return {"profile": profile}
-    source.note(
-        args_path,
+    args.note(
         f"plans by targets and names no profile ({flag}): mode adaptive; run `penstock profile`, then set"
         " planner.mode: sla and planner.sla.profile",
     )
@@ -125,8 +116,7 @@ def _read_profile(
 
 
 def _numbers(
-    source: ManifestSource,
-    args_path: KeyPath,
+    args: ManifestSource,
     config: dict[str, Any],
     keys: dict[str, str],
     *,
@@ -139,7 +129,7 @@ def _numbers(
         try:
             number = float(str(value)) * factor
         except ValueError:
-            source.note(args_path, f"is no number for {keys[name]}", value)
+            args.note(f"is no number for {keys[name]}", value)
             continue
         found[keys[name]] = int(number) if number.is_integer() else number
     return found

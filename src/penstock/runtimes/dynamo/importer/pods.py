@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_SELECTION,
     drop_foreign_marks,
@@ -36,37 +35,48 @@ class PodParts:
     env: list[dict[str, Any]] = field(default_factory=list)
     env_from: list[dict[str, Any]] = field(default_factory=list)
     placement: dict[str, Any] = field(default_factory=dict)
-    template: dict[str, Any] = field(default_factory=dict)
+    pod: dict[str, Any] = field(default_factory=dict)
+    container: dict[str, Any] = field(default_factory=dict)
     grace_seconds: int | None = None
     startup_seconds: int | None = None
 
+    def service_fields(self, pools: dict[str, Any]) -> dict[str, Any]:
+        """Return the service's keys that follow; a node pool that is new is added to ``pools``."""
+        fields = {
+            "env": self.env,
+            "envFrom": self.env_from,
+            "nodePool": pool_name(self.placement, pools) if self.placement else None,
+            "terminationGracePeriodSeconds": self.grace_seconds,
+            "startupTimeoutSeconds": self.startup_seconds,
+            "podTemplate": self.pod,
+        }
+        return {key: value for key, value in fields.items() if value not in (None, [], {})}
 
-def read_pod(source: ManifestSource, path: KeyPath, claims: dict[str, str]) -> PodParts:
+
+def read_pod(service: ManifestSource, claims: dict[str, str]) -> PodParts:
     """Read one service's pod settings.
 
     Args:
-        source: The manifest; what is read counts as carried.
-        path: Of the service.
+        service: What is read counts as carried.
         claims: PersistentVolumeClaims by the name that the graph gives them.
     """
     parts = PodParts()
-    container: dict[str, Any] = {}
-    pod: dict[str, Any] = {}
-    _read_environment(source, path, parts)
-    _read_extra_pod_spec(source, path, parts, pod, container)
-    _read_resources(source, path, container)
-    _read_device(source, path, parts, pod, container)
-    _read_shared_memory(source, path, pod, container)
-    _read_volumes(source, path, pod, container, claims)
-    metadata = _read_metadata(source, path)
-    for part in (pod, container):
+    _read_environment(service, parts)
+    _read_extra_pod_spec(service.at("extraPodSpec"), parts)
+    _read_resources(service.at("resources"), parts.container)
+    _read_device(service, parts)
+    _read_shared_memory(service.at("sharedMemory"), parts)
+    _read_volumes(service, parts, claims)
+    metadata = _read_metadata(service)
+    for part in (parts.pod, parts.container):
         _state_privileges(part)
-    if container:
-        pod["containers"] = [{"name": _CONTAINER, **container}, *pod.get("containers", ())]
-    if metadata:
-        parts.template["metadata"] = metadata
-    if pod:
-        parts.template["spec"] = pod
+    pod = parts.pod
+    if parts.container:
+        pod["containers"] = [{"name": _CONTAINER, **parts.container}, *pod.get("containers", ())]
+    parts.pod = {
+        **({"metadata": metadata} if metadata else {}),
+        **({"spec": pod} if pod else {}),
+    }
     return parts
 
 
@@ -86,67 +96,58 @@ def pool_name(placement: dict[str, Any], taken: dict[str, Any]) -> str:
     return name
 
 
-def _read_environment(source: ManifestSource, path: KeyPath, parts: PodParts) -> None:
-    for env_path in ((*path, "envs"), (*path, "extraPodSpec", "mainContainer", "env")):
-        parts.env += read_env(source, env_path)
-    secret = source.take((*path, "envFromSecret"))
+def _read_environment(service: ManifestSource, parts: PodParts) -> None:
+    container = service.at("extraPodSpec", "mainContainer")
+    parts.env = [*read_env(service.at("envs")), *read_env(container.at("env"))]
+    secret = service.take("envFromSecret")
     if isinstance(secret, str):
         parts.env_from.append({"secretRef": {"name": secret}})
-    from_path = (*path, "extraPodSpec", "mainContainer", "envFrom")
-    for index, item in enumerate(source.take_list(from_path)):
+    for index, item in enumerate(container.take_list("envFrom")):
         if isinstance(item, dict) and item.keys() <= {"secretRef", "configMapRef", "prefix"}:
             parts.env_from.append(item)
         else:
-            source.note((*from_path, index), "is no secretRef or configMapRef")
+            container.at("envFrom", index).note("is no secretRef or configMapRef")
 
 
-def read_env(source: ManifestSource, path: KeyPath) -> list[dict[str, Any]]:
-    """Return the environment variables at ``path`` that a graph can hold."""
+def read_env(listed: ManifestSource) -> list[dict[str, Any]]:
+    """Return the environment variables of a list that a graph can hold."""
     found = []
-    for index, item in enumerate(source.take_list(path)):
-        if isinstance(item, dict) and "name" in item and item.keys() <= {"name", "value", "valueFrom"}:
-            if is_owned_variable(item["name"]):
-                source.note((*path, index), f"{item['name']} is set by the runtime", item.get("value"))
-            elif selects_by_foreign_labels(item.get("valueFrom")):
-                source.note((*path, index), FOREIGN_SELECTION, item["name"])
-            else:
-                found.append({key: str(value) if key == "value" else value for key, value in item.items()})
+    for index, item in enumerate(listed.take_list()):
+        at = listed.at(index)
+        if not (isinstance(item, dict) and "name" in item and item.keys() <= {"name", "value", "valueFrom"}):
+            at.note("is no environment variable with name and value")
+        elif is_owned_variable(item["name"]):
+            at.note(f"{item['name']} is set by the runtime", item.get("value"))
+        elif selects_by_foreign_labels(item.get("valueFrom")):
+            at.note(FOREIGN_SELECTION, item["name"])
         else:
-            source.note((*path, index), "is no environment variable with name and value")
+            found.append({key: str(value) if key == "value" else value for key, value in item.items()})
     return found
 
 
-def _read_extra_pod_spec(
-    source: ManifestSource, path: KeyPath, parts: PodParts, pod: dict[str, Any], container: dict[str, Any]
-) -> None:
-    spec_path = (*path, "extraPodSpec")
-    for key in source.keys(spec_path):
-        key_path = (*spec_path, key)
+def _read_extra_pod_spec(extra: ManifestSource, parts: PodParts) -> None:
+    for key in extra.names():
         if key == "mainContainer":
-            _read_main_container(source, key_path, parts, container)
-        elif key in _SELECTING and selects_by_foreign_labels(source.peek(key_path)):
-            source.note(key_path, FOREIGN_SELECTION)
+            _read_main_container(extra.at(key), parts)
+        elif key in _SELECTING and selects_by_foreign_labels(extra.peek(key)):
+            extra.at(key).note(FOREIGN_SELECTION)
         elif key in _PLACEMENT:
-            parts.placement[key] = source.take(key_path)
-        elif key == "terminationGracePeriodSeconds" and isinstance(source.peek(key_path), int):
-            parts.grace_seconds = source.take(key_path)
-        elif key in _LISTS:
-            found = source.take_list(key_path)
-            if found:
-                pod[key] = [*found]
-        else:
-            pod[key] = source.take(key_path)
+            parts.placement[key] = extra.take(key)
+        elif key == "terminationGracePeriodSeconds" and isinstance(extra.peek(key), int):
+            parts.grace_seconds = extra.take(key)
+        elif key not in _LISTS:
+            parts.pod[key] = extra.take(key)
+        elif found := extra.take_list(key):
+            parts.pod[key] = [*found]
 
 
-def _read_main_container(
-    source: ManifestSource, path: KeyPath, parts: PodParts, container: dict[str, Any]
-) -> None:
-    parts.startup_seconds = read_startup_seconds(source, path)
-    for key in [each for each in source.keys(path) if (*path, each) not in source.taken]:
+def _read_main_container(container: ManifestSource, parts: PodParts) -> None:
+    parts.startup_seconds = read_startup_seconds(container)
+    for key in [each for each in container.names() if (*container.base, each) not in container.taken]:
         if key == "volumeMounts":
-            container[key] = [*source.take_list((*path, key))]
+            parts.container[key] = [*container.take_list(key)]
         elif key not in _CARRIED_BY_COMMAND:
-            container[key] = source.take((*path, key))
+            parts.container[key] = container.take(key)
 
 
 def _state_privileges(part: dict[str, Any]) -> None:
@@ -158,17 +159,14 @@ def _state_privileges(part: dict[str, Any]) -> None:
         part["securityContext"] = {**implied, **given}
 
 
-def _read_resources(source: ManifestSource, path: KeyPath, container: dict[str, Any]) -> None:
+def _read_resources(resources: ManifestSource, container: dict[str, Any]) -> None:
     """CPU, memory and custom resources go to the container; GPUs are the service's own number."""
     for kind in ("requests", "limits"):
-        for key in source.keys((*path, "resources", kind)):
-            if key in {"cpu", "memory"}:
-                quantity = source.take((*path, "resources", kind, key))
-                _add_amounts(container, kind, {key: quantity})
-        custom = source.take_map((*path, "resources", kind, "custom"))
+        own = [key for key in resources.names(kind) if key in {"cpu", "memory"}]
+        _add_amounts(container, kind, {key: resources.take(kind, key) for key in own})
+        custom = resources.take_map(kind, "custom")
         _add_amounts(container, kind, {key: str(each) for key, each in custom.items()})
-    claims = source.take_list((*path, "resources", "claims"))
-    if claims:
+    if claims := resources.take_list("claims"):
         container["resources"] = {**_map_of(container, "resources"), "claims": claims}
 
 
@@ -184,93 +182,64 @@ def _map_of(holder: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _read_device(
-    source: ManifestSource,
-    path: KeyPath,
-    parts: PodParts,
-    pod: dict[str, Any],
-    container: dict[str, Any],
-) -> None:
+def _read_device(service: ManifestSource, parts: PodParts) -> None:
     """Carry how a component asks for its accelerator beside the number of GPUs."""
-    device = (*path, "device")
-    shares = {
-        key: str(source.take((*device, "resources", key)))
-        for key in source.keys((*device, "resources"))
-        if (*device, "resources", key) not in source.taken
-    }
-    _add_amounts(container, "limits", shares)
-    for key in _PLACEMENT & set(source.keys(device)):
-        parts.placement[key] = source.take((*device, key))
-    if source.word((*device, "schedulerName")) is not None:
-        pod["schedulerName"] = source.take((*device, "schedulerName"))
-    resource = source.word((*path, "resources", "limits", "gpuType"))
-    if resource is not None:
-        source.take((*path, "resources", "limits", "gpuType"))
-        parts.placement["gpuResourceName"] = resource
-    if _asks_for_another_device(pod, container) and not _states_gpus(source, path):
+    device, shared = service.at("device"), service.at("device", "resources")
+    left = [key for key in shared.names() if (*shared.base, key) not in shared.taken]
+    _add_amounts(parts.container, "limits", {key: str(shared.take(key)) for key in left})
+    for key in _PLACEMENT & set(device.names()):
+        parts.placement[key] = device.take(key)
+    if device.word("schedulerName") is not None:
+        parts.pod["schedulerName"] = device.take("schedulerName")
+    if service.word("resources", "limits", "gpuType") is not None:
+        parts.placement["gpuResourceName"] = service.take("resources", "limits", "gpuType")
+    if _asks_for_another_device(parts) and not _states_gpus(service):
         for kind in ("requests", "limits"):
-            _add_amounts(container, kind, {_GPU_RESOURCE: "0"})
+            _add_amounts(parts.container, kind, {_GPU_RESOURCE: "0"})
 
 
-def _asks_for_another_device(pod: dict[str, Any], container: dict[str, Any]) -> bool:
+def _asks_for_another_device(parts: PodParts) -> bool:
     """Say whether a pod claims a device, or asks for an extended resource, which has a domain in its name."""
-    amounts = _map_of(_map_of(container, "resources"), "limits")
-    return bool(pod.get("resourceClaims")) or any("/" in str(key) for key in amounts)
+    amounts = _map_of(_map_of(parts.container, "resources"), "limits")
+    return bool(parts.pod.get("resourceClaims")) or any("/" in str(key) for key in amounts)
 
 
-def _states_gpus(source: ManifestSource, path: KeyPath) -> bool:
-    places = [(*path, "resources", kind, "gpu") for kind in ("limits", "requests")]
-    keys = source.keys((*path, "device", "resources"))
-    return any(source.peek(each) is not None for each in places) or any(key.endswith("/gpu") for key in keys)
+def _states_gpus(service: ManifestSource) -> bool:
+    stated = [service.peek("resources", kind, "gpu") for kind in ("limits", "requests")]
+    shared = service.names("device", "resources")
+    return any(each is not None for each in stated) or any(key.endswith("/gpu") for key in shared)
 
 
-def _read_shared_memory(
-    source: ManifestSource, path: KeyPath, pod: dict[str, Any], container: dict[str, Any]
-) -> None:
-    size = source.peek((*path, "sharedMemory", "size"))
-    if source.peek((*path, "sharedMemory", "disabled")) is True:
-        source.note(
-            (*path, "sharedMemory"), "is switched off; the operator mounts one for engines all the same"
-        )
-    if size is None:
-        return
-    source.take((*path, "sharedMemory", "size"))
-    volume = {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
-    pod.setdefault("volumes", []).append(volume)
-    mount = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108 - the kernel's own path
-    container.setdefault("volumeMounts", []).append(mount)
+def _read_shared_memory(memory: ManifestSource, parts: PodParts) -> None:
+    if memory.peek("disabled") is True:
+        memory.note("is switched off; the operator mounts one for engines all the same")
+    if memory.peek("size") is not None:
+        size = {"medium": "Memory", "sizeLimit": str(memory.take("size"))}
+        _mount(parts, {"name": "shared-memory", "emptyDir": size}, "/dev/shm")  # noqa: S108 - the kernel's own path
 
 
-def _read_volumes(
-    source: ManifestSource,
-    path: KeyPath,
-    pod: dict[str, Any],
-    container: dict[str, Any],
-    claims: dict[str, str],
-) -> None:
+def _mount(parts: PodParts, volume: dict[str, Any], path: str) -> None:
+    parts.pod.setdefault("volumes", []).append(volume)
+    parts.container.setdefault("volumeMounts", []).append({"name": volume["name"], "mountPath": path})
+
+
+def _read_volumes(service: ManifestSource, parts: PodParts, claims: dict[str, str]) -> None:
     """`volumeMounts` names claims of the graph; `pvc` is the older form with the claim in the service."""
-    mounts = [(*path, "volumeMounts", index) for index in range(source.length((*path, "volumeMounts")))]
-    for mount_path in [*mounts, (*path, "pvc"), (*path, "compilationCache")]:
-        is_cache = source.peek((*mount_path, "useAsCompilationCache")) is True or "pvcName" in source.keys(
-            mount_path
-        )
-        name = source.peek((*mount_path, "name")) or source.peek((*mount_path, "pvcName"))
-        target = source.peek((*mount_path, "mountPoint")) or source.peek((*mount_path, "mountPath"))
-        target = target or (_CACHE_MOUNT if is_cache else None)
-        if not isinstance(name, str) or not isinstance(target, str):
-            continue
-        for key in ("name", "pvcName", "mountPoint", "mountPath", "useAsCompilationCache"):
-            source.take((*mount_path, key))
-        claim = {"name": name, "persistentVolumeClaim": {"claimName": claims.get(name, name)}}
-        pod.setdefault("volumes", []).append(claim)
-        container.setdefault("volumeMounts", []).append({"name": name, "mountPath": target})
+    for mount in [*service.elements("volumeMounts"), service.at("pvc"), service.at("compilationCache")]:
+        is_cache = mount.peek("useAsCompilationCache") is True or "pvcName" in mount.names()
+        name = mount.peek("name") or mount.peek("pvcName")
+        target = mount.peek("mountPoint") or mount.peek("mountPath") or (_CACHE_MOUNT if is_cache else None)
+        if isinstance(name, str) and isinstance(target, str):
+            for key in ("name", "pvcName", "mountPoint", "mountPath", "useAsCompilationCache"):
+                mount.take(key)
+            claim = {"claimName": claims.get(name, name)}
+            _mount(parts, {"name": name, "persistentVolumeClaim": claim}, target)
 
 
-def _read_metadata(source: ManifestSource, path: KeyPath) -> dict[str, Any]:
+def _read_metadata(service: ManifestSource) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
-    for owner in (path, (*path, "extraPodMetadata")):
+    for owner in (service, service.at("extraPodMetadata")):
         for key in ("labels", "annotations"):
-            found = drop_foreign_marks(source, source.take_map((*owner, key)), (*owner, key))
-            if found:
+            if found := drop_foreign_marks(owner.at(key), owner.take_map(key)):
                 metadata.setdefault(key, {}).update(json.loads(json.dumps(found, default=str)))
     return metadata

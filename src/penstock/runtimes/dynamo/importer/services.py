@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.api.enums import Role
-from penstock.api.rule import KeyPath
 from penstock.runtimes.dynamo.importer.command import SCRIPT_AT, Command, parse_command
 from penstock.runtimes.dynamo.importer.source import ManifestSource
 
@@ -43,7 +42,7 @@ class Component:
     """One component on its way to a service.
 
     Attributes:
-        path: In the foreign manifest.
+        source: In the foreign manifest.
         name: Service's name here.
         role: None while it depends on the other components.
         command: What its container runs; None if that could not be read.
@@ -52,13 +51,18 @@ class Component:
         service: The service in manifest form, filled step by step.
     """
 
-    path: KeyPath
+    source: ManifestSource
     name: str
     role: Role | None
     command: Command | None
     gpus: int = 1
     nodes: int = 1
     service: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def args(self) -> ManifestSource:
+        """Its container's arguments."""
+        return self.source.at("extraPodSpec", "mainContainer", "args")
 
 
 def service_name(key: str) -> str:
@@ -67,9 +71,9 @@ def service_name(key: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", spaced.lower()).strip("-") or "service"
 
 
-def component_kind(source: ManifestSource, path: KeyPath) -> str | None:
+def component_kind(component: ManifestSource) -> str | None:
     """Return ``router``, ``worker`` or ``planner``, or None for a kind that graphs do not have."""
-    kind = source.word((*path, "componentType"))
+    kind = component.word("componentType")
     if kind in _FRONTENDS:
         return "router"
     if kind in _WORKERS:
@@ -77,16 +81,22 @@ def component_kind(source: ManifestSource, path: KeyPath) -> str | None:
     return "planner" if kind == "planner" else None
 
 
-def container_words(source: ManifestSource, container: KeyPath) -> list[str]:
+def container_words(container: ManifestSource) -> list[str]:
     """Return a container's command and arguments in one list, without counting them as carried."""
-    found = [source.peek((*container, key)) for key in ("command", "args")]
+    found = [container.peek(key) for key in ("command", "args")]
     return [str(word) for words in found if isinstance(words, list) for word in words]
 
 
-def read_command(source: ManifestSource, path: KeyPath) -> Command | None:
+def read_command(component: ManifestSource) -> Command | None:
     """Return what a component's container runs, without counting it as carried."""
-    words = container_words(source, (*path, "extraPodSpec", "mainContainer"))
-    return parse_command(words, _variables(source, path))
+    container = component.at("extraPodSpec", "mainContainer")
+    variables: dict[str, str] = {}
+    # A later place wins, as in Dynamo's operator.
+    for listed in (replace(component, base=("spec", "envs")), component.at("envs"), container.at("env")):
+        for each in listed.elements():
+            if isinstance(each.peek("value"), str):
+                variables[str(each.peek("name"))] = each.peek("value")
+    return parse_command(container_words(container), variables)
 
 
 def stage_of(command: Command | None) -> str | None:
@@ -98,47 +108,33 @@ def stage_of(command: Command | None) -> str | None:
     return next((each for each in (*named, mode) if each in _STAGES), None)
 
 
-def read_component(source: ManifestSource, path: KeyPath) -> Component:
+def read_component(source: ManifestSource) -> Component:
     """Read role, size and command of a frontend or worker."""
-    kind = str(source.take((*path, "componentType")))
-    container = (*path, "extraPodSpec", "mainContainer")
-    command = read_command(source, path)
+    kind = str(source.take("componentType"))
+    container = source.at("extraPodSpec", "mainContainer")
+    command = read_command(source)
     for key in ("command", "args"):
-        source.take_list((*container, key))
+        container.take_list(key)
     if command is None:
-        source.note(
-            (*container, "command"), "runs something else than a Dynamo module; the runtime's own is used"
-        )
+        container.at("command").note("runs something else than a Dynamo module; the runtime's own is used")
     else:
-        head = source.peek((*container, "command"))
+        head = container.peek("command")
         script = "command" if isinstance(head, list) and len(head) > SCRIPT_AT else "args"
         for text, why in command.left_out:
-            source.note((*container, script), why, text)
-    component = Component(path, service_name(str(path[-1])), None, command)
+            container.at(script).note(why, text)
+    component = Component(source, service_name(str(source.base[-1])), None, command)
     if kind in _FRONTENDS:
         component.role = Role.ROUTER
     else:
-        component.role = _worker_role(source, path, kind, command)
-        _read_size(source, component)
-    replicas = source.take((*path, "replicas"))
+        component.role = _worker_role(source, kind, command)
+        _read_size(component)
+    replicas, image = source.take("replicas"), container.take("image")
     if isinstance(replicas, int):
         component.service["replicas"] = replicas
-    image = source.take((*container, "image"))
     if isinstance(image, str):
         component.service["image"] = image
-    _read_scaling(source, component)
+    _read_scaling(component)
     return component
-
-
-def _variables(source: ManifestSource, path: KeyPath) -> dict[str, str]:
-    """Return the literal variables of a component's container; a later place wins, as in Dynamo's operator."""
-    found: dict[str, str] = {}
-    for place in (("spec", "envs"), (*path, "envs"), (*path, "extraPodSpec", "mainContainer", "env")):
-        listed = source.peek(place)
-        for each in listed if isinstance(listed, list) else ():
-            if isinstance(each, dict) and isinstance(each.get("value"), str):
-                found[str(each.get("name"))] = each["value"]
-    return found
 
 
 def number_of(text: str) -> float | int | str:
@@ -150,33 +146,29 @@ def number_of(text: str) -> float | int | str:
     return int(number) if number.is_integer() else number
 
 
-def _worker_role(source: ManifestSource, path: KeyPath, kind: str, command: Command | None) -> Role | None:
-    word = source.word((*path, "subComponentType"))
+def _worker_role(source: ManifestSource, kind: str, command: Command | None) -> Role | None:
+    word = source.word("subComponentType")
     if word is not None:
-        source.take((*path, "subComponentType"))
+        source.take("subComponentType")
     flagged = None
     if command is not None:
         flagged = command.pop_value("--disaggregation-mode")
         for flag, mode in _MODE_FLAGS.items():
             flagged = mode if command.pop_flag(flag) else flagged
         command.pop_flag("--multimodal-worker")
-    for candidate in (word, flagged, kind):
-        if candidate in _ROLE_WORDS:
-            return _ROLE_WORDS[candidate]
-    return None
+    return next((_ROLE_WORDS[each] for each in (word, flagged, kind) if each in _ROLE_WORDS), None)
 
 
-def _read_size(source: ManifestSource, component: Component) -> None:
-    path = component.path
-    limit = source.take((*path, "resources", "limits", "gpu"))
-    request = source.take((*path, "resources", "requests", "gpu"))
-    count = next((each for each in (limit, request, _device_gpus(source, path)) if each is not None), None)
-    nodes = source.take((*path, "multinode", "nodeCount"))
+def _read_size(component: Component) -> None:
+    source = component.source
+    stated_gpus = [source.take("resources", kind, "gpu") for kind in ("limits", "requests")]
+    count = next((each for each in (*stated_gpus, _device_gpus(source)) if each is not None), None)
+    nodes = source.take("multinode", "nodeCount")
     component.nodes = nodes if isinstance(nodes, int) and nodes > 0 else 1
     stated = number_of(str(count))
     per_node = stated if isinstance(stated, int) and stated > 0 else 1
     if count is not None and stated != per_node:
-        source.note((*path, "resources", "limits", "gpu"), "is no number of whole GPUs; 1 is used")
+        source.at("resources", "limits", "gpu").note("is no number of whole GPUs; 1 is used")
     component.gpus = per_node * component.nodes
     if component.gpus != 1:
         component.service["gpusPerReplica"] = component.gpus
@@ -184,21 +176,18 @@ def _read_size(source: ManifestSource, component: Component) -> None:
         component.service["nodesPerReplica"] = component.nodes
 
 
-def _device_gpus(source: ManifestSource, path: KeyPath) -> Any:
-    """Return the GPUs among a component's ``device.resources``, which `penstock.runtimes.dynamo.importer.pods` reads the rest of."""
-    for key in source.keys((*path, "device", "resources")):
+def _device_gpus(source: ManifestSource) -> Any:
+    """Return the GPUs among a component's ``device.resources``, of which `read_pod` reads the rest."""
+    for key in source.names("device", "resources"):
         if key.endswith(_GPU_SUFFIX):
-            return source.take((*path, "device", "resources", key))
+            return source.take("device", "resources", key)
     return None
 
 
-def _read_scaling(source: ManifestSource, component: Component) -> None:
-    path = component.path
-    scaling: dict[str, Any] = {}
-    for key in ("minReplicas", "maxReplicas"):
-        value = source.take((*path, "autoscaling", key))
-        if isinstance(value, int):
-            scaling[key] = value
-    enabled = [source.take((*path, key, "enabled")) for key in ("scalingAdapter", "autoscaling")]
+def _read_scaling(component: Component) -> None:
+    source = component.source
+    bounds = {key: source.take("autoscaling", key) for key in ("minReplicas", "maxReplicas")}
+    enabled = [source.take(key, "enabled") for key in ("scalingAdapter", "autoscaling")]
     if any(enabled) and component.role is not Role.ROUTER:
-        component.service["scaling"] = scaling
+        found = {key: value for key, value in bounds.items() if isinstance(value, int)}
+        component.service["scaling"] = found

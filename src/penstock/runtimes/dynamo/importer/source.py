@@ -6,7 +6,7 @@ What is not read is reported at the end, so no key can be dropped in silence.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from penstock.api.manifests.messages import shown
@@ -57,16 +57,17 @@ class Places:
         return (*old, *path[len(new) :])
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ManifestSource:
-    """One document, and what has been taken from it so far.
+    """One document, or a part of it, and what has been taken from it so far.
 
     Attributes:
         document: As the user wrote it.
-        value: The manifest in the form that is read.
+        value: The whole manifest in the form that is read.
         places: Where its parts stand in the document.
         file: Its name in problems.
-        taken: Paths that were carried.
+        base: Path of the part; keys that methods take go on from there.
+        taken: Paths that were carried, of the whole.
         notes: What was not.
         problems: Why it cannot be converted at all.
     """
@@ -75,14 +76,19 @@ class ManifestSource:
     value: Any
     places: Places = field(default_factory=Places)
     file: str | None = None
+    base: KeyPath = ()
     taken: set[KeyPath] = field(default_factory=set)
     notes: list[Unconverted] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def peek(self, path: KeyPath) -> Any:
-        """Return the value at ``path`` without taking it; None if there is none."""
+    def at(self, *keys: str | int) -> ManifestSource:
+        """Return the part below ``keys``."""
+        return replace(self, base=(*self.base, *keys))
+
+    def peek(self, *keys: str | int) -> Any:
+        """Return the value without taking it; None if there is none."""
         value: Any = self.value
-        for key in path:
+        for key in (*self.base, *keys):
             if isinstance(value, dict):
                 value = value.get(str(key))
             elif isinstance(value, list) and isinstance(key, int) and key < len(value):
@@ -91,68 +97,66 @@ class ManifestSource:
                 return None
         return value
 
-    def take(self, path: KeyPath) -> Any:
-        """Return the value at ``path`` and count all of it as carried."""
-        self.taken.add(path)
-        return self.peek(path)
+    def take(self, *keys: str | int) -> Any:
+        """Return the value and count all of it as carried."""
+        self.taken.add((*self.base, *keys))
+        return self.peek(*keys)
 
-    def take_map(self, path: KeyPath) -> dict[str, Any]:
-        """Return the map at ``path``, carried; empty if there is none, noted if it is no map."""
-        return self._take_kind(path, {}, "a map")
+    def take_map(self, *keys: str | int) -> dict[str, Any]:
+        """Return the map, carried; empty if there is none, noted if it is no map."""
+        return _taken(self.at(*keys), {}, "a map")
 
-    def take_list(self, path: KeyPath) -> list[Any]:
-        """Return the list at ``path``, carried; empty if there is none, noted if it is no list."""
-        return self._take_kind(path, [], "a list")
+    def take_list(self, *keys: str | int) -> list[Any]:
+        """Return the list, carried; empty if there is none, noted if it is no list."""
+        return _taken(self.at(*keys), [], "a list")
 
-    def word(self, path: KeyPath) -> str | None:
-        """Return the text at ``path`` without taking it; None if there is none, or no text."""
-        value = self.peek(path)
+    def word(self, *keys: str | int) -> str | None:
+        """Return the text without taking it; None if there is none, or no text."""
+        value = self.peek(*keys)
         return value if isinstance(value, str) else None
 
-    def length(self, path: KeyPath) -> int:
-        """Return the length of the list at ``path``; 0 if there is none, or no list."""
-        value = self.peek(path)
-        return len(value) if isinstance(value, list) else 0
+    def elements(self, *keys: str | int) -> list[ManifestSource]:
+        """Return the elements of the list; none if there is no list."""
+        value = self.peek(*keys)
+        return [self.at(*keys, index) for index in range(len(value) if isinstance(value, list) else 0)]
 
-    def keys(self, path: KeyPath) -> list[str]:
-        """Return the keys of the map at ``path``."""
-        value = self.peek(path)
+    def names(self, *keys: str | int) -> list[str]:
+        """Return the keys of the map."""
+        value = self.peek(*keys)
         return list(value) if isinstance(value, dict) else []
 
-    def note(self, path: KeyPath, why: str, value: object = None) -> None:
-        """Report the value at ``path`` as not carried, and count it as dealt with."""
-        self.taken.add(path)
-        text = shown(self.peek(path) if value is None else value)
-        origin = self.places.origin(path)
+    def note(self, why: str, value: object = None) -> None:
+        """Report this part as not carried, and count it as dealt with."""
+        self.taken.add(self.base)
+        text = shown(self.peek() if value is None else value)
+        origin = self.places.origin(self.base)
         self.notes.append(Unconverted(dotted(origin), text, why, self.document.line_of(origin)))
 
-    def note_keys(self, path: KeyPath, why: str) -> None:
-        """Report each key of the map at ``path`` that is neither carried nor reported yet."""
-        for key in self.keys(path):
-            if not any(path == taken[: len(path)] and key in taken[len(path) :][:1] for taken in self.taken):
-                self.note((*path, key), why)
+    def note_keys(self, why: str) -> None:
+        """Report each key of this map that is neither carried nor reported yet."""
+        for key in self.names():
+            path = (*self.base, key)
+            if not any(path == taken[: len(path)] for taken in self.taken):
+                self.at(key).note(why)
 
-    def refuse(self, path: KeyPath, message: str) -> None:
-        """Report the value at ``path`` as what no graph can express."""
-        origin = self.places.origin(path)
+    def refuse(self, message: str) -> None:
+        """Report this part as what no graph can express."""
+        origin = self.places.origin(self.base)
         self.problems.append(Problem(dotted(origin), message, self.file, self.document.line_of(origin)))
 
     def note_rest(self) -> None:
         """Report every value that was not read; null is a key that is not set."""
         for path, value in leaves(self.value):
             if value is not None and not any(path[:length] in self.taken for length in range(len(path) + 1)):
-                self.note(path, NO_COUNTERPART, value)
+                self.at(*path).note(NO_COUNTERPART, value)
 
-    def _take_kind(self, path: KeyPath, empty: _Kind, name: str) -> _Kind:
-        value = self.peek(path)
-        if value is None:
-            self.taken.add(path)
-            return empty
-        if not isinstance(value, type(empty)):
-            self.note(path, f"is not {name}, so it was left out")
-            return empty
-        self.taken.add(path)
-        return value
+
+def _taken(part: ManifestSource, empty: _Kind, name: str) -> _Kind:
+    value = part.take()
+    if value is None or isinstance(value, type(empty)):
+        return empty if value is None else value
+    part.note(f"is not {name}, so it was left out")
+    return empty
 
 
 def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

@@ -1,0 +1,337 @@
+"""One request at a Gateway: Envoy's messages on one side, the router's application on the other.
+
+To the application it is a request like any other, whose answer comes from the worker by way of Envoy: `Exchange` is the
+connection of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Final
+
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    HttpHeaders,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+
+from penstock.core.errors import StreamBroken, UpstreamTimeout
+from penstock.core.http.limits import Timeouts
+from penstock.core.http.messages import EVENT_STREAM, JSON, Headers, Request, Responder, error_body
+from penstock.core.http.streaming import StreamingResponse
+from penstock.core.logs import get_logger
+from penstock.router.gateway import messages
+
+log = get_logger(__name__)
+
+SUBSET: Final[ContextVar[frozenset[str] | None]] = ContextVar("gateway_subset", default=None)
+"""The endpoints that the running request may go to; None: all."""
+
+
+class Exchange:
+    """Serves one stream of the external processor.
+
+    Attributes:
+        is_forwarded: The request has gone to a worker; no other can be tried.
+        is_broken: What was answered is not complete.
+        served: The endpoint that answered, as the gateway says; None: it does not.
+    """
+
+    def __init__(self, *, max_body_bytes: int) -> None:
+        self.is_forwarded = False
+        self.is_broken = False
+        self.served: str | None = None
+        self._max_body_bytes = max_body_bytes
+        self._answers: asyncio.Queue[ProcessingResponse | None] = asyncio.Queue()
+        self._answered: asyncio.Future[StreamingResponse] | None = None
+        self._response: StreamingResponse | None = None
+        self._responder: GatewayResponder | None = None
+        self._has_request_trailers = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._reads = asyncio.Event()
+        self._reads.set()
+
+    # ------------------------------------------------------------------ Envoy's side
+
+    async def answers(self) -> AsyncIterator[ProcessingResponse]:
+        """Yield what to tell Envoy, until the request is over."""
+        while (answer := await self._answers.get()) is not None:
+            yield answer
+
+    async def run(
+        self,
+        requests: AsyncIterable[ProcessingRequest],
+        handle: Callable[[Request, Responder], Awaitable[None]],
+        wants_body: Callable[[Request], bool],
+    ) -> None:
+        """Take Envoy's messages until it has no more, with the application's task beside.
+
+        Args:
+            requests: Envoy's messages.
+            handle: The application.
+            wants_body: Whether it reads a request's body.
+        """
+        task: asyncio.Task[None] | None = None
+        try:
+            stream = aiter(requests)
+            request = await self._read_request(stream, wants_body)
+            if request is not None:
+                responder = self._responder = GatewayResponder(self, request)
+                task = asyncio.create_task(self._handle(handle, request, responder), name="gateway request")
+                async for message in stream:
+                    await self._reads.wait()
+                    self._take_response(message)
+        finally:
+            self._left()
+            if self._deadline is not None:
+                self._deadline.cancel()
+            if task is not None:
+                await asyncio.wait([task])
+            self._answers.put_nowait(None)
+
+    async def _handle(
+        self, handle: Callable[[Request, Responder], Awaitable[None]], request: Request, responder: Responder
+    ) -> None:
+        try:
+            with suppress(asyncio.CancelledError):  # by the application itself, when the client has left
+                await handle(request, responder)
+        except Exception:
+            log.exception("gateway request failed", path=request.path)
+        finally:
+            if not responder.closed:
+                if not responder.started:
+                    body = error_body("internal error", kind="server_error", code="internal_error")
+                    responder.send(500, body)
+                responder.break_off()
+
+    async def _read_request(
+        self, stream: AsyncIterator[ProcessingRequest], wants_body: Callable[[Request], bool]
+    ) -> Request | None:
+        """Return the request; None: it was answered already, or never came complete."""
+        first = await anext(stream, None)
+        if first is None or first.WhichOneof("request") != "request_headers":
+            return None
+        SUBSET.set(messages.read_subset(first.metadata_context))
+        request = _request(first.request_headers)
+        problem = messages.unsupported_mode(first)
+        if problem is not None:
+            log.error("gateway misconfigured", problem=problem)
+            self.answer(500, error_body(problem, kind="server_error", code="gateway_misconfigured"), JSON, ())
+            return None
+        if not first.request_headers.end_of_stream and wants_body(request):
+            body = await self._read_body(stream)
+            if body is None:
+                return None
+            request.body = body
+        return request
+
+    async def _read_body(self, stream: AsyncIterator[ProcessingRequest]) -> bytes | None:
+        """Return the request's body; None: it was refused, or never came complete."""
+        body = bytearray()
+        async for message in stream:
+            kind, part = message.WhichOneof("request"), message.request_body
+            if kind not in {"request_body", "request_trailers"}:
+                break  # an answer of Envoy's own, as to a client that is too slow
+            self._has_request_trailers = kind == "request_trailers"
+            body += part.body
+            if len(body) > self._max_body_bytes:
+                text = f"body: over {self._max_body_bytes} bytes (router.limits.maxBodyBytes); send a shorter one"
+                refusal = error_body(text, kind="invalid_request_error", code="body_too_large")
+                self.answer(413, refusal, JSON, ())
+                break
+            if part.end_of_stream or self._has_request_trailers:
+                return bytes(body)
+        return None
+
+    def _take_response(self, message: ProcessingRequest) -> None:
+        kind, response = message.WhichOneof("request"), self._response
+        if kind == "response_headers" and not self.is_forwarded:
+            self._left()  # Envoy has answered by itself
+            self.abort()
+        elif kind == "response_headers":
+            self.served = messages.read_served(message.metadata_context)
+            self._begin(message.response_headers)
+        elif response is None or response.ended:
+            return
+        elif kind == "response_body":
+            if message.response_body.body:
+                response.deliver(message.response_body.body)
+            if message.response_body.end_of_stream:
+                response.finish()
+        elif kind == "response_trailers":
+            if self._responder is not None:
+                self._responder.has_trailers = True
+            response.finish()
+
+    def _begin(self, head: HttpHeaders) -> None:
+        response = self._response = StreamingResponse(self)
+        response.headers = messages.read_headers(head.headers)
+        status = response.headers.get(b":status", b"")
+        response.status = int(status) if status.isdigit() else 0
+        if head.end_of_stream:
+            response.finish()
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(response)
+
+    def _left(self) -> None:
+        """Take note that Envoy has closed the stream: the client has left, or the worker has broken off."""
+        responder, response = self._responder, self._response
+        if responder is not None:
+            responder.connection_lost()
+        error = StreamBroken("the gateway closed the stream before the answer was complete")
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(error)
+        if response is not None and not response.ended:
+            response.fail(error)
+
+    # ------------------------------------------------------------------ the application's side
+
+    async def forward(
+        self, endpoint: str, headers: Headers, body: bytes, timeouts: Timeouts
+    ) -> StreamingResponse:
+        """Send the request on to a worker and return its response, whatever its status.
+
+        Args:
+            endpoint: The worker's ``host:port``.
+            headers: What the worker gets of those that name its client.
+            body: What the worker gets.
+            timeouts: Of the first byte, and of all.
+
+        Raises:
+            StreamBroken: Envoy closed the stream.
+            UpstreamTimeout: no response came in time.
+        """
+        loop = asyncio.get_running_loop()
+        self.is_forwarded = True
+        self._answered = loop.create_future()
+        if timeouts.total_s is not None:
+            self._deadline = loop.call_later(timeouts.total_s, self._time_out, endpoint, timeouts.total_s)
+        for each in messages.picked(endpoint, headers, body, has_trailers=self._has_request_trailers):
+            self._answers.put_nowait(each)
+        try:
+            async with asyncio.timeout(timeouts.first_byte_s):
+                return await self._answered
+        except TimeoutError as exc:
+            text = f"{endpoint} sent no response (first_byte limit {timeouts.first_byte_s} s)"
+            raise UpstreamTimeout(text, phase="first_byte") from exc
+
+    def _time_out(self, endpoint: str, limit_s: float) -> None:
+        error = UpstreamTimeout(f"{endpoint} did not finish (total limit {limit_s} s)", phase="total")
+        if self._response is not None and not self._response.ended:
+            self._response.fail(error)
+        elif self._answered is not None and not self._answered.done():
+            self._answered.set_exception(error)
+
+    def put(self, answer: ProcessingResponse) -> None:
+        """Tell Envoy."""
+        self._answers.put_nowait(answer)
+
+    def answer(self, status: int, body: bytes, content_type: str, headers: Headers) -> None:
+        """Answer the client in the worker's place."""
+        self.put(messages.immediate(status, body, content_type, headers))
+
+    # ------------------------------------------------------------------ what a response and a responder ask for
+
+    def pause_reading(self) -> None:
+        """Take no more of the response."""
+        self._reads.clear()
+
+    def resume_reading(self) -> None:
+        """Take more of it again."""
+        self._reads.set()
+
+    def abort(self) -> None:
+        """End the stream; Envoy then resets the client's."""
+        self._reads.set()
+        self._answers.put_nowait(None)
+
+    def response_head(self) -> bytes:
+        """Return nothing: Envoy writes the head."""
+        return b""
+
+    def response_over(self, responder: Responder) -> None:
+        """End the stream behind what was written."""
+        del responder
+        self._answers.put_nowait(None)
+
+    def given_away(self) -> None:
+        """Do nothing: no other protocol is spoken here."""
+
+
+class GatewayResponder(Responder):
+    """Writes one response by way of Envoy.
+
+    Attributes:
+        exchange: To Envoy.
+        has_trailers: The worker's response ended by trailers.
+    """
+
+    __slots__ = ("exchange", "has_trailers")
+
+    def __init__(self, exchange: Exchange, request: Request) -> None:
+        super().__init__(exchange, asyncio.Transport(), request)
+        self.exchange = exchange
+        self.has_trailers = False
+
+    def send(self, status: int, body: bytes, *, content_type: str = JSON, headers: Headers = ()) -> None:
+        """Send a complete response: the worker's own, or one in its place."""
+        if self.disconnected:
+            return
+        self.status = status
+        if status == 200 and self.exchange.is_forwarded:
+            self.exchange.put(messages.head(headers))
+            self._end(body)
+        else:
+            self.exchange.answer(status, body, content_type, headers)
+        self._finish()
+
+    def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:
+        """Let the head of the worker's response pass, with further headers."""
+        del content_type
+        if not self.disconnected:
+            self.status = status
+            self.exchange.put(messages.head(headers))
+
+    def write(self, data: bytes) -> None:
+        """Send body bytes."""
+        if data and not self.closed:
+            self.exchange.put(messages.chunk(data, is_last=False))
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether bytes are sent with HTTP's framing: never."""
+        return False
+
+    def end(self) -> None:
+        """Complete a started response."""
+        if not self.closed:
+            self._end(b"")
+            self._finish()
+
+    def break_off(self) -> None:
+        """End behind what was written, so that the client sees that it is incomplete."""
+        self.exchange.is_broken |= not self.closed
+        super().break_off()
+
+    def abort(self) -> None:
+        """Cut the client off."""
+        self.break_off()
+
+    def _end(self, body: bytes) -> None:
+        if self.has_trailers:
+            if body:
+                self.write(body)
+            self.exchange.put(messages.trailers(of_response=True))
+        else:
+            self.exchange.put(messages.chunk(body, is_last=True))
+
+
+def _request(head: HttpHeaders) -> Request:
+    headers = messages.read_headers(head.headers)
+    pseudo = {name: headers.pop(name) for name in tuple(headers) if name.startswith(b":")}
+    target = pseudo.get(b":path", b"/")
+    headers[b"host"] = pseudo.get(b":authority", b"")
+    return Request(pseudo.get(b":method", b"GET").decode("latin-1"), target, headers, peer="gateway")

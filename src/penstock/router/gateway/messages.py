@@ -1,0 +1,172 @@
+"""The messages of the endpoint-picker protocol, made and read. Pure.
+
+Envoy's external processing (ext_proc v3) with the conventions of the Gateway API Inference Extension:
+https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/proposals/004-endpoint-picker-protocol
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, HeaderValueOption, Metadata
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.service.ext_proc.v3.external_processor_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMutation,
+    HeadersResponse,
+    ImmediateResponse,
+    ProcessingRequest,
+    ProcessingResponse,
+    StreamedBodyResponse,
+    TrailersResponse,
+)
+from envoy.type.v3.http_status_pb2 import HttpStatus
+from google.protobuf.struct_pb2 import Struct
+
+from penstock.core.http.messages import Headers
+
+DESTINATION: Final = "x-gateway-destination-endpoint"
+SERVED: Final = "x-gateway-destination-endpoint-served"
+SUBSET: Final = "x-gateway-destination-endpoint-subset"
+_LB: Final = "envoy.lb"
+_SUBSET_HINT: Final = "envoy.lb.subset_hint"
+_CHUNK_BYTES: Final = 62_000
+"""Body bytes of one message: Envoy's streams to a processor have windows of 64 KiB by default."""
+_PER_CONNECTION: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
+
+
+def endpoint_of(url: str) -> str:
+    """Return a worker's ``host:port``, as the protocol names endpoints."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"[{host}]:{parts.port or 80}" if ":" in host else f"{host}:{parts.port or 80}"
+
+
+def read_headers(headers: HeaderMap) -> dict[bytes, bytes]:
+    """Return headers by lower-case name, pseudo headers included; repeated ones are joined."""
+    found: dict[bytes, bytes] = {}
+    for each in headers.headers:
+        name, value = each.key.lower().encode(), each.raw_value or each.value.encode()
+        found[name] = found[name] + b", " + value if name in found else value
+    return found
+
+
+def read_subset(metadata: Metadata) -> frozenset[str] | None:
+    """Return the endpoints that a request may go to; None: the gateway does not say."""
+    hint = metadata.filter_metadata.get(_SUBSET_HINT)
+    if hint is None or SUBSET not in hint.fields:
+        return None
+    value = hint.fields[SUBSET]
+    if value.WhichOneof("kind") == "list_value":
+        named = [each.string_value for each in value.list_value.values]
+    else:
+        named = value.string_value.split(",")
+    return frozenset(each.strip() for each in named if each.strip())
+
+
+def read_served(metadata: Metadata) -> str | None:
+    """Return the endpoint that served a request; None: the gateway does not say."""
+    found = metadata.filter_metadata.get(_LB)
+    return None if found is None or SERVED not in found.fields else found.fields[SERVED].string_value or None
+
+
+def unsupported_mode(request: ProcessingRequest) -> str | None:
+    """Return which processing mode of the gateway's filter does not do, with the remedy; None: all do."""
+    modes = request.protocol_config
+    wanted = ProcessingMode.FULL_DUPLEX_STREAMED
+    for key, mode in (
+        ("request_body_mode", modes.request_body_mode),
+        ("response_body_mode", modes.response_body_mode),
+    ):
+        if mode != wanted:
+            name = ProcessingMode.BodySendMode.Name(mode)
+            return f"processing_mode.{key}: {name} in the gateway's ext_proc filter; set FULL_DUPLEX_STREAMED"
+    return None
+
+
+def picked(
+    endpoint: str, headers: Headers, body: bytes, *, has_trailers: bool = False
+) -> Iterator[ProcessingResponse]:
+    """Yield what sends a request on to an endpoint.
+
+    Args:
+        endpoint: ``host:port``.
+        headers: To set besides the endpoint's; credentials that are not among them are for the router alone.
+        body: What the worker gets.
+        has_trailers: Trailers end the request, not its body.
+    """
+    length = (b"content-length", b"%d" % len(body))
+    mutation = _mutation((*headers, (DESTINATION.encode(), endpoint.encode()), length))
+    mutation.remove_headers.append("accept-encoding")  # the answer is read here
+    if all(name != b"authorization" for name, _ in headers):
+        mutation.remove_headers.append("authorization")
+    common = CommonResponse(header_mutation=mutation, clear_route_cache=True)
+    metadata = Struct()
+    metadata[_LB] = {DESTINATION: endpoint}
+    yield ProcessingResponse(
+        request_headers=HeadersResponse(response=common),
+        dynamic_metadata=metadata,
+    )
+    for start in range(0, len(body), _CHUNK_BYTES):
+        end = start + _CHUNK_BYTES
+        yield ProcessingResponse(
+            request_body=_streamed(body[start:end], is_last=end >= len(body) and not has_trailers)
+        )
+    if has_trailers:
+        yield trailers(of_response=False)
+
+
+def head(headers: Headers) -> ProcessingResponse:
+    """Return what lets a response's head pass, with further headers; its body may have another length."""
+    mutation = _mutation(headers)
+    mutation.remove_headers.append("content-length")
+    return ProcessingResponse(
+        response_headers=HeadersResponse(response=CommonResponse(header_mutation=mutation))
+    )
+
+
+def chunk(body: bytes, *, is_last: bool) -> ProcessingResponse:
+    """Return a part of a response's body."""
+    return ProcessingResponse(response_body=_streamed(body, is_last=is_last))
+
+
+def trailers(*, of_response: bool) -> ProcessingResponse:
+    """Return what lets trailers pass."""
+    if of_response:
+        return ProcessingResponse(response_trailers=TrailersResponse())
+    return ProcessingResponse(request_trailers=TrailersResponse())
+
+
+def immediate(status: int, body: bytes, content_type: str, headers: Headers) -> ProcessingResponse:
+    """Return a complete answer, which reaches no worker or replaces the worker's."""
+    kept = [each for each in headers if each[0] not in _PER_CONNECTION]
+    if body:
+        kept.append((b"content-type", content_type.encode("latin-1")))
+    return ProcessingResponse(
+        immediate_response=ImmediateResponse(
+            status=HttpStatus(code=status),
+            headers=_mutation(kept),
+            body=body,
+            details="penstock",
+        )
+    )
+
+
+def _streamed(body: bytes, *, is_last: bool) -> BodyResponse:
+    streamed = StreamedBodyResponse(body=body, end_of_stream=is_last)
+    return BodyResponse(response=CommonResponse(body_mutation=BodyMutation(streamed_response=streamed)))
+
+
+def _mutation(headers: Headers) -> HeaderMutation:
+    return HeaderMutation(set_headers=[_header(name, value) for name, value in headers])
+
+
+def _header(name: bytes, value: bytes) -> HeaderValueOption:
+    return HeaderValueOption(
+        header=HeaderValue(key=name.decode("latin-1"), raw_value=value),
+        append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+    )

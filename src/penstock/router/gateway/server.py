@@ -1,0 +1,194 @@
+"""The endpoint picker as a server: a router whose completions Envoy relays, and gRPC for Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from envoy.service.ext_proc.v3.external_processor_pb2_grpc import add_ExternalProcessorServicer_to_server
+
+from penstock.api import Role
+from penstock.core.errors import PortInUseError, UpstreamError
+from penstock.core.http.client import Timeouts
+from penstock.core.http.messages import Request, Responder, error_body
+from penstock.core.http.streaming import StreamingResponse
+from penstock.core.logs import get_logger
+from penstock.core.tracing import Tracing
+from penstock.router.admission import Admission, LiveAssignment, NoWorker
+from penstock.router.gateway import messages
+from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
+from penstock.router.policy.arrival import Arrival
+from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.failures import ErrorReply, StageFailed
+from penstock.router.proxy.handler import CompletionHandler
+from penstock.router.proxy.kv_transfer import Prefilled
+from penstock.router.server import RouterServer
+from penstock.router.settings import RouterSettings
+
+log = get_logger(__name__)
+
+
+class GatewayAdmission(Admission):
+    """Gives a request no worker outside the subset that its gateway names."""
+
+    async def wait(self, role: Role, arrival: Arrival, *, again: bool = False) -> LiveAssignment:
+        """Wait for a worker; see `Admission.wait`.
+
+        Raises:
+            NoWorker: none of the subset takes it.
+        """
+        subset = SUBSET.get()
+        if subset is None or role is Role.PREFILL:  # gateways know only the workers that answer
+            return await super().wait(role, arrival, again=again)
+        workers = [each for each in self.core.pool if each.spec.role is role]
+        outside = frozenset(
+            each.name for each in workers if messages.endpoint_of(each.spec.url) not in subset
+        )
+        if len(outside) < len(workers):
+            assignment = await super().wait(role, arrival.avoiding(outside), again=again)
+            if assignment.worker.name not in outside:
+                return assignment
+            self.release(assignment)
+        raise NoWorker(
+            f"{messages.SUBSET}: none of its {len(subset)} endpoints is a ready worker; name those of GET /workers",
+            None,
+        )
+
+
+class GatewayHandler(CompletionHandler):
+    """Has Envoy send a request to the worker that answers it; prefill workers are called from here."""
+
+    def _retry_real_s(self, call: CompletionCall) -> float:
+        """Return nothing once Envoy has the request, which cannot send it anywhere else."""
+        return 0.0 if _is_forwarded(call) else super()._retry_real_s(call)
+
+    async def _send(
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
+    ) -> StreamingResponse:
+        responder = call.responder
+        if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
+            return await super()._send(call, assignment, body, timeouts)
+        # A worker without room then ends in 503 with Retry-After, and in no second try.
+        call.tries.avoid |= {assignment.worker.name}
+        endpoint = messages.endpoint_of(assignment.worker.spec.url)
+        response = await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
+        served = responder.exchange.served
+        if served not in {None, endpoint}:
+            log.warning("gateway chose another worker", picked=endpoint, served=served)
+            call.worker = served
+        return response
+
+    def _failed(
+        self,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        prefilled: Prefilled | None,
+        problem: ErrorReply | UpstreamError,
+    ) -> StageFailed:
+        """Return the failure of a stage.
+
+        No other worker proves whose fault a 5xx is. So it counts at once, as for Envoy's own outlier detection.
+        """
+        stage = super()._failed(call, assignment, prefilled, problem)
+        if (
+            _is_forwarded(call)
+            and stage.failure.unproven is not None
+            and stage.failure.reason == "upstream_5xx"
+        ):
+            assignment.convict(self._clock.now_s())
+            stage.failure = replace(stage.failure, unproven=None)
+        return stage
+
+
+def _is_forwarded(call: CompletionCall) -> bool:
+    responder = call.responder
+    return isinstance(responder, GatewayResponder) and responder.exchange.is_forwarded
+
+
+class GatewayPicker(RouterServer):
+    """One endpoint picker: the router's HTTP surface, and ext_proc."""
+
+    handler_type = GatewayHandler
+
+    def __init__(
+        self, settings: RouterSettings, tracing: Tracing | None = None, *, ext_proc_port: int
+    ) -> None:
+        """Build all parts; nothing runs yet."""
+        super().__init__(settings, tracing)
+        self._ext_proc_port = ext_proc_port
+        self._max_body_bytes = settings.config.limits.max_body_bytes
+        self._grpc: grpc.aio.Server | None = None
+
+    @property
+    def ext_proc_port(self) -> int:
+        """The port that speaks ext_proc."""
+        return self._ext_proc_port
+
+    async def start(self) -> None:
+        """Start the router, then listen for Envoy."""
+        await super().start()
+        server = self._grpc = grpc.aio.server(
+            # Without the option two pickers share a port, and each gets half of the requests.
+            options=[("grpc.so_reuseport", 0)],
+            maximum_concurrent_rpcs=self._settings.config.limits.max_connections,
+        )
+        add_ExternalProcessorServicer_to_server(self, server)
+        check = grpc.unary_unary_rpc_method_handler(self._check)
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})]
+        )
+        host = self._settings.host
+        address = f"{f'[{host}]' if ':' in host else host}:{self._ext_proc_port}"
+        try:
+            self._ext_proc_port = server.add_insecure_port(address)
+        except RuntimeError as exc:
+            await super().close()
+            raise PortInUseError(f"--ext-proc {address}: cannot be listened on; choose another port") from exc
+        await server.start()
+        log.info("endpoint picker listening", host=self._settings.host, port=self._ext_proc_port)
+
+    async def close(self) -> None:
+        """Let requests under way finish within the grace time."""
+        self._admin.stopping = True
+        if self._grpc is not None:
+            await self._grpc.stop(self._clock.to_real_s(self._settings.shutdown_grace_s))
+        await super().close()
+
+    async def Process(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[ProcessingResponse]:
+        """Serve one request of a gateway."""
+        exchange = Exchange(max_body_bytes=self._max_body_bytes)
+        task = asyncio.create_task(
+            exchange.run(request_iterator, self._handle, self.app.wants_body), name="gateway stream"
+        )
+        try:
+            async for answer in exchange.answers():
+                yield answer
+            if exchange.is_broken:
+                # A clean end would let Envoy pass the rest of the answer on as if it were complete.
+                await context.abort(grpc.StatusCode.ABORTED, "the answer is incomplete")
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _handle(self, request: Request, responder: Responder) -> None:
+        """Serve the OpenAI API alone: what lies beside it is for those who reach the router's own port."""
+        if request.path.startswith("/v1/"):
+            await self.app.handle(request, responder)
+            return
+        text = f"path: {request.path[:200]} is not served here"
+        responder.send(404, error_body(text, kind="invalid_request_error", code="not_found"))
+
+    async def _check(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Answer gRPC's health check; only ``liveness`` does not ask whether a request would be served."""
+        del context
+        is_serving = request.endswith(b"liveness") or not self.admission.problems()
+        return b"\x08\x01" if is_serving else b"\x08\x02"  # field 1, status: SERVING or NOT_SERVING
+
+    def _make_admission(self) -> Admission:
+        return GatewayAdmission(self.core, self._clock.now_s)

@@ -1,0 +1,309 @@
+"""A stream that is being relayed: its beginning, first token, gaps, tokens, usage; and the corrected usage event.
+
+Nothing is sent before a token is seen, so that another worker can be tried: vLLM 0.32 begins a stream with status 200
+before it has the prompt's KV. If the KV cannot be fetched, an error event follows, in a chat after the event that names
+the role.
+
+`RelayMeter.observe` is called once per read of the upstream socket, tens of thousands of times a second: the usual read
+(whole events of one line each, without usage) costs a few C calls, one clock read and one bisect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import orjson
+
+from penstock.core.errors import StreamBroken, WrongAnswer
+from penstock.core.http.sse import MAX_EVENT_BYTES, EventSplitter, encode_event, payload
+from penstock.core.http.streaming import StreamingResponse
+from penstock.router.core.retries import Assignment
+from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.failures import ErrorReply, encoded_again
+from penstock.router.proxy.kv_transfer import Prefilled, with_cached_tokens
+
+
+async def read_preamble(response: StreamingResponse, worker: str) -> bytes:
+    """Return the bytes up to the read that shows the first token.
+
+    Raises:
+        ErrorReply: an error event came first.
+        WrongAnswer: an event is no chunk of a completion, or nothing but comments and roles comes.
+        UpstreamError: the stream broke off, or ended without a token.
+    """
+    splitter = EventSplitter()
+    pieces: list[bytes] = []
+    size = 0
+    while size <= MAX_EVENT_BYTES:
+        data = await anext(response, None)
+        if data is None:
+            raise StreamBroken(f"{worker} ended its stream before the first token")
+        pieces.append(data)
+        size += len(data)
+        for event in splitter.feed(data):
+            if _shows_token(event, worker):
+                return b"".join(pieces)
+    raise WrongAnswer(f"{worker} sent {size} bytes of events without a token")
+
+
+def _shows_token(event: bytes, worker: str) -> bool:
+    """Return whether tokens have begun; every chunk but one that names the role counts."""
+    data = payload(event)
+    if data is None:
+        return False
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError as exc:
+        raise WrongAnswer(f"{worker} began its stream with an event that is not JSON") from exc
+    if not isinstance(chunk, dict):
+        raise WrongAnswer(f"{worker} began its stream with an event that is no object")
+    if chunk.get("error") is not None:
+        raise ErrorReply(_status_of(chunk["error"]), data)
+    kind = chunk.get("type")
+    if isinstance(kind, str) and (kind == "error" or kind.startswith("response.")):
+        return _shows_response_token(kind, data)
+    if not isinstance(chunk.get("choices"), list):
+        raise WrongAnswer(f"{worker} began its stream with an event that is no chunk of a completion")
+    return not _names_role_only(chunk["choices"])
+
+
+def _shows_response_token(kind: str, data: bytes) -> bool:
+    """Return whether tokens have begun in a stream of the Responses API, whose events say what they are."""
+    if kind in {"error", "response.failed"}:
+        raise ErrorReply(500, data)
+    return kind.endswith((".delta", ".completed", ".incomplete"))
+
+
+def _status_of(error: Any) -> int:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500
+
+
+def _names_role_only(choices: list[Any]) -> bool:
+    if not choices:
+        return False
+    deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
+    return all(
+        isinstance(delta, dict) and "role" in delta and not any(v for k, v in delta.items() if k != "role")
+        for delta in deltas
+    )
+
+
+_USAGE = b'"usage":'
+ERROR_EVENT: Final = b'data: {"error"'
+"""How an error event begins."""
+_NULL_USAGE_END = b'"usage":null}\n\n'
+_DONE = b"[DONE]"
+_RESPONSE_EVENT = b"event: response."
+_RESPONSE_ENDS = (b".completed", b".incomplete", b".failed")
+
+
+class RelayMeter:
+    """Measures one stream.
+
+    Attributes:
+        tokens: Events with text so far; one token each unless the worker batches them.
+        ttft_s: Arrival to first token, simulated seconds; None before it.
+        usage: The last usage object seen, corrected if it was to be; None without one.
+        is_done: ``[DONE]``, or the Responses API's last event, has been passed on.
+        has_error: An error event has been passed on.
+    """
+
+    __slots__ = (
+        "_arrived_real_s",
+        "_assignment",
+        "_itl",
+        "_last_real_s",
+        "_metrics",
+        "_on_first_token",
+        "_prefilled",
+        "_speed",
+        "_splitter",
+        "_tail",
+        "has_error",
+        "is_done",
+        "tokens",
+        "ttft_s",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        assignment: Assignment[Any],
+        *,
+        on_first_token: Callable[[], None],
+        arrived_real_s: float,
+        speed: float,
+        prefilled: Prefilled | None,
+    ) -> None:
+        """Start before the first read.
+
+        Args:
+            metrics: Takes TTFT and gaps.
+            assignment: Grows by the tokens.
+            on_first_token: Called once, with the first token.
+            arrived_real_s: When the request came, ``time.monotonic()``.
+            speed: Simulated seconds per real one.
+            prefilled: Whose cached-token count usage events get; None passes every byte at once.
+        """
+        self._metrics = metrics
+        self._itl = metrics.itl
+        self._assignment = assignment
+        self._on_first_token = on_first_token
+        self._arrived_real_s = arrived_real_s
+        self._last_real_s = 0.0
+        self._speed = speed
+        self._prefilled = prefilled
+        self._splitter = EventSplitter()
+        self._tail = self._splitter.tail
+        self.has_error = False
+        self.is_done = False
+        self.tokens = 0
+        self.ttft_s: float | None = None
+        self.usage: dict[str, Any] | None = None
+
+    @property
+    def is_mid_event(self) -> bool:
+        """Whether an event has begun and not ended."""
+        return bool(self._tail)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text has come to its end; ``[DONE]`` without a blank line behind it will do."""
+        return self.is_done or payload(bytes(self._tail)) == _DONE
+
+    def observe(self, data: bytes) -> bytes:
+        """Take the bytes of one read and return what to send on.
+
+        Raises:
+            StreamBroken: an event is too long to be one.
+            WrongAnswer: a usage event cannot be rewritten.
+        """
+        now_real_s = time.monotonic()
+        if self.tokens and not self._tail and data.startswith(b"data: {") and data.endswith(b"}\n\n"):
+            if data.count(b"\n") == 2:
+                # One event: the usual read.
+                at = data.find(_USAGE)
+                is_plain = at < 0 or data.startswith(_NULL_USAGE_END, at)
+                count = 1 if is_plain and not data.startswith(ERROR_EVENT) else 0
+            else:
+                count = _plain_events(data)
+            if count:
+                self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
+                self._last_real_s = now_real_s
+                self.tokens += count
+                self._assignment.grow(count)
+                return data
+        return self._observe_slowly(data, now_real_s)
+
+    def rest(self) -> bytes:
+        """Return the bytes held back of an event that never ended; for a stream that ended in order."""
+        held = bytes(self._tail) if self._prefilled is not None else b""
+        self._tail.clear()
+        return held
+
+    def _observe_slowly(self, data: bytes, now_real_s: float) -> bytes:
+        had_tail = bool(self._tail)
+        events = self._splitter.feed(data)
+        count = 0
+        is_same = not had_tail and not self._tail
+        for index, event in enumerate(events):
+            is_token, rewritten = self._read_event(event, has_begun=self.tokens + count > 0)
+            count += is_token
+            if rewritten is not None:
+                events[index] = rewritten
+                is_same = False
+        if count:
+            self._count_tokens(count, now_real_s)
+        return data if is_same or self._prefilled is None else b"".join(events)
+
+    def _count_tokens(self, count: int, now_real_s: float) -> None:
+        if self.ttft_s is None:
+            self.ttft_s = (now_real_s - self._arrived_real_s) * self._speed
+            self._metrics.ttft.observe(self.ttft_s)
+            self._on_first_token()
+        else:
+            # Tokens of one read cannot be told apart in time: they share its gap.
+            self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
+        self._last_real_s = now_real_s
+        self.tokens += count
+        self._assignment.grow(count)
+
+    def _read_event(self, event: bytes, *, has_begun: bool) -> tuple[bool, bytes | None]:
+        """Return whether the event carries a token, and what to send in its place (None: as it is).
+
+        Only the first token is looked for in the JSON; once the text has begun every chunk is one.
+        """
+        data = payload(event)
+        is_error = event.startswith(ERROR_EVENT)
+        self.has_error |= is_error
+        self.is_done |= data == _DONE
+        if data is None or data == _DONE or is_error:
+            return False, None
+        if event.startswith(_RESPONSE_EVENT):
+            return self._read_response_event(event[: event.find(b"\n")].strip(), data), None
+        has_usage = _USAGE in data
+        if has_begun and not has_usage:
+            return True, None
+        return self._read_chunk(data, has_usage=has_usage)
+
+    def _read_chunk(self, data: bytes, *, has_usage: bool) -> tuple[bool, bytes | None]:
+        """Return the same for a completion's chunk that must be parsed."""
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return False, None
+        if not isinstance(chunk, dict):
+            return False, None
+        rewritten = None
+        usage = chunk.get("usage") if has_usage else None
+        if isinstance(usage, dict):
+            if self._prefilled is not None:
+                with_cached_tokens(usage, self._prefilled.cached_tokens)
+                rewritten = encode_event(encoded_again(chunk))
+            self.usage = usage
+        return _has_text(chunk), rewritten
+
+    def _read_response_event(self, name: bytes, data: bytes) -> bool:
+        """Return whether an event of the Responses API carries a token; the last one has the usage."""
+        if name.endswith(_RESPONSE_ENDS):
+            self.is_done = True
+            with suppress(orjson.JSONDecodeError):
+                chunk = orjson.loads(data)
+                response = chunk.get("response") if isinstance(chunk, dict) else None
+                usage = response.get("usage") if isinstance(response, dict) else None
+                self.usage = usage if isinstance(usage, dict) else self.usage
+        return name.endswith(b".delta")
+
+
+def _plain_events(data: bytes) -> int:
+    """Return how many events of one line each a read holds, none an error's or with usage; 0: it holds others, too."""
+    count = data.count(b"}\n\ndata: {") + 1
+    has_usage = _USAGE in data and data.count(_USAGE) != data.count(_NULL_USAGE_END)
+    return 0 if data.count(b"\n") != 2 * count or ERROR_EVENT in data or has_usage else count
+
+
+def _has_text(chunk: dict[str, Any]) -> bool:
+    """Return whether a chunk shows generated text, or its end; a chat's first chunk names only the role."""
+    choices = chunk.get("choices")
+    if not isinstance(choices, list):
+        return False
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        delta = choice.get("delta")
+        shown = delta if isinstance(delta, dict) else choice
+        if choice.get("finish_reason") is not None or any(
+            value for key, value in shown.items() if key not in _NO_TEXT
+        ):
+            return True
+    return False
+
+
+_NO_TEXT = frozenset(
+    {"role", "index", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_token_ids"}
+)

@@ -1,0 +1,101 @@
+"""`penstock profile --config-map`: the ConfigMap that keeps a result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+
+import pytest
+
+from penstock.cli.profile import profile
+from penstock.cli.profile_config_map import MAX_BYTES, result_data, write_result
+from penstock.core.errors import ConfigError, NotFoundError
+from penstock.engine.profiles.performance import graph_performance
+
+LINES = ["Suggested prefill TP:1 (TTFT 1.00 ms, throughput 2.00 tokens/s/GPU)"]
+
+
+class Api:
+    """An API server with one ConfigMap at most."""
+
+    def __init__(self, live=None):
+        self.live = live
+        self.applied = []
+
+    async def get(self, kind, name, *, namespace):
+        """Return the ConfigMap."""
+        if self.live is None:
+            raise NotFoundError("none")
+        return self.live
+
+    async def apply(self, obj, *, field_manager):
+        """Note what is applied."""
+        self.applied.append((field_manager, obj))
+
+
+def test_a_namespace_without_a_config_map_is_refused():
+    """By its name."""
+    with pytest.raises(ConfigError, match="--namespace: only with --config-map"):
+        profile.main(["--from", "h200-llama-3.1-8b-tp1", "--namespace", "x"], standalone_mode=False)
+
+
+@pytest.fixture(name="files")
+def made_files(build, tmp_path):
+    """What a profiler left."""
+    texts = {
+        "profile.json": json.dumps(asdict(graph_performance(build().spec))),
+        "graph.yaml": "kind: GraphDeployment\n",
+        "decode_performance.png": "picture",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    return [tmp_path / name for name in texts]
+
+
+def test_a_result_is_profile_graph_and_words(files):
+    """Pictures and arrays stay where they are."""
+    data = result_data(files, LINES)
+    assert set(data) == {"profile.json", "graph.yaml", "recommendation.txt"}
+    assert data["recommendation.txt"] == f"{LINES[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("{", "profile.json: not JSON"), (" " * MAX_BYTES, "not JSON"), (None, "cannot be read")],
+)
+def test_what_is_no_profile_is_not_kept(files, text, part):
+    """A planner would refuse it later."""
+    files[0].unlink()
+    if text is not None:
+        files[0].write_text(text)
+    with pytest.raises(ConfigError, match=part):
+        result_data(files, LINES)
+
+
+def test_a_result_beyond_a_config_maps_size_is_refused_by_its_size(files):
+    """The API server's own words name no remedy."""
+    files[1].write_text("x" * MAX_BYTES)
+    with pytest.raises(ConfigError, match="a ConfigMap holds 1,048,576; measure fewer sizes"):
+        result_data(files, LINES)
+
+
+@pytest.mark.parametrize("live", [None, {"metadata": {}}, {"data": {"profile.json": "old"}}])
+def test_a_result_is_applied_by_its_own_manager(live):
+    """To a ConfigMap that is not there, empty, or of an earlier result."""
+    api = Api(live=live)
+    asyncio.run(write_result(api, "fast", "serving", {"profile.json": "{}"}))
+    [(manager, obj)] = api.applied
+    assert manager == "penstock-profiler"
+    assert (obj["metadata"], obj["data"]) == (
+        {"name": "fast", "namespace": "serving"},
+        {"profile.json": "{}"},
+    )
+
+
+def test_a_config_map_of_other_content_is_left_alone():
+    """A typo must not cost a router its configuration."""
+    api = Api(live={"data": {"graph.yaml": "", "keys": ""}, "binaryData": {"blob": ""}})
+    with pytest.raises(ConfigError, match="ConfigMap serving/fast holds blob, keys; choose another name"):
+        asyncio.run(write_result(api, "fast", "serving", {"profile.json": "{}"}))
+    assert api.applied == []
