@@ -110,7 +110,7 @@ async def run_until_stopped(
     shown.begin(settings.config)
     listeners: list[Observer] = [
         shown,
-        SnapshotWriter(folder, now_s=time.monotonic),
+        SnapshotWriter(folder, settings.config, now_s=time.monotonic),
     ]
     listeners += [dashboard] if dashboard is not None else []
     ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)

@@ -6,9 +6,12 @@ The connection (``server_connection``) creates both; handlers only read the one 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import re
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import parse_qsl, unquote
 
 import httptools
@@ -18,6 +21,25 @@ from penstock.core.errors import ClientDisconnected
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
+
+REQUEST_ID: Final = b"x-request-id"
+"""One name of a request at its client, the router and the workers, and in their logs."""
+_WELL_FORMED_ID: Final = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
+_ID_PREFIX: Final = os.urandom(8).hex()
+_ID_NUMBERS: Final = itertools.count(1)
+
+
+def well_formed_id(sent: bytes | None) -> bytes | None:
+    """Return a request id that was sent, if it is one.
+
+    Accepted: 1 to 128 of ``A-Z a-z 0-9 . _ : + / = -``; anything else could break logs or headers.
+    """
+    return sent if sent is not None and _WELL_FORMED_ID.fullmatch(sent) else None
+
+
+def request_id(sent: bytes | None) -> bytes:
+    """Return the client's request id if it is one, else a new one."""
+    return well_formed_id(sent) or f"{_ID_PREFIX}-{next(_ID_NUMBERS):x}".encode()
 
 
 def error_body(

@@ -255,7 +255,7 @@ class LeaderSession:
         found: list[Observer] = [
             status,
             EventListener(lambda message: self._emit(job.key, message)),
-            SnapshotWriter(folder, now_s=time.monotonic),
+            SnapshotWriter(folder, job.plan.config, now_s=time.monotonic),
         ]
         return [*found, dashboard] if dashboard is not None else found
 
