@@ -12,13 +12,12 @@ from typing import Any, Final, Self
 import orjson
 
 from penstock.core.errors import NotFoundError
-from penstock.core.local_state import EntryState
+from penstock.core.local_state import PLANNER_STATE_FILE, EntryState
 from penstock.core.printable import printable
 from penstock.local import liveness
 from penstock.local.probes import NoAnswer, Probes, RouterQueue, RouterView, Traffic, WorkerView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.store import StateStore
-from penstock.planner.files import FILE_NAME as SNAPSHOT_NAME
 from penstock.planner.ledger import FILE_NAME
 from penstock.runtimes import PLANNER_ROLE
 
@@ -256,7 +255,7 @@ def read_planner(folder: str | None, pid: int | None) -> PlannerView | None:
     if folder is None or pid is None:
         return None
     try:
-        data = json.loads((Path(folder) / SNAPSHOT_NAME).read_bytes())
+        data = json.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes())
         if data.get("pid") != pid:
             return None
         next_s = data.get("next_decision_s")

@@ -41,13 +41,17 @@ async def test_stream_interval_merges_tokens(serving):
 
 
 async def test_request_id_is_carried_through(serving):
-    """The caller's id comes back in the header and in the body; two requests may share it."""
+    """The caller's id comes back in header and body; two requests may share it; one that breaks logs is not taken."""
     async with serving() as client:
         for _ in range(2):
             status, body, headers = await client.post(
                 "/v1/completions", {"prompt": "hello", "max_tokens": 2}, headers=((b"x-request-id", b"abc"),)
             )
             assert (status, body["id"], headers[b"x-request-id"]) == (200, "cmpl-abc", b"abc")
+        status, body, headers = await client.post(
+            "/v1/completions", {"prompt": "hello", "max_tokens": 2}, headers=((b"x-request-id", b"a\tb"),)
+        )
+        assert (status, b"x-request-id" in headers, "a\tb" in body["id"]) == (200, False, False)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class Stream:
         is_held: Nothing may be sent yet, because its KV is not known to have been read in time.
         is_read_sent: The prefill worker has been told that its blocks were read.
         done: Set when the choice is complete or no client is left to read it.
+        transfer_s: When its KV began and ended to arrive, simulated seconds; None: it was computed here.
     """
 
     def __init__(self, reply: Reply, choice: Choice, request_id: str) -> None:
@@ -46,6 +47,7 @@ class Stream:
         self.is_held = reply.call.remote is not None
         self.is_read_sent = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.transfer_s: tuple[float, float] | None = None
         self.state: RequestState | None = None
         self._events: ChoiceEvents | ResponseFormat | None = None
         self._sent = 0

@@ -201,6 +201,7 @@ class ServedWorker:
             self.metrics.observe_transfer(transfer)
             stream = self._streams.get(transfer.state.request.request_id)
             if stream is not None:
+                stream.transfer_s = (transfer.started_s, transfer.done_s)
                 self.reading.arrived(stream)
         for state in events.declined:
             stream = self._streams.get(state.request.request_id)

@@ -194,7 +194,7 @@ class LeaderSession:
         listener = self._metrics.of(*job.key)
         listener.begin(job.plan.config)
         dashboard = Dashboard.of(folder, job.plan.config, is_chosen=is_chosen)
-        files = FileObservers(folder, dashboard, self._files, listener)
+        files = FileObservers(folder, job.plan.config, dashboard, self._files, listener)
         ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         try:
             await self._spread(job.key, stop)
