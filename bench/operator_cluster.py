@@ -1,10 +1,11 @@
 """Measures the operator with many graphs on a real API server.
 
-    python bench/operator_cluster.py [--graphs 1000] [--changes 100] [--rest 30] [--json]
+    python bench/operator_cluster.py [--graphs 1000] [--pods 20] [--changes 100] [--rest 30] [--json]
 
 Starts etcd and kube-apiserver from KUBEBUILDER_ASSETS and one operator process, cluster-wide. Reported: seconds
 until every graph has all its children and a status; seconds from a graph's change to its changed Deployment,
-one graph at a time; the process's memory; its processor time and its writes while nothing changes. Named
+one graph at a time; the process's memory; its processor time and its writes while nothing changes. With --pods the
+controllers, the scheduler and kwok run too, each graph has so many pods, and a graph is done when it is Ready. Named
 otherwise than the command, because a file `operator.py` would shadow the standard library's module.
 """
 
@@ -31,15 +32,19 @@ from apiserver import ControlPlane, free_port, missing_assets  # noqa: E402
 from penstock.core.http.loop import run  # noqa: E402
 from penstock.kube.client import KubeClient  # noqa: E402
 from penstock.kube.informer import Informer  # noqa: E402
-from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT  # noqa: E402
+from penstock.kube.kinds import DEPLOYMENT, GRAPH_DEPLOYMENT, POD, SCALING_ADAPTER  # noqa: E402
 
 PER_NAMESPACE = 100
+PER_NODE = 250
 GOALS = {"first_s": 120.0, "change_p99_s": 1.0, "rss_mb": 400.0, "cpu_fraction": 0.05, "writes": 0}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def graph(namespace: str, name: str) -> dict[str, Any]:
-    """Return a disaggregated graph with a budget."""
+def graph(namespace: str, name: str, pods: int) -> dict[str, Any]:
+    """Return a disaggregated graph with a budget of one GPU more than it uses."""
+    prefill = pods // 2
+    decode = max(1, pods - prefill - 1)
+    bounds = {"minReplicas": 1, "maxReplicas": max(8, pods)}
     return {
         "apiVersion": "penstock.dev/v1alpha1",
         "kind": "GraphDeployment",
@@ -49,10 +54,10 @@ def graph(namespace: str, name: str) -> dict[str, Any]:
             "runtime": "simulated",
             "services": {
                 "frontend": {"role": "router"},
-                "prefill": {"role": "prefill", "scaling": {"minReplicas": 1, "maxReplicas": 8}},
-                "decode": {"role": "decode", "scaling": {"minReplicas": 1, "maxReplicas": 8}},
+                "prefill": {"role": "prefill", "replicas": max(1, prefill), "scaling": bounds},
+                "decode": {"role": "decode", "replicas": decode, "scaling": bounds},
             },
-            "planner": {"maxGpuBudget": 8},
+            "planner": {"maxGpuBudget": max(8, pods)},
         },
     }
 
@@ -82,7 +87,18 @@ def memory_mb(pid: int, what: str = "VmRSS") -> float:
     return next(int(each.split()[1]) / 1000 for each in lines if each.startswith(what))
 
 
-async def create_graphs(plane: ControlPlane, client: KubeClient, number: int) -> list[tuple[str, str]]:
+def create_nodes(plane: ControlPlane, pods: int) -> None:
+    """Create nodes for so many pods, which kwok keeps ready."""
+    amounts = {"cpu": "512", "memory": "2Ti", "pods": str(PER_NODE), "nvidia.com/gpu": str(PER_NODE)}
+    status = {"capacity": amounts, "allocatable": amounts}
+    for number in range(pods // (PER_NODE // 2) + 1):
+        head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{number}"}}
+        plane.kubectl("create", "-f", "-", stdin=json.dumps({**head, "status": status}))
+
+
+async def create_graphs(
+    plane: ControlPlane, client: KubeClient, number: int, pods: int
+) -> list[tuple[str, str]]:
     """Create the graphs; return their namespaces and names."""
     spaces = [f"bench-{index}" for index in range((number + PER_NAMESPACE - 1) // PER_NAMESPACE)]
     for name in spaces:
@@ -92,14 +108,14 @@ async def create_graphs(plane: ControlPlane, client: KubeClient, number: int) ->
 
     async def create(key: tuple[str, str]) -> None:
         async with slots:
-            await client.create(graph(*key), field_manager="bench")
+            await client.create(graph(*key, pods), field_manager="bench")
 
     await asyncio.gather(*map(create, keys))
     return keys
 
 
-async def all_reconciled(client: KubeClient, number: int, timeout_s: float) -> None:
-    """Wait until every graph has a status, which is written after its children.
+async def all_reconciled(client: KubeClient, number: int, timeout_s: float, *, have_pods: bool) -> None:
+    """Wait until every graph has a status, which is written after its children; with pods, until it is Ready.
 
     By a watch, because listing a thousand graphs again and again would take the server's time from the operator.
     """
@@ -107,7 +123,8 @@ async def all_reconciled(client: KubeClient, number: int, timeout_s: float) -> N
     all_done = asyncio.Event()
 
     def changed(_what: str, obj: dict[str, Any]) -> None:
-        if "observedGeneration" in obj.get("status", {}):
+        status = obj.get("status", {})
+        if status.get("phase") == "Ready" if have_pods else "observedGeneration" in status:
             done.add(obj["metadata"]["uid"])
             if len(done) == number:
                 all_done.set()
@@ -121,27 +138,39 @@ async def all_reconciled(client: KubeClient, number: int, timeout_s: float) -> N
     assert len(found.items) == 3 * number, f"{len(found.items)} Deployments for {number} graphs"
 
 
-async def change_latencies(client: KubeClient, keys: list[tuple[str, str]], changes: int) -> list[float]:
-    """Change one graph after the other; return the seconds until its Deployment follows, sorted."""
+async def change_latencies(
+    client: KubeClient, keys: list[tuple[str, str]], changes: int, *, have_pods: bool
+) -> list[float]:
+    """Change one graph after the other; return the seconds until its Deployment follows, sorted.
+
+    Changed is its environment, or, where that would roll pods, decode's replicas: one more, as a planner asks.
+    """
     waiting: dict[tuple[str, str], tuple[str, asyncio.Future[float]]] = {}
 
     def changed(_what: str, obj: dict[str, Any]) -> None:
         key = (obj["metadata"]["namespace"], obj["metadata"]["name"])
         value, future = waiting.get(key, ("", None))
         env = obj["spec"]["template"]["spec"]["containers"][0].get("env", [])
-        if future is not None and not future.done() and {"name": "CHANGE", "value": value} in env:
+        is_new = (
+            str(obj["spec"]["replicas"]) == value if have_pods else {"name": "CHANGE", "value": value} in env
+        )
+        if future is not None and not future.done() and is_new:
             future.set_result(time.monotonic())
 
     informer = Informer(client, DEPLOYMENT, namespace=None, on_change=changed)
     task = asyncio.create_task(informer.run())
     await informer.synced.wait()
     took = []
-    for number, (namespace, name) in enumerate(random.Random(7).choices(keys, k=changes)):
+    for number, (namespace, name) in enumerate(random.Random(7).sample(keys, k=min(changes, len(keys)))):
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        waiting[namespace, f"{name}-decode"] = (str(number), future)
-        patch = {"spec": {"env": [{"name": "CHANGE", "value": str(number)}]}}
+        kind, patch = GRAPH_DEPLOYMENT, {"spec": {"env": [{"name": "CHANGE", "value": str(number)}]}}
+        value, target, child = str(number), name, f"{name}-decode"
+        if have_pods:
+            kind, replicas = SCALING_ADAPTER, informer.objects[namespace, child]["spec"]["replicas"] + 1
+            patch, value, target = {"spec": {"replicas": replicas}}, str(replicas), child
+        waiting[namespace, child] = (value, future)
         started_s = time.monotonic()
-        await client.patch(GRAPH_DEPLOYMENT, name, patch, namespace=namespace, field_manager="bench")
+        await client.patch(kind, target, patch, namespace=namespace, field_manager="bench")
         async with asyncio.timeout(30):
             took.append(await future - started_s)
     task.cancel()
@@ -152,20 +181,28 @@ async def measure(plane: ControlPlane, arguments: argparse.Namespace) -> dict[st
     """Return the figures."""
     client = await KubeClient.connect(kubeconfig=plane.kubeconfig)
     plane.install_crds()
-    keys = await create_graphs(plane, client, arguments.graphs)
+    have_pods = arguments.pods > 0
+    if have_pods:
+        plane.start_controllers()
+        plane.start_kwok()
+        create_nodes(plane, arguments.graphs * arguments.pods)
+    keys = await create_graphs(plane, client, arguments.graphs, arguments.pods)
     started_s = time.monotonic()
     with operator(plane) as pid:
-        await all_reconciled(client, arguments.graphs, timeout_s=1200)
+        await all_reconciled(client, arguments.graphs, timeout_s=1200, have_pods=have_pods)
         figures = {"graphs": arguments.graphs, "first_s": time.monotonic() - started_s}
+        if have_pods:
+            figures["pods"] = len((await client.list(POD, namespace=None)).items)
         figures["first_cpu_s"] = cpu_s(pid)
-        took = await change_latencies(client, keys, arguments.changes)
+        took = await change_latencies(client, keys, arguments.changes, have_pods=have_pods)
         figures["change_p50_s"] = took[len(took) // 2]
         figures["change_p99_s"] = took[min(len(took) - 1, int(len(took) * 0.99))]
         await asyncio.sleep(15)  # what the changes set off has ended
         mark, before_s = plane.audit_mark(), cpu_s(pid)
         await asyncio.sleep(arguments.rest)
         figures["cpu_fraction"] = (cpu_s(pid) - before_s) / arguments.rest
-        figures["writes"] = len(plane.audit_writes(after=mark))
+        found = plane.audit_writes(after=mark)  # kwok and the controllers write too
+        figures["writes"] = sum("penstock" in str(each.get("userAgent", "")) for each in found)
         figures["rss_mb"] = memory_mb(pid)
         figures["peak_mb"] = memory_mb(pid, "VmHWM")
     await client.close()
@@ -176,6 +213,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--graphs", type=int, default=1000, help="graphs")
+    parser.add_argument("--pods", type=int, default=0, help="pods of each graph, kwok's; 0: none are made")
     parser.add_argument("--changes", type=int, default=100, help="changed graphs, one after the other")
     parser.add_argument("--rest", type=float, default=30.0, help="seconds at rest")
     parser.add_argument("--json", action="store_true", help="figures as JSON")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from kube import wait_for
+from kube import SYSTEM, wait_for
 from traffic import Load, client_of
 
 
@@ -42,6 +44,11 @@ def test_a_sample_serves_the_official_client(kube, graph):
     told = kube.kubectl("describe", "gd", graph.name, *graph.scope)
     for condition in ("Ready", "Progressing", "Degraded", "PlannerActive", "BudgetRespected", "Schedulable"):
         assert condition in told
+
+
+def test_helm_test_reaches_operator_and_planner(kube, graph):
+    """Its pod, of another name and address, finds both ready."""
+    assert "Phase:          Succeeded" in kube.helm("test", "penstock", "--namespace", SYSTEM)
 
 
 def test_several_routers_share_the_load(kube, graph):
@@ -113,3 +120,11 @@ def test_a_deleted_graph_drains_and_leaves_nothing(kube, deploy):
     outcome = load.stop()
     assert (outcome.answered, outcome.lost) == (2, [])
     wait_for("no object of the graph is left", lambda: not graph.remains(), 180)
+
+
+def test_an_idle_graph_is_gone_within_ten_seconds(kube, deploy):
+    """Routers get their pause for late requests; nothing else is waited for."""
+    graph = deploy()
+    began_s = time.monotonic()
+    kube.kubectl("delete", "gd", graph.name, *graph.scope)
+    assert time.monotonic() - began_s <= 10

@@ -19,6 +19,7 @@ FIXED = {
     "planner": {"mode": "load", "adjustmentIntervalSeconds": 5},
 }
 CONCURRENCY = 8
+EVERY = "router,prefill,decode"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,31 @@ def test_a_pod_that_is_asked_to_leave_loses_nothing(kube, graph):
             lambda role=role: graph.ready(role) == 2 and len(graph.pods(role)) == 2,
             180,
         )
+
+    outcome = load.stop()
+    assert outcome.lost == []
+    assert outcome.answered > CONCURRENCY
+
+
+def test_a_drained_node_loses_nothing(kube, graph):
+    """Each PodDisruptionBudget lets one replica go at a time, and each stream completes."""
+    load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=400)
+    node = graph.pods("decode")[0]["spec"]["nodeName"]
+    on_it = {pod["metadata"]["uid"] for pod in graph.pods(EVERY) if pod["spec"]["nodeName"] == node}
+
+    drain = (
+        "drain",
+        node,
+        "--pod-selector=penstock.dev/graph",
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+    )
+    try:
+        kube.kubectl(*drain, "--timeout=240s", timeout_s=250)
+        assert on_it.isdisjoint(pod["metadata"]["uid"] for pod in graph.pods(EVERY))
+        wait_for("two of each role are ready elsewhere", lambda: graph.ready(EVERY) == 6, 180)
+    finally:
+        kube.kubectl("uncordon", node)
 
     outcome = load.stop()
     assert outcome.lost == []

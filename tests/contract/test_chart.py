@@ -227,7 +227,7 @@ def test_helm_test_asks_what_was_installed_whether_it_is_ready(setting, asked):
     [container] = pod["spec"]["containers"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     urls = container["args"][1:]
-    assert urls == [f"http://penstock-{each}.serving.svc:8080/readyz" for each in asked]
+    assert urls == [f"http://penstock-{each}.serving.svc:8080/healthz" for each in asked]
     assert {f"penstock-{each}" for each in asked} <= set(of_kind(objects, "Service"))
     compile(container["args"][0], "helm test", "exec")
 

@@ -58,16 +58,6 @@ def test_the_router_answers_on_the_ports_that_the_pool_names(objects, known, con
     assert pod["args"][2:6] == ["router", "pick", "--ext-proc", "9100"]
 
 
-def test_a_gateway_reaches_router_and_workers(objects, known):
-    """The router from anywhere, workers from namespaces that say so."""
-    made = objects(context=known, router=GATEWAY)
-    (router,) = made["NetworkPolicy", "llama-router"]["spec"]["ingress"]
-    assert [each["port"] for each in router["ports"]] == ["http", "ext-proc"]
-    readers = made["NetworkPolicy", "llama-worker"]["spec"]["ingress"][-1]
-    labelled = {"namespaceSelector": {"matchLabels": {"penstock.dev/gateway-access": "true"}}}
-    assert labelled in readers["from"]
-
-
 def test_without_a_gateway_or_its_kind_there_is_no_pool(objects, known, context):
     """Nor a second port, where the graph asks for none."""
     made = objects(context=known)
