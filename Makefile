@@ -118,7 +118,7 @@ image: ## Build the container image; CONTAINER_TOOL, IMAGE and IMAGE_BUILD_FLAGS
 # Universal: one file for every Python and platform that the image may be built for. What is pinned stays; UPGRADE=--upgrade
 # takes the newest that pyproject.toml allows.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
-	--custom-compile-command "make lock" $(UPGRADE) pyproject.toml --extra gateway --extra kubernetes --extra kv-events --extra prometheus
+	--custom-compile-command "make lock" $(UPGRADE) pyproject.toml --extra gateway --extra kubernetes --extra kv-events --extra prometheus --extra tracing
 
 lock: $(VENV)/.dev ## Pin the image's dependencies with their hashes into requirements/; UPGRADE=--upgrade takes newer ones
 	$(LOCK) --output-file requirements/standard.txt

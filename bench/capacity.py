@@ -12,8 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from penstock.api import Role
-from penstock.performance.capacity import Load, figures, first_token_s
-from penstock.performance.queueing import wait_quantile_s
+from penstock.performance.capacity import Load, figures, first_token_s, wait_quantile_s
 from penstock.performance.recommend import Targets
 from penstock.profiler.reading import engine_sweep
 from penstock.report.drawing import BLUE, DPI, VERMILION, blank_figure, legend_above

@@ -206,7 +206,7 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
                 plan.config,
                 say=lambda report: status.say(("bench", graph.name), report),
             ),
-            SnapshotWriter(home, now_s=time.monotonic),
+            SnapshotWriter(home, plan.config, now_s=time.monotonic),
         ]
         if not arguments.no_dashboard:
             dashboards.append(Dashboard(home, plan.config))

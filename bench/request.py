@@ -13,14 +13,20 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
+
+from opentelemetry.exporter.otlp.json.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.client_connection import ClientConnection
 from penstock.core.http.limits import ServerLimits, connections_within_files
 from penstock.core.http.loop import run
 from penstock.core.http.server_connection import ServerConnection, ServerContext
+from penstock.core.tracing import Tracing
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
@@ -127,7 +133,21 @@ class _Client:
         await self._ended
 
 
-def _router(answer: list[bytes], *, all_on: bool) -> RouterServer:
+class _Discard(SpanExporter):
+    """Encodes spans as OTLP and sends them nowhere."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        encode_spans(spans).to_json()
+        return SpanExportResult.SUCCESS
+
+
+def _tracing(share: float) -> Tracing:
+    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(share), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(_Discard()))
+    return Tracing(provider)
+
+
+def _router(answer: list[bytes], *, all_on: bool, traced: float | None) -> RouterServer:
     """Return a router whose connections to workers are objects of this process."""
     workers = tuple(
         WorkerSpec(f"w{i}", Role.AGGREGATED, f"http://w{i}:80", supervised=True) for i in range(WORKERS)
@@ -135,7 +155,8 @@ def _router(answer: list[bytes], *, all_on: bool) -> RouterServer:
     config = RouterConfig.model_validate(_ALL_ON) if all_on else RouterConfig()
     access_log = os.devnull if all_on else None
     server = RouterServer(
-        RouterSettings(MODEL, disaggregated=False, config=config, workers=workers, access_log=access_log)
+        RouterSettings(MODEL, disaggregated=False, config=config, workers=workers, access_log=access_log),
+        None if traced is None else _tracing(traced),
     )
     server.admission.set_workers(workers)
     pool = cast("Any", server)._pool  # noqa: SLF001 - sockets are left out here alone
@@ -152,9 +173,11 @@ def _router(answer: list[bytes], *, all_on: bool) -> RouterServer:
     return server
 
 
-async def _microseconds(kind: str, batches: int, *, all_on: bool = False) -> float:
+async def _microseconds(
+    kind: str, batches: int, *, all_on: bool = False, traced: float | None = None
+) -> float:
     """Return the CPU microseconds of a request: the fastest of ``batches``."""
-    server = _router(ANSWERS[kind], all_on=all_on)
+    server = _router(ANSWERS[kind], all_on=all_on, traced=traced)
     limits = ServerLimits()
     http = cast("Any", server)._http  # noqa: SLF001 - the server itself would listen
     shared = ServerContext(
@@ -185,11 +208,16 @@ def main() -> None:
     batches = arguments.batches
     found = {kind: run(lambda _: _microseconds(kind, batches)) for kind in ANSWERS}  # noqa: B023 - run at once
     found["everything on"] = run(lambda _: _microseconds("whole", batches, all_on=True))
+    for share in (1.0, 0.01):
+        found[f"traced {share:g}"] = run(lambda _: _microseconds("whole", batches, traced=share))  # noqa: B023 - as above
     if arguments.json:
         print(json.dumps(found))
         return
     print(f"whole answer: {found['whole']:.1f} us of the router's own code a request")
     print(f"… with tiers, admission and access log: {found['everything on']:.1f} us")
+    print(
+        f"… with spans of each request: {found['traced 1']:.1f} us; of 1% of them: {found['traced 0.01']:.1f} us"
+    )
     per_event = (found["streamed"] - found["whole"]) / EVENTS
     print(
         f"streamed, {EVENTS} events: {found['streamed']:.1f} us a request; {per_event:.2f} us an event beyond a whole one"

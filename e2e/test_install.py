@@ -35,8 +35,8 @@ def test_a_sample_serves_the_official_client(kube, graph):
 
     table = kube.kubectl("get", "gd", *graph.scope)
     header, row = table.splitlines()
-    assert header.split() == ["NAME", "PHASE", "PREFILL", "DECODE", "GPUS", "MODEL", "AGE"]
-    assert row.split()[:5] == ["llama", "Ready", "1/1", "1/1", "2/8"]
+    assert header.split() == ["NAME", "PHASE", "SINCE", "PREFILL", "DECODE", "GPUS", "MODEL", "AGE"]
+    assert [*row.split()[:2], *row.split()[3:6]] == ["llama", "Ready", "1/1", "1/1", "2/8"]
     adapters = kube.kubectl("get", "gsa", *graph.scope)
     assert {"llama-prefill", "llama-decode"} == {line.split()[0] for line in adapters.splitlines()[1:]}
     told = kube.kubectl("describe", "gd", graph.name, *graph.scope)

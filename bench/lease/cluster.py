@@ -148,7 +148,7 @@ class Cluster:
             name = transfer.state.request.request_id
             prefill = decode.home.pop(name)
             decode.schedule.untrack(str(prefill), name)
-            self.counts.lost += len(self.prefills[prefill].engine.end_leases([Read(name)]))
+            self.counts.lost += len(self.prefills[prefill].engine.pinned.read([Read(name)]))
             self.prefills[prefill].retry(now_s)
             waited_s = transfer.started_s - transfer.state.request.arrival_s
             self.counts.longest_wait_s = max(self.counts.longest_wait_s, waited_s)
@@ -157,7 +157,7 @@ class Cluster:
         for prefill, names in decode.schedule.due(now_s).items():
             self.counts.messages += 1
             self.counts.renewed += len(names)
-            self.counts.lost += len(self.prefills[int(prefill)].engine.extend_leases(names, now_s))
+            self.counts.lost += len(self.prefills[int(prefill)].engine.pinned.renew(names, now_s))
 
     def _timeline(self, role: EngineRole) -> Timeline:
         seats = self.shape.decode_seats if role is EngineRole.DECODE else 256

@@ -13,7 +13,7 @@ from penstock.engine import profiles
 from penstock.engine.core.batching import BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings
 from penstock.engine.core.requests import EngineRequest, EngineRole, RequestState
-from penstock.engine.serve.preemption_config import PreemptionFlag
+from penstock.engine.serve.settings import PreemptionFlag
 from penstock.router.policy.slo_monitor import EVALUATE_S, EndedRequest, SloMonitor
 from penstock.router.policy.tiers import SloTarget, TierSettings
 

@@ -8,8 +8,15 @@ from pathlib import Path
 from split import is_tuned
 
 from penstock.api import Role, RouterConfig
-from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, WorkerFailure
+from penstock.simulator.scenario import (
+    BudgetChange,
+    Fault,
+    FaultPeriod,
+    Faults,
+    PoolSpec,
+    ProfiledModel,
+    WorkerFailure,
+)
 from penstock.simulator.workload import WorkloadSpec
 
 A100 = "a100-llama-8b-bf16-tp1"

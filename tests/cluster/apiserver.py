@@ -366,6 +366,10 @@ class ControlPlane:
             f"--audit-policy-file={folder}/audit-policy.yaml",
             f"--audit-log-path={self.audit_log}",
             "--audit-log-mode=blocking",
+            # Aggregated APIs, straight at their endpoints: there is no kube-proxy.
+            "--enable-aggregator-routing=true",
+            f"--proxy-client-cert-file={folder}/client.crt",
+            f"--proxy-client-key-file={folder}/client.key",
             "--allow-privileged=true",
             "--profiling=false",
             *self._extra_flags,

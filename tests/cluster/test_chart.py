@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 from apiserver import asset
+from manifest_table import manifest_of
+from operating import until
 
 from penstock.api.manifests import load_graph
+from penstock.core.errors import ClusterError
+from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.operator.resources import BuildContext, children
 
 pytestmark = pytest.mark.cluster
@@ -91,3 +96,40 @@ def test_the_operators_account_may_make_all_children(crds, make_namespace, path)
         f"--as=system:serviceaccount:{namespace}:penstock-operator", "-f", "-",
         stdin=listed(objects),
     )  # fmt: skip
+
+
+async def test_a_host_path_is_refused_when_it_is_applied(crds, client, make_namespace):
+    """In the release's namespaces and class alone; a graph from before can be annotated; the chart's value allows it."""
+    namespace, other = make_namespace("paths"), make_namespace("paths")
+
+    async def refusal(name, volume, where=namespace, **spec):
+        volumes = {"services": {"decode": {"podTemplate": {"spec": {"volumes": [{"name": "v", **volume}]}}}}}
+        graph = manifest_of({"metadata": {"name": name, "namespace": where}, "spec": {**volumes, **spec}})
+        try:
+            await client.create(graph, field_manager="test")
+        except ClusterError as exc:
+            return str(exc)
+        return ""
+
+    path = {"hostPath": {"path": "/data"}}
+    assert await refusal("before", path) == ""
+    kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    allowing = rendered(namespace, {"operator": {"allowPrivilegedPodTemplates": True}})
+    assert [each for each in allowing if each["kind"] in kinds] == []
+    policy = listed([each for each in rendered(namespace, {}) if each["kind"] in kinds])
+    crds.kubectl("apply", "--server-side", "-f", "-", stdin=policy)
+    with contextlib.ExitStack() as stack:
+        stack.callback(crds.kubectl, "delete", "-f", "-", stdin=policy)
+        names = (f"g{number}" for number in range(100))
+
+        async def is_refused():
+            said = await refusal(next(names), path)
+            return "spec.services.decode.podTemplate.spec.volumes: hostPath is not allowed" in said
+
+        await until(is_refused, "the policy works")
+        assert await refusal("folder", {"emptyDir": {}}) == ""
+        assert await refusal("removed", {"hostPath": None, "$patch": "delete"}) == ""
+        assert await refusal("elsewhere", path, other) == ""
+        assert await refusal("of-others", path, operatorClass="research") == ""
+        note = {"metadata": {"annotations": {"note": "kept"}}}
+        await client.patch(GRAPH_DEPLOYMENT, "before", note, namespace=namespace, field_manager="test")

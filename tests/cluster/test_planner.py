@@ -69,6 +69,40 @@ async def test_nothing_is_written_while_nothing_changes(world, api_server):
     assert [w for w in writes if w["objectRef"].get("namespace") == world.namespace] == []
 
 
+@pytest.mark.parametrize(
+    ("pause", "resume"),
+    [
+        ({"spec": {"paused": True}}, {"spec": {"paused": None}}),
+        (
+            {"metadata": {"annotations": {"penstock.dev/reconcile": "disabled"}}},
+            {"metadata": {"annotations": {"penstock.dev/reconcile": None}}},
+        ),
+    ],
+    ids=["spec.paused", "annotation"],
+)
+async def test_a_paused_graph_is_decided_for_and_not_scaled(world, pause, resume):
+    """The pressed role keeps its number until the pause ends, and a running planner sees both changes."""
+    await world.make_graph(maxGpuBudget=4)
+
+    async def change(patch):
+        patch = {"metadata": {}, **patch}
+        await world.client.patch(
+            GRAPH_DEPLOYMENT, "llama", patch, namespace=world.namespace, field_manager="t"
+        )
+
+    async with world.planning():
+        await until(lambda: is_now(world.reason(), "Observing"), "it observes")
+        await change(pause)
+        await until(lambda: is_now(world.reason(), "Paused"), "the pause is seen")
+        world.kv = 0.95
+        await asyncio.sleep(3 * INTERVAL_S)
+        assert await world.desired("decode") == 1
+        await change(resume)
+        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
+    held = [r["decision"] for r in world.ledger().records if r["type"] == "decision"]
+    assert any(each["no_operation"] for each in held)
+
+
 async def test_an_edit_by_hand_is_told_kept_for_an_interval_and_planned_from(world):
     """KV 0.7 asks for nothing: three stay three, whoever set them."""
     await world.make_graph()

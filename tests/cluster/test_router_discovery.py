@@ -12,7 +12,7 @@ from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.server import EngineServer
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.kube.client import KubeClient
-from penstock.kube.kinds import ENDPOINT_SLICE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
+from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT, ROLE, ROLE_BINDING, SERVICE_ACCOUNT
 from penstock.router.server import RouterServer
 from penstock.router.settings import GraphPlace, RouterSettings
 
@@ -180,8 +180,8 @@ async def test_a_stream_outlives_its_workers_slice(place):
     assert rest.rstrip().endswith(b"data: [DONE]")
 
 
-async def test_a_role_that_may_read_slices_is_enough(api_server, place, namespace, monkeypatch):
-    """With get, list and watch of EndpointSlices in its namespace, and nothing else, the router works."""
+async def test_a_role_that_may_read_slices_and_its_graph_is_enough(crds, place, namespace, monkeypatch):
+    """With EndpointSlices and the one graph, and nothing else, the router works and its page knows GPUs and planner."""
     rbac = ROLE.api_version
     about = {"name": "router", "namespace": namespace}
     rules = [
@@ -189,11 +189,32 @@ async def test_a_role_that_may_read_slices_is_enough(api_server, place, namespac
             "apiGroups": ["discovery.k8s.io"],
             "resources": ["endpointslices"],
             "verbs": ["get", "list", "watch"],
-        }
+        },
+        {
+            "apiGroups": ["penstock.dev"],
+            "resources": ["graphdeployments"],
+            "verbs": ["get"],
+            "resourceNames": ["llama"],
+        },
     ]
+    graph = {
+        "apiVersion": GRAPH_DEPLOYMENT.api_version,
+        "kind": GRAPH_DEPLOYMENT.kind,
+        "metadata": {"name": "llama", "namespace": namespace},
+        "spec": {
+            "model": {"name": "m"},
+            "runtime": "simulated",
+            "services": {
+                "frontend": {"role": "router"},
+                "decode": {"role": "aggregated", "gpusPerReplica": 2, "replicas": 1},
+            },
+            "planner": {"maxGpuBudget": 6},
+        },
+    }
     subject = {"kind": "ServiceAccount", "name": "router", "namespace": namespace}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "router"}
     for obj in (
+        graph,
         {"apiVersion": "v1", "kind": SERVICE_ACCOUNT.kind, "metadata": about},
         {"apiVersion": rbac, "kind": ROLE.kind, "metadata": about, "rules": rules},
         {
@@ -205,14 +226,17 @@ async def test_a_role_that_may_read_slices_is_enough(api_server, place, namespac
         },
     ):
         await place.kube.apply(obj, field_manager=ME)
-    kubeconfig = await asyncio.to_thread(api_server.service_account_kubeconfig, namespace, "router")
-    async with place_of(api_server, namespace, monkeypatch, kubeconfig) as restricted:
+    kubeconfig = await asyncio.to_thread(crds.service_account_kubeconfig, namespace, "router")
+    async with place_of(crds, namespace, monkeypatch, kubeconfig) as restricted:
         worker = await restricted.worker("one", "aggregated")
         await restricted.show(worker)
         await restricted.start_router()
         await restricted.until(lambda: not restricted.router.admission.problems())
         assert (await restricted.ask()).status == 200
         assert orjson.loads((await restricted.page("/workers")).body)["discovery_problem"] is None
+        state = orjson.loads((await restricted.page("/ui/state")).body)
+        assert state["gpus"] == {"used": 2, "budget": 6}
+        assert state["planner"]["words"] == "no planner has written to the graph's status"
 
 
 async def test_without_the_right_the_router_says_which(api_server, namespace, monkeypatch):

@@ -168,15 +168,16 @@ def test_every_pod_keeps_to_restricted_pod_security(name):
 
 
 def test_the_default_grants_nothing_beyond_the_namespace():
-    """Only CRDs are cluster-scoped; every other object lies in the release's namespace."""
+    """Only CRDs and what admits their objects are cluster-scoped; all else lies in the release's namespace."""
     objects = rendered("default")
+    wide = [each for each in objects if "namespace" not in each["metadata"]]
 
-    assert {each["kind"] for each in objects if "namespace" not in each["metadata"]} == {
-        "CustomResourceDefinition"
+    assert {each["kind"] for each in wide} == {
+        "CustomResourceDefinition",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
     }
-    assert {
-        each["metadata"]["namespace"] for each in objects if each["kind"] != "CustomResourceDefinition"
-    } == {"serving"}
+    assert {each["metadata"]["namespace"] for each in objects if each not in wide} == {"serving"}
 
 
 def test_cluster_wide_elects_with_a_role_of_its_own_namespace():

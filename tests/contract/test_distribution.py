@@ -69,6 +69,7 @@ def test_the_image_pins_what_the_distribution_asks_for(variant):
         "kubernetes",
         "kv-events",
         "prometheus",
+        "tracing",
         *(["tensorboard"] if variant == "tensorboard" else []),
     ]
     asked = [

@@ -16,7 +16,7 @@ from penstock.api.enums import Environment
 from penstock.api.manifests import load_graph
 from penstock.local.ports import ephemeral_port
 from penstock.runtimes import RuntimeContext, filled_env, process_specs
-from penstock.runtimes.process import SIDE_CHANNEL_PORT
+from penstock.runtimes.protocol import SIDE_CHANNEL_PORT
 
 ENGINE_ARGS = ["--enforce-eager", "--dtype", "bfloat16"]
 

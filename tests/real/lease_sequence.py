@@ -54,7 +54,7 @@ def simulated_lease(
     while now_s < min(silent_from_s, end_s):
         for ids in schedule.due(now_s).values():
             if number not in dropped:
-                engine.extend_leases(ids, now_s)
+                engine.pinned.renew(ids, now_s)
                 end_s = engine.pinned.next_expiry_s() or end_s
                 expiries.append((now_s, round(end_s, 6)))
             number += 1

@@ -81,7 +81,7 @@ class Engine:
         )
         self.server = EngineServer(resolve(flags), self._group)
         await self.server.start()
-        publisher = self.server.worker._publisher
+        publisher = self.server.worker.publisher
         self.ports = {"port": self.server.port, "kv_events_port": port_of(publisher.endpoint)}
         self.ports["kv_replay_port"] = port_of(publisher.replay_endpoint) if self.replays else "*"
 

@@ -53,7 +53,7 @@ alphabetical; tests compare them with what the code says it calls. Kinds of othe
 {{- end }}
 - apiGroups: [penstock.dev]
   resources: [graphdeployments]
-  verbs: [list, patch, watch]
+  verbs: [get, list, patch, watch]
 - apiGroups: [penstock.dev]
   resources: [graphdeployments/finalizers, profilerequests/finalizers]
   verbs: [update]

@@ -46,6 +46,9 @@ from penstock.api.router import (
     PrefillQueueConfig,
     RetriesConfig,
     RouterConfig,
+    SheddingConfig,
+    TiersConfig,
+    TierShares,
 )
 from penstock.api.rule import KeyPath, Violation, dotted
 from penstock.api.service import (
@@ -65,7 +68,6 @@ from penstock.api.status import (
     ServiceStatus,
     StatusSummary,
 )
-from penstock.api.tiers import SheddingConfig, TiersConfig, TierShares
 
 __all__ = [
     "API_VERSION",

@@ -188,23 +188,29 @@ class GraphSpec(SpecModel):
         return own or PENSTOCK_IMAGE
 
 
-class GraphDeployment(SpecModel):
-    """A graph: router, workers and planner of one model; short name gd."""
+class KubernetesObject(SpecModel):
+    """What every kind has."""
 
     api_version: Literal["penstock.dev/v1alpha1"] = Field(default=API_VERSION, description="API's version.")
-    kind: Literal["GraphDeployment"] = Field(default="GraphDeployment", description="Kind.")
+    kind: str = Field(description="Kind.")
     metadata: ObjectMeta = Field(description="Name, namespace, labels.")
-    spec: GraphSpec = Field(description="What to run.")
-    status: GraphStatus | None = Field(default=None, description="Written by the operator.")
 
     @property
     def name(self) -> str:
-        """The graph's name."""
+        """The object's name."""
         return self.metadata.name
 
     def to_manifest(self) -> dict[str, Any]:
         """Return plain data with manifest keys, values at their default left out but for the kind."""
         return {"apiVersion": self.api_version, "kind": self.kind, **super().to_manifest()}
+
+
+class GraphDeployment(KubernetesObject):
+    """A graph: router, workers and planner of one model; short name gd."""
+
+    kind: Literal["GraphDeployment"] = Field(default="GraphDeployment", description="Kind.")
+    spec: GraphSpec = Field(description="What to run.")
+    status: GraphStatus | None = Field(default=None, description="Written by the operator.")
 
 
 class ScalingAdapterSpec(SpecModel):
@@ -217,15 +223,9 @@ class ScalingAdapterSpec(SpecModel):
     )
 
 
-class ScalingAdapter(SpecModel):
+class ScalingAdapter(KubernetesObject):
     """The number of one service's replicas as an object of its own; short name gsa."""
 
-    api_version: Literal["penstock.dev/v1alpha1"] = Field(default=API_VERSION, description="API's version.")
     kind: Literal["ScalingAdapter"] = Field(default="ScalingAdapter", description="Kind.")
-    metadata: ObjectMeta = Field(description="Name, namespace, labels.")
     spec: ScalingAdapterSpec = Field(description="Service and replicas.")
     status: AdapterStatus | None = Field(default=None, description="Written by the operator.")
-
-    def to_manifest(self) -> dict[str, Any]:
-        """Return plain data with manifest keys, values at their default left out but for the kind."""
-        return {"apiVersion": self.api_version, "kind": self.kind, **super().to_manifest()}

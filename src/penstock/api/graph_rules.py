@@ -13,7 +13,7 @@ from penstock.api.budget_rules import BUDGET_RULES, ZERO_RULES, exists
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.graph import GraphDeployment, GraphSpec, ModelSpec
 from penstock.api.lease_rules import SPEC_LEASE_RULES
-from penstock.api.router import RetriesConfig, RouterConfig
+from penstock.api.router import RetriesConfig, RouterConfig, TiersConfig
 from penstock.api.rule import Breach, KeyPath, Rule, literal, quoted, unless
 from penstock.api.rules import immutable
 from penstock.api.runtimes import (
@@ -28,7 +28,6 @@ from penstock.api.runtimes import (
     is_known,
     known_runtimes,
 )
-from penstock.api.tiers import TiersConfig
 from penstock.core.simulated_tokens import SIMULATED
 
 _WITHOUT_EFFECT = (

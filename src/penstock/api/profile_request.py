@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
 from penstock.api.base import DnsLabel, Integer, Number, OperatorClass, SpecModel, Text
 from penstock.api.enums import ProfilePhase
-from penstock.api.graph import API_VERSION, ObjectMeta
+from penstock.api.graph import KubernetesObject
 from penstock.api.status import Condition
 from penstock.kube.objects.names import OPERATOR_CLASS
 
@@ -106,25 +106,14 @@ class ProfileRequestStatus(SpecModel):
     )
 
 
-class ProfileRequest(SpecModel):
+class ProfileRequest(KubernetesObject):
     """Measures a graph's performance by a Job and keeps the profile in a ConfigMap; short name gpr."""
 
-    api_version: Literal["penstock.dev/v1alpha1"] = Field(default=API_VERSION, description="API's version.")
     kind: Literal["ProfileRequest"] = Field(default="ProfileRequest", description="Kind.")
-    metadata: ObjectMeta = Field(description="Name, namespace, labels.")
     spec: ProfileRequestSpec = Field(description="What to measure; immutable.")
     status: ProfileRequestStatus | None = Field(default=None, description="Written by the operator.")
 
     @property
-    def name(self) -> str:
-        """The request's name."""
-        return self.metadata.name
-
-    @property
     def config_map(self) -> str:
         """Name of the ConfigMap that receives the result."""
-        return self.spec.config_map or self.metadata.name
-
-    def to_manifest(self) -> dict[str, Any]:
-        """Return plain data with manifest keys, values at their default left out but for the kind."""
-        return {"apiVersion": self.api_version, "kind": self.kind, **super().to_manifest()}
+        return self.spec.config_map or self.name

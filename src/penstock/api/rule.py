@@ -4,7 +4,7 @@
 `penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
 
 CEL is that of Kubernetes 1.29: ``[x].map(v, …)[0]`` binds a name, since that version has no ``cel.bind``. A null or
-absent key makes ``has()`` false. A row reads a key as if its default were stored, and `penstock.api.crd.absent_keys`
+absent key makes ``has()`` false. A row reads a key as if its default were stored, and `penstock.api.crd.schema`
 emits it for objects that hold only what was written. The API server takes the text of a number for
 boundlessly long, so a message is one ``format`` with nothing appended; and its cost grows with the services' bound,
 25, for each loop in a loop.

@@ -8,7 +8,7 @@ from penstock.api.graph_rules import GRAPH_RULES, MODEL_RULES, SPEC_RULES
 from penstock.api.lease_rules import LEASE_RULES
 from penstock.api.planner import PlannerConfig, PlannerMetricsConfig
 from penstock.api.profile_request import ProfileRequest, ProfileRequestSpec
-from penstock.api.router import RouterConfig
+from penstock.api.router import RouterConfig, TiersConfig
 from penstock.api.rules import (
     ENV_FROM_RULES,
     ENV_VAR_RULES,
@@ -23,7 +23,6 @@ from penstock.api.rules import (
     TIERS_RULES,
 )
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
-from penstock.api.tiers import TiersConfig
 
 GraphDeployment.rules = GRAPH_RULES
 GraphSpec.rules = SPEC_RULES

@@ -11,10 +11,9 @@ from penstock.api.enums import MetricsSource, PlannerMode, Tier
 from penstock.api.lease_rules import SERVICE_LEASE_RULES
 from penstock.api.planner import PlannerConfig, PlannerMetricsConfig
 from penstock.api.profile_request import ProfileRequest, ProfileRequestSpec
-from penstock.api.router import RouterConfig
+from penstock.api.router import RouterConfig, TiersConfig
 from penstock.api.rule import Breach, Rule, unless
 from penstock.api.service import EnvFrom, EnvVar, NodePool, ServiceSpec
-from penstock.api.tiers import TiersConfig
 from penstock.kube.objects.names import SIDE_CHANNEL_PORT, WORKER_PORT
 from penstock.kube.objects.pod_template import unknown_fields
 

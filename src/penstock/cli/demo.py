@@ -31,10 +31,9 @@ from penstock.core.flags import flag, time_scale
 from penstock.core.http.loop import run
 from penstock.local.build import UpOptions
 from penstock.local.down import down
-from penstock.local.ledger_tail import LineFollower
 from penstock.local.ports import ephemeral_port
 from penstock.local.render import render
-from penstock.local.status import LocalGraphStatus, StatusReader
+from penstock.local.status import LineFollower, LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
 from penstock.report.findings import analyse, require_plots, with_graph, write_report
 from penstock.report.text import report_text

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from penstock.cli import fields, option
 from penstock.core.http import loop
+from penstock.core.tracing import open_tracing
 from penstock.engine import profiles
 from penstock.engine.serve.server import serve as run_worker
 from penstock.engine.serve.settings import ServeFlags, resolve
@@ -34,7 +35,7 @@ def serve(model: str, **options: Any) -> None:
     """Serve MODEL until SIGTERM, then drain: streams finish, pinned KV is read or expires."""
     settings = resolve(fields.take(ServeFlags, options, model=model))
     try:
-        loop.run(lambda stop: run_worker(settings, stop))
+        loop.run(lambda stop: run_worker(settings, stop, open_tracing("penstock-engine")))
     except asyncio.CancelledError:
         click.echo("penstock: stopped by a second signal before the worker was drained", err=True)
         sys.exit(1)

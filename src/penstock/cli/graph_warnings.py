@@ -17,7 +17,7 @@ from penstock.api import GraphDeployment
 from penstock.api.planner import READ_IN_MODES, PlannerConfig, unread_keys
 from penstock.core.errors import Problem
 from penstock.planner.decide.config import ADAPTIVE_INTERVAL_S
-from penstock.runtimes.extras import missing_extras
+from penstock.runtimes.build import missing_extras
 
 
 def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | None = None) -> list[Problem]:

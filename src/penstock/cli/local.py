@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.live import Live
 
 from penstock.api.manifests import load_graph
-from penstock.cli import fields, interruptible, option
+from penstock.cli import fields, option
 from penstock.cli.graph_warnings import print_warnings, warnings_of
-from penstock.cli.terminal import printer, tensorboard_hint
+from penstock.cli.terminal import printer, run_interruptible, tensorboard_hint
 from penstock.core.local_state import EntryState
 from penstock.local.build import UpOptions, model_warnings
 from penstock.local.down import Stopped, choose_namespace
@@ -91,7 +91,7 @@ def up(file: Path, foreground: bool, as_json: bool, **options: Any) -> None:
     print_warnings(model_warnings(graph.spec))
     console = Console(stderr=True)
     with console.status("starting") as spinner:
-        started = interruptible.run(
+        started = run_interruptible(
             start_graph(
                 file,
                 fields.take(UpOptions, options, planner=overrides),

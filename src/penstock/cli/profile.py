@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 from rich.console import Console
@@ -15,19 +16,137 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
-from penstock.cli import fields, interruptible, option
-from penstock.cli.profile_config_map import ConfigMapFlags
-from penstock.core.errors import ConfigError
-from penstock.core.flags import flag_of
-from penstock.performance.profile import PROFILE_FILE
+from penstock.cli import fields, option
+from penstock.cli.cluster import Connection, require_packages
+from penstock.cli.terminal import run_interruptible
+from penstock.core.errors import ConfigError, NotFoundError
+from penstock.core.flags import flag, flag_of, flags
+from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
+from penstock.performance.profile import PROFILE_FILE, read_profile
 from penstock.performance.quality import Severity, sweep_findings
 from penstock.performance.recommend import Recommendation, Targets, recommend
 from penstock.performance.sweep import Sweep
-from penstock.profiler import estimate, gpus, tables
+from penstock.profiler import estimate
 from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
 from penstock.profiler.reading import read_sweep
 from penstock.profiler.session import Measured, Step, run_profile
-from penstock.profiler.writing import GRAPH_FILE, graph_back, plain_result, write_result
+from penstock.profiler.workers import detect_gpus
+from penstock.profiler.writing import (
+    GRAPH_FILE,
+    decode_table,
+    graph_back,
+    plain_result,
+    prefill_table,
+    write_result,
+)
+
+if TYPE_CHECKING:
+    from penstock.kube.client import KubeClient
+
+
+MAX_BYTES: Final = 1 << 20
+"""Most bytes of a ConfigMap's data. Source: kubernetes.io/docs/concepts/configuration/configmap."""
+
+KEYS: Final = (PROFILE_KEY, GRAPH_KEY, SUMMARY_KEY)
+"""Keys of a result's ConfigMap; without a graph where a target is missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigMapFlags:
+    """Flags of `penstock profile` that say which ConfigMap keeps the result."""
+
+    config_map: str | None = flag(
+        "Keep profile, graph and recommendation in this ConfigMap, for planner.sla.profile; a missed target is then "
+        "part of the result, and no failure.",
+        metavar="NAME",
+        unset="none",
+    )
+    namespace: str | None = flag("Of the ConfigMap.", short=("-n",), metavar="NAME", unset="the context's")
+    connection: Connection = field(default_factory=Connection)
+
+    def refuse_unused(self) -> None:
+        """Refuse those without effect.
+
+        Raises:
+            ConfigError: one of them was given without a ConfigMap.
+        """
+        given = [(self, "namespace"), *((self.connection, name) for name in flags(Connection))]
+        for part, name in given if self.config_map is None else ():
+            if getattr(part, name) is not None:
+                raise ConfigError(f"{flag_of(name)}: only with --config-map; add that or leave it out")
+
+    def keep(self, files: Sequence[Path], summary: Sequence[str]) -> None:
+        """Write what was measured here to the ConfigMap, if one is named.
+
+        Raises:
+            ConfigError: the result cannot be read or is too large, or the ConfigMap holds other things.
+            ClusterError: the API server refused or failed.
+        """
+        if self.config_map is not None:
+            run_interruptible(self._write(self.config_map, result_data(files, summary)))
+
+    async def _write(self, name: str, data: Mapping[str, str]) -> None:
+        require_packages("--config-map", "kubernetes")
+        async with self.connection.open() as client:
+            await apply_result(client, name, self.namespace or client.namespace, data)
+
+
+def result_data(files: Sequence[Path], summary: Sequence[str]) -> dict[str, str]:
+    """Return the data of a result's ConfigMap.
+
+    Args:
+        files: That `penstock profile` wrote; arrays and plots among them are left out.
+        summary: What it recommends, one line each.
+
+    Raises:
+        ConfigError: a file cannot be read, the profile is none, or all together are too large.
+    """
+    data = {each.name: _text(each) for each in files if each.name in KEYS}
+    if PROFILE_KEY not in data:
+        raise ConfigError(f"--config-map: no {PROFILE_KEY} was written; give --output-dir")
+    read_profile(data[PROFILE_KEY], origin=PROFILE_KEY)
+    data[SUMMARY_KEY] = "".join(f"{line}\n" for line in summary)
+    size = sum(len(key) + len(text.encode()) for key, text in data.items())
+    if size > MAX_BYTES:
+        raise ConfigError(
+            f"--config-map: the result has {size:,} bytes, and a ConfigMap holds {MAX_BYTES:,}; measure fewer sizes"
+        )
+    return data
+
+
+async def apply_result(client: KubeClient, name: str, namespace: str, data: Mapping[str, str]) -> None:
+    """Write a result's ConfigMap by server-side apply; keys of an earlier result that this one lacks go.
+
+    Raises:
+        ConfigError: a ConfigMap of that name holds other keys.
+        ClusterError: the API server refused or failed.
+    """
+    from penstock.kube.kinds import CONFIG_MAP  # noqa: PLC0415 - optional extra
+
+    try:
+        live = await client.get(CONFIG_MAP, name, namespace=namespace)
+    except NotFoundError:
+        live = {}
+    others = sorted({*(live.get("data") or {}), *(live.get("binaryData") or {})} - set(KEYS))
+    if others:
+        raise ConfigError(
+            f"--config-map: ConfigMap {namespace}/{name} holds {', '.join(others)}; choose another name, or delete it"
+        )
+    obj = {
+        "apiVersion": CONFIG_MAP.api_version,
+        "kind": CONFIG_MAP.kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "data": dict(data),
+    }
+    await client.apply(obj, field_manager=PROFILER)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
+        raise ConfigError(f"--config-map: {file} cannot be read: {why}; profile once more") from exc
 
 
 class ProfileProgress:
@@ -105,7 +224,7 @@ def profile(graph_file: Path | None, source: str | None, **options: Any) -> None
         return
     if directory is None:
         raise ConfigError("--output-dir: give a folder; finished points are kept there")
-    plan = plan_profile(ProfileConfig(targets=targets, graph=graph, **options), detect=gpus.detect)
+    plan = plan_profile(ProfileConfig(targets=targets, graph=graph, **options), detect=detect_gpus)
     if is_dry:
         _print_plan(plan, as_json=as_json)
         return
@@ -150,7 +269,7 @@ def _measured(plan: ProfilePlan, *, is_quiet: bool) -> Measured:
         with shown as progress:
             return await run_profile(plan, progress.show if progress is not None else lambda _: None)
 
-    return interruptible.run(main())
+    return run_interruptible(main())
 
 
 def _conclude(
@@ -213,8 +332,8 @@ def _has_plots() -> bool:
 def _print_result(sweep: Sweep, recommendation: Recommendation, paths: Sequence[Path]) -> None:
     targets = recommendation.targets
     console = Console()
-    console.print(tables.prefill_table(sweep, targets))
-    console.print(tables.decode_table(sweep, targets))
+    console.print(prefill_table(sweep, targets))
+    console.print(decode_table(sweep, targets))
     if not _has_plots():
         click.echo("no plots were drawn: they need matplotlib; pip install 'penstock[plots]'", err=True)
     for note in recommendation.notes:

@@ -22,6 +22,7 @@ from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
+from penstock.core.tracing import open_tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.discovery.statefile import parse_static_workers
 from penstock.router.policy.registry import policy_names
@@ -111,7 +112,7 @@ def serve(**given: Any) -> None:
     Also /workers (with drain and undrain), /busy_threshold, /ready, /health and /metrics. SIGTERM finishes the requests
     under way and exits 0. Routers of one graph know each other by PENSTOCK_GRAPH_SECRET, the same in all of them.
     """
-    server = RouterServer(_settings(given))
+    server = RouterServer(_settings(given), open_tracing("penstock-router"))
     loop.run(server.serve)
 
 
@@ -138,7 +139,8 @@ def pick(ext_proc: int, **given: Any) -> None:
         raise ConfigError(
             f"penstock router pick: {exc.name} is not installed; pip install 'penstock[gateway]'"
         ) from exc
-    server = GatewayPicker(_settings(given), ext_proc_port=ext_proc)
+    tracing = open_tracing("penstock-router")
+    server = GatewayPicker(_settings(given), tracing, ext_proc_port=ext_proc)
     loop.run(server.serve)
 
 
@@ -164,6 +166,7 @@ def _settings(given: dict[str, Any]) -> RouterSettings:
         kv_block_tokens=spec.engine.block_tokens if spec is not None else None,
         batch_tokens=spec.batch_tokens if spec is not None else None,
         worker_requests=spec.engine.request_limit if spec is not None else None,
+        graph=spec,
         graph_file=flags.graph,
         host=flags.host,
         port=flags.port,

@@ -1,9 +1,13 @@
-"""What several commands print, and where: a terminal wraps tables at its width, a pipe gets whole lines."""
+"""What commands share at a terminal: where they print, and how a signal ends them."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
@@ -23,3 +27,50 @@ def tensorboard_hint(log_dir: Path | str) -> str:
     TensorBoard opens on *Time series*, whatever the log says; only the fragment of the URL chooses the tab.
     """
     return f"tensorboard --logdir {log_dir}  # open http://localhost:6006/#custom_scalars"
+
+
+_T = TypeVar("_T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run_interruptible(main: Coroutine[Any, Any, _T]) -> _T:
+    """Run ``main``; the first SIGINT, SIGTERM or SIGHUP cancels it, later ones do not disturb its clearing up.
+
+    A signal that comes after ``main`` has returned is ignored, for its effect is to stay. SIGHUP stays ignored
+    where the caller ignores it, as nohup does.
+
+    Raises:
+        SystemExit: a signal came; 128 and its number, as shells count.
+    """
+    received: list[signal.Signals] = []
+    try:
+        return asyncio.run(_cancelled_by_signals(main, received))
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        sys.exit(128 + received[0])
+
+
+async def _cancelled_by_signals(main: Coroutine[Any, Any, _T], received: list[signal.Signals]) -> _T:
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(main)
+
+    def on_signal(number: signal.Signals) -> None:
+        if not received:
+            task.cancel()
+        received.append(number)
+
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
+    handled = {number: kept for number, kept in before.items() if kept is not signal.SIG_IGN}
+    for number in handled:
+        loop.add_signal_handler(number, on_signal, number)
+    after: dict[signal.Signals, Any] = handled
+    try:
+        result = await task
+        after = dict.fromkeys(handled, signal.SIG_IGN)
+    finally:
+        for number, kept in after.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, kept)
+    return result

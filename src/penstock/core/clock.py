@@ -10,7 +10,7 @@ import time
 from collections import deque
 
 from penstock.core.errors import ConfigError
-from penstock.core.percentiles import percentile
+from penstock.core.histogram import percentile
 
 
 class SimulatedClock:

@@ -8,9 +8,24 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from math import ceil
 from typing import Final
+
+
+def percentile(values: Iterable[float], percent: float) -> float | None:
+    """Return the smallest value that ``percent`` of the values do not exceed; None without values.
+
+    Of 100 values the 99th percentile is the second largest, of fewer the largest.
+
+    Args:
+        values: In any order.
+        percent: Above 0, at most 100.
+    """
+    ordered = sorted(values)
+    return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)] if ordered else None
+
 
 # vLLM 0.32's upper bounds in seconds, so that a dashboard can lay the router's curves over the workers'.
 TTFT_BOUNDS_S: Final = (
@@ -103,3 +118,30 @@ def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
             return math.sqrt(low * bound) if low else bound / 2
         low = bound
     return low
+
+
+def share_within(
+    buckets: Sequence[tuple[float, float]], bound_s: float, *, missed: float = 0.0
+) -> float | None:
+    """Return the share of the samples up to a bound; those of the bucket around it are taken as spread evenly.
+
+    Args:
+        buckets: Cumulative, bounds rising.
+        bound_s: >= 0.
+        missed: Further samples that lie beyond it.
+
+    Returns:
+        None without samples. Samples of the infinite bucket lie beyond every bound.
+
+    Example: 10 samples in (0.1, 0.2] and 10 more in (0.2, 0.4]: three quarters lie within 0.3.
+    """
+    samples = (buckets[-1][1] if buckets else 0.0) + missed
+    if samples <= 0:
+        return None
+    low, below = 0.0, 0.0
+    for high, count in buckets:
+        if bound_s < high:
+            part = 0.0 if math.isinf(high) else (bound_s - low) / (high - low)
+            return (below + part * (count - below)) / samples
+        low, below = high, count
+    return below / samples

@@ -17,6 +17,10 @@ ARBITER_KEY: Final = "arbiter"
 """The one top-level key of a statefile that is not a process entry."""
 
 
+PLANNER_STATE_FILE: Final = "state.json"
+"""In the planner's log folder: what it does now and what it changed last."""
+
+
 class EntryState(StrEnum):
     """Where one process stands; the arbiter's supervisor moves it on."""
 

@@ -28,7 +28,6 @@ from penstock.core import logs
 from penstock.core.errors import ConfigError, NotFoundError, PenstockError
 from penstock.local import liveness, private, watchdog_child
 from penstock.local.launcher import Launcher
-from penstock.local.plan import Limits
 from penstock.local.statefile import StateFile, from_json
 from penstock.local.store import StateStore
 from penstock.local.supervisor import Supervisor
@@ -187,7 +186,7 @@ def end_unrecorded(store: StateStore, state: StateFile, watchdog: Watchdog) -> N
 async def supervise(store: StateStore, state: StateFile, watchdog: Watchdog) -> None:
     """Run the graph of a claimed statefile until it is stopped; leave neither processes nor file behind."""
     launcher = Launcher(endpoint=state.arbiter.endpoint, pubsub_endpoint=state.arbiter.pubsub_endpoint)
-    supervisor = Supervisor(store, launcher, state, Limits())
+    supervisor = Supervisor(store, launcher, state)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.request_stop)

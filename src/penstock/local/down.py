@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
 from penstock.local import liveness, ports, private
 from penstock.local.liveness import ProcessId
-from penstock.local.plan import Limits
+from penstock.local.plan import grace_s
 from penstock.local.statefile import StateFile
 from penstock.local.store import StateStore, namespaces
 
@@ -108,10 +108,9 @@ def choose_namespace(given: str | None) -> str:
 
 def default_timeout_s(state: StateFile) -> float:
     """Return how long an orderly stop may take, real seconds: planner and router, then workers, and a margin."""
-    limits = Limits()
     speed = state.arbiter.speed
-    front = [limits.grace_s(entry, speed) for entry in state.entries.values() if not entry.is_worker]
-    back = [limits.grace_s(entry, speed) for entry in state.entries.values() if entry.is_worker]
+    front = [grace_s(entry, speed) for entry in state.entries.values() if not entry.is_worker]
+    back = [grace_s(entry, speed) for entry in state.entries.values() if entry.is_worker]
     return max(front, default=0.0) + max(back, default=0.0) + _MARGIN_S
 
 

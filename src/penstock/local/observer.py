@@ -12,7 +12,7 @@ from penstock.api import Role
 from penstock.core.local_state import EntryState
 from penstock.core.worker_metrics import NO_PROGRESS_KNOWN, EngineProgress, stall_problem
 from penstock.local.liveness import holds_port, identify, stopped_in_group, stopped_words
-from penstock.local.plan import Fault, Limits, ObservedProcess
+from penstock.local.plan import QUIET_START_S, Fault, ObservedProcess
 from penstock.local.probes import Frontend, NoAnswer, Probes, RouterView, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile
 from penstock.local.status import read_planner
@@ -32,11 +32,10 @@ class ProcessObserver:
     that leaves the memory while its answer is on the way is left out.
     """
 
-    __slots__ = ("_due_s", "_group", "_limits", "_observed", "_probes", "_probing", "_progress")
+    __slots__ = ("_due_s", "_group", "_observed", "_probes", "_probing", "_progress")
 
-    def __init__(self, observed: dict[str, ObservedProcess], limits: Limits) -> None:
+    def __init__(self, observed: dict[str, ObservedProcess]) -> None:
         self._observed = observed
-        self._limits = limits
         self._probes = Probes()
         self._due_s: dict[str, float] = {}
         self._progress: dict[str, EngineProgress] = {}
@@ -89,7 +88,7 @@ class ProcessObserver:
             healthy = read_planner(planner_dir, known.pid) is not None
         else:
             ran_s = 0.0 if known.started_s is None else time.monotonic() - known.started_s
-            healthy = ran_s >= self._limits.quiet_start_s
+            healthy = ran_s >= QUIET_START_S
         if healthy and entry.is_worker and entry.url is not None:
             fault = await self._stall(name, entry, entry.url, frontend_of(state, self._probes))
         now_s = time.monotonic()

@@ -74,39 +74,31 @@ class RestartLater(ReasonedAction):
     failures: int
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of waiting, all in real seconds, all chosen.
+GRACE_FLOOR_S = 5.0
+"""A process gets at least this long between SIGTERM and SIGKILL, whatever the speed: Python needs a moment to finish a
+response. As all that follow: real seconds, chosen."""
+STARTUP_FLOOR_S = 60.0
+"""A process gets at least this long to answer its first health check: imports take real time at any speed."""
+SETTLE_S = 1.0
+"""How long after a worker is marked ``draining`` a router that is away is given to come back and read that from the file."""
+QUIET_START_S = 0.5
+"""A process without a health check counts as ready after running this long."""
+FIRST_DELAY_S, MAX_DELAY_S = 0.25, 30.0
+"""Pause after the first failure in a row, which each further one doubles, and the longest."""
+GIVE_UP_AFTER = 5
+"""Failures in a row after which a process is left alone: its GPUs are free after 3.75 s of pauses."""
+STABLE_AFTER_S = 10.0
+"""A process that was ready and ran this long starts a new count."""
 
-    Attributes:
-        grace_floor_s: A process gets at least this long between SIGTERM and SIGKILL, whatever the speed:
-            Python needs a moment to finish a response.
-        startup_floor_s: A process gets at least this long to answer its first health check: imports
-            take real time at any speed.
-        settle_s: How long after marking a worker ``draining`` a router that is away is given to come back
-            and read that from the file; a worker that is idle or finishing by itself need not wait longer.
-        quiet_start_s: A process without a health check counts as ready after running this long.
-        first_delay_s: Pause after the first failure in a row; each further one doubles it, up to ``max_delay_s``.
-        give_up_after: Failures in a row after which a process is left alone: its GPUs are free after 3.75 s of pauses.
-        stable_after_s: A process that was ready and ran this long starts a new count.
-    """
 
-    grace_floor_s: float = 5.0
-    startup_floor_s: float = 60.0
-    settle_s: float = 1.0
-    quiet_start_s: float = 0.5
-    first_delay_s: float = 0.25
-    max_delay_s: float = 30.0
-    give_up_after: int = 5
-    stable_after_s: float = 10.0
+def grace_s(entry: ProcessEntry, speed: float) -> float:
+    """Return how long ``entry`` may take to stop."""
+    return max(entry.grace_s / speed, GRACE_FLOOR_S)
 
-    def grace_s(self, entry: ProcessEntry, speed: float) -> float:
-        """Return how long ``entry`` may take to stop."""
-        return max(entry.grace_s / speed, self.grace_floor_s)
 
-    def startup_s(self, entry: ProcessEntry, speed: float) -> float:
-        """Return how long ``entry`` may take to become healthy."""
-        return max(entry.startup_s / speed, self.startup_floor_s)
+def startup_s(entry: ProcessEntry, speed: float) -> float:
+    """Return how long ``entry`` may take to become healthy."""
+    return max(entry.startup_s / speed, STARTUP_FLOOR_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,76 +167,63 @@ class ObservedProcess:
     verdict: str | None = None
 
 
-def plan(
-    state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, limits: Limits
-) -> tuple[Action, ...]:
+def plan(state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float) -> tuple[Action, ...]:
     """Return at most one action per name, in the file's order, strangers last.
 
     Args:
         state: The desired state, as just read.
         observed: What is known of each name's process; a name never started may be absent.
         now_s: Real monotonic seconds.
-        limits: Bounds of waiting.
     """
-    view = _View(now_s, state.arbiter.speed, limits)
-    actions: list[Action] = []
-    for name, entry in state.entries.items():
-        action: Action | None = _next(name, entry, observed.get(name, ObservedProcess()), view)
-        if action is not None:
-            actions.append(action)
-    for name, known in observed.items():
-        if name in state.entries:
-            continue
-        gone = known.pid is None
-        action = Forget(name) if gone else _wind_up(name, known, now_s, limits.grace_floor_s)
-        if action is not None:
-            actions.append(action)
-    return tuple(actions)
+    speed = state.arbiter.speed
+    actions = [
+        _next(name, entry, observed.get(name, ObservedProcess()), now_s, speed)
+        for name, entry in state.entries.items()
+    ]
+    actions += [
+        Forget(name) if known.pid is None else _wind_up(name, known, now_s, GRACE_FLOOR_S)
+        for name, known in observed.items()
+        if name not in state.entries
+    ]
+    return tuple(action for action in actions if action is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    now_s: float
-    speed: float
-    limits: Limits
-
-    def grace_s(self, entry: ProcessEntry) -> float:
-        return self.limits.grace_s(entry, self.speed)
-
-
-def _next(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
+def _next(
+    name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
+) -> Action | None:
     match entry.state:
         case EntryState.REQUESTED if known.pid is None:
             return Start(name)
         case EntryState.STARTING | EntryState.READY if known.pid is None:
-            return _bring_back(name, known, view)
+            return _bring_back(name, known, now_s)
         case EntryState.STARTING | EntryState.READY:
-            return _watch(name, entry, known, view)
+            return _watch(name, entry, known, now_s, speed)
         case EntryState.DRAINING:
-            return _drain(name, entry, known, view)
+            return _drain(name, entry, known, now_s, speed)
         case _:
-            return _wind_up(name, known, view.now_s, view.grace_s(entry))
+            return _wind_up(name, known, now_s, grace_s(entry, speed))
 
 
-def _bring_back(name: str, known: ObservedProcess, view: _View) -> Action | None:
+def _bring_back(name: str, known: ObservedProcess, now_s: float) -> Action | None:
     if known.exited is not None:
-        return _after_exit(name, known, known.exited, view.limits)
-    if known.restart_at_s is not None and view.now_s < known.restart_at_s:
+        return _after_exit(name, known, known.exited)
+    if known.restart_at_s is not None and now_s < known.restart_at_s:
         return None
     return Start(name)
 
 
-def _watch(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
+def _watch(
+    name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
+) -> Action | None:
     if known.verdict is not None:
         return None
-    limits = view.limits
     if known.healthy_s is not None:
-        return _watch_served(name, entry, known, view.now_s - known.healthy_s)
+        return _watch_served(name, entry, known, now_s - known.healthy_s)
     if known.port_taken:
         return Kill(name, f"its port {entry.port} is in use: another process answers there; stop that one")
-    started_s = view.now_s if known.started_s is None else known.started_s
-    allowed_s = limits.startup_s(entry, view.speed)
-    if view.now_s - started_s > allowed_s:
+    started_s = now_s if known.started_s is None else known.started_s
+    allowed_s = startup_s(entry, speed)
+    if now_s - started_s > allowed_s:
         return Kill(name, f"did not answer its health check within {allowed_s:g} s (real) of its start")
     return None
 
@@ -263,43 +242,45 @@ def _watch_served(
     return Mark(name, EntryState.READY) if entry.state is EntryState.STARTING else None
 
 
-def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit, limits: Limits) -> Action:
+def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit) -> Action:
     ran_s = exited.at_s - (exited.at_s if known.started_s is None else known.started_s)
-    is_stable = known.healthy_s is not None and ran_s >= limits.stable_after_s
+    is_stable = known.healthy_s is not None and ran_s >= STABLE_AFTER_S
     failures = 1 if is_stable else known.failures + 1
-    if failures >= limits.give_up_after:
+    if failures >= GIVE_UP_AFTER:
         return Abandon(name, f"gave up after {failures} failures in a row; the last: {exited.reason}")
-    delay_s = min(limits.first_delay_s * 2 ** (failures - 1), limits.max_delay_s)
+    delay_s = min(FIRST_DELAY_S * 2 ** (failures - 1), MAX_DELAY_S)
     return RestartLater(name, exited.reason, exited.at_s + delay_s, failures)
 
 
-def _drain(name: str, entry: ProcessEntry, known: ObservedProcess, view: _View) -> Action | None:
+def _drain(
+    name: str, entry: ProcessEntry, known: ObservedProcess, now_s: float, speed: float
+) -> Action | None:
     if known.pid is None:
         return Retire(name)
-    grace_s = view.grace_s(entry)
+    allowed_s = grace_s(entry, speed)
     if not entry.served or known.terminated_s is not None:
-        return _wind_up(name, known, view.now_s, grace_s)
+        return _wind_up(name, known, now_s, allowed_s)
     if known.drain is None:
         return BeginDrain(name)
-    waited_s = view.now_s - known.drain.since_s
+    waited_s = now_s - known.drain.since_s
     is_idle = known.drain.acknowledged and known.drain.idle is True
-    unwatched = known.drain.router_away and waited_s >= view.limits.settle_s
-    return Terminate(name) if is_idle or unwatched or waited_s >= grace_s else None
+    unwatched = known.drain.router_away and waited_s >= SETTLE_S
+    return Terminate(name) if is_idle or unwatched or waited_s >= allowed_s else None
 
 
-def _wind_up(name: str, known: ObservedProcess, now_s: float, grace_s: float) -> Action | None:
+def _wind_up(name: str, known: ObservedProcess, now_s: float, allowed_s: float) -> Action | None:
     """Return the next step to end a process that is no longer desired: SIGTERM, then SIGKILL, then nothing."""
     if known.pid is None or known.verdict is not None:
         return None
     if known.terminated_s is None:
         return Terminate(name)
-    if now_s - known.terminated_s >= grace_s:
-        return Kill(name, f"did not end within {grace_s:g} s (real) of SIGTERM")
+    if now_s - known.terminated_s >= allowed_s:
+        return Kill(name, f"did not end within {allowed_s:g} s (real) of SIGTERM")
     return None
 
 
 def plan_stop(
-    state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, limits: Limits, *, force: bool
+    state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, *, force: bool
 ) -> tuple[Action, ...]:
     """Return the next steps of stopping the whole graph; empty while waiting, or when nothing runs.
 
@@ -310,7 +291,6 @@ def plan_stop(
         state: For roles and grace periods; processes that are in `observed` only are stopped with the workers.
         observed: What is known of each process.
         now_s: Real monotonic seconds.
-        limits: Floors.
         force: SIGTERM to all at once, and SIGKILL after the floor.
     """
     running = {name: known for name, known in observed.items() if known.pid is not None}
@@ -324,9 +304,8 @@ def plan_stop(
         if front and name not in front and not force:
             continue
         entry = state.entries.get(name)
-        patient = entry is not None and not force
-        grace_s = limits.grace_s(entry, state.arbiter.speed) if entry and patient else limits.grace_floor_s
-        action = _wind_up(name, known, now_s, grace_s)
+        allowed_s = GRACE_FLOOR_S if entry is None or force else grace_s(entry, state.arbiter.speed)
+        action = _wind_up(name, known, now_s, allowed_s)
         if action is not None:
             actions.append(action)
     return tuple(actions)

@@ -7,9 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.local.ledger_tail import DecisionStatus
 from penstock.local.probes import Traffic
-from penstock.local.status import LocalGraphStatus, PoolStatus, ProcessStatus
+from penstock.local.status import DecisionStatus, LocalGraphStatus, PoolStatus, ProcessStatus
 
 _STYLES = {
     "ready": "green",

@@ -9,15 +9,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from penstock.core import logs
-from penstock.core.errors import ClusterError, ConfigError, ConflictError
+from penstock.core.errors import ClusterError, ConfigError, ConflictError, NotFoundError
 from penstock.core.local_state import EntryState
 from penstock.local import process_log
-from penstock.local.build import argv_of, environment_of
+from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.launcher import Ended, Launcher
 from penstock.local.liveness import ProcessId
 from penstock.local.observer import ProcessObserver
@@ -28,7 +28,6 @@ from penstock.local.plan import (
     Drain,
     Forget,
     Kill,
-    Limits,
     Mark,
     ObservedProcess,
     ProcessExit,
@@ -39,11 +38,121 @@ from penstock.local.plan import (
     plan,
     plan_stop,
 )
-from penstock.local.record import Record
-from penstock.local.statefile import StateFile
-from penstock.local.store import StateStore
+from penstock.local.statefile import ProcessEntry, StateFile, retire
+from penstock.local.store import StateStore, UnwritableError
+from penstock.runtimes import PORT
 
+_Change = Callable[[StateFile], StateFile]
 _log = logs.get_logger(__name__)
+
+
+class Record:
+    """One statefile, as its arbiter edits it.
+
+    Every method raises ConflictError when the file's lock is held for too long; the caller tries again at its
+    next tick.
+    """
+
+    __slots__ = ("_pending", "state", "store")
+
+    def __init__(self, store: StateStore, state: StateFile) -> None:
+        """Begin from what was just written."""
+        self.store = store
+        self.state = state
+        self._pending: tuple[_Change, ...] = ()
+        """Edits that `state` holds and the file lacks."""
+
+    def read(self) -> StateFile:
+        """Return the file as it is now, with edits that could not be written yet."""
+        if self._pending:
+            self._edit()
+            return self.state
+        try:
+            state = self.store.read()
+            why = "it is gone"
+        except ConfigError as exc:
+            state, why = None, str(exc)
+        if state is None:
+            _log.error("statefile lost, written again from memory", path=str(self.store.path), why=why)
+            self._edit()
+        else:
+            self.state = state
+        return self.state
+
+    def stopping(self) -> None:
+        """Write that the graph is being stopped: nothing may be added to it any more."""
+        self._edit(lambda state: replace(state, arbiter=replace(state.arbiter, stopping=True)))
+
+    def claim_start(self, name: str) -> ProcessEntry | None:
+        """Write ``starting`` with its ports and return the entry; None when it was withdrawn meanwhile.
+
+        Raises:
+            ClusterError: no port is free.
+        """
+        entries = self.state.entries
+        if name in entries:
+            ports = ports_for(entries[name], entries.values())
+            url = f"http://127.0.0.1:{ports[PORT]}" if PORT in ports else None
+            self.change(name, state=EntryState.STARTING, ports=ports, url=url)
+        entry = self.state.entries.get(name)
+        return entry if entry is not None and entry.is_replica else None
+
+    def started(self, name: str, process: ProcessId) -> None:
+        """Write which process serves an entry, also one that was withdrawn meanwhile."""
+        self._edit(lambda state: state.change(name, pid=process.pid, started=process.started))
+
+    def change(self, name: str, **fields: Any) -> None:
+        """Write fields of an entry, unless it was withdrawn meanwhile."""
+
+        def edit(state: StateFile) -> StateFile:
+            entry = state.entries.get(name)
+            return state.change(name, **fields) if entry is not None and entry.is_replica else state
+
+        self._edit(edit)
+
+    def restarting(self, name: str, reason: str) -> None:
+        """Write that the process died and comes back."""
+        entry = self.state.entries.get(name)
+        restarts = 0 if entry is None else entry.restarts + 1
+        self.change(name, state=EntryState.STARTING, pid=None, started=None, restarts=restarts, reason=reason)
+
+    def retired(self, name: str) -> None:
+        """Take out an entry whose process has ended."""
+        self._edit(lambda state: retire(state, name))
+
+    def _edit(self, *changes: _Change) -> None:
+        """Make changes on the file, after those that it still lacks; keep all in memory where it cannot be written."""
+        every = (*self._pending, *changes)
+
+        def apply(state: StateFile) -> tuple[StateFile, None]:
+            for change in every:
+                state = change(state)
+            self.state = state
+            return state, None
+
+        try:
+            self.store.update(apply)
+        except UnwritableError as exc:
+            self._keep(every, exc)
+        except (NotFoundError, ConfigError):
+            for change in changes:
+                self.state = change(self.state)
+            try:
+                self.store.write(self.state)
+            except ConfigError as exc:
+                self._keep(every or (lambda state: state,), exc)
+            else:
+                self._pending = ()
+        else:
+            if self._pending:
+                _log.info("statefile can be written again", path=str(self.store.path))
+            self._pending = ()
+
+    def _keep(self, changes: tuple[_Change, ...], why: ConfigError) -> None:
+        if not self._pending:
+            _log.error("statefile cannot be written; going on from memory", why=str(why))
+        self._pending = changes
+
 
 TICK_S = 0.1
 """Real seconds between two ticks. Chosen: small against a planner's interval at speed 20 (1.5 s)."""
@@ -59,20 +168,18 @@ LOG_CHECK_S = 5.0
 class Supervisor:
     """Keeps the processes of one statefile as the file wants them."""
 
-    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile, limits: Limits) -> None:
+    def __init__(self, store: StateStore, launcher: Launcher, state: StateFile) -> None:
         """Take charge of a statefile that has just been written.
 
         Args:
             store: The file.
             launcher: Starts and signals processes.
             state: What was written.
-            limits: Bounds of waiting.
         """
         self._record = Record(store, state)
         self._launcher = launcher
-        self._limits = limits
         self._observed: dict[str, ObservedProcess] = {}
-        self._observer = ProcessObserver(self._observed, limits)
+        self._observer = ProcessObserver(self._observed)
         self._log_starts: dict[str, int] = {}
         self._logs_due_s = 0.0
         self._is_stopping = False
@@ -121,7 +228,7 @@ class Supervisor:
         await self._collect_exits(now_s)
         state = self._record.read()
         self._observer.probe(state)
-        for action in plan(state, self._observed, now_s, self._limits):
+        for action in plan(state, self._observed, now_s):
             await self._survive(self._act(action, now_s))
         if now_s >= self._logs_due_s:
             self._logs_due_s = now_s + LOG_CHECK_S
@@ -132,9 +239,7 @@ class Supervisor:
         """Take the next steps of stopping."""
         now_s = time.monotonic()
         await self._collect_exits(now_s)
-        for action in plan_stop(
-            self._record.state, self._observed, now_s, self._limits, force=self._is_forced
-        ):
+        for action in plan_stop(self._record.state, self._observed, now_s, force=self._is_forced):
             await self._act(action, now_s)
         if not self._record.state.arbiter.stopping:
             self._record.stopping()

@@ -24,7 +24,7 @@ from penstock.engine.profiles.performance import planning_profile
 from penstock.local import liveness, private, process_log
 from penstock.local.build import UpOptions, check_model, initial_state
 from penstock.local.down import kill, recover
-from penstock.local.plan import Limits
+from penstock.local.plan import startup_s
 from penstock.local.ports import is_free
 from penstock.local.probes import Probes, frontend_of
 from penstock.local.statefile import ProcessEntry, StateFile, to_json
@@ -32,7 +32,7 @@ from penstock.local.store import StateStore, log_root
 from penstock.planner.learnt import start_from
 from penstock.planner.options import join
 from penstock.runtimes import PLANNER_ROLE, RuntimeContext, runtime_of
-from penstock.runtimes.extras import missing_extras
+from penstock.runtimes.build import missing_extras
 
 _POLL_S = 0.1
 _ARBITER_START_S = 20.0
@@ -176,8 +176,8 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph
 
 def ready_timeout_s(state: StateFile) -> float:
     """Return how long a graph may take until it serves, real seconds: as long as its slowest process may to start."""
-    limits, speed = Limits(), state.arbiter.speed
-    slowest_s = max((limits.startup_s(entry, speed) for entry in state.entries.values()), default=0.0)
+    speed = state.arbiter.speed
+    slowest_s = max((startup_s(entry, speed) for entry in state.entries.values()), default=0.0)
     return max(_PATIENCE_S, slowest_s + _ARBITER_START_S)
 
 

@@ -32,8 +32,7 @@ from penstock.operator.trim import Object
 from penstock.operator.workloads import WORKLOADS, is_own, known_replicas, replicas_of
 
 IDLE_END_S: Final = 1
-"""Grace of an idle router of a graph that goes, and of an idle worker behind it; real seconds, the shortest that still
-sends SIGTERM."""
+"""Grace of an idle worker of a graph that goes; real seconds, the shortest that still sends SIGTERM."""
 
 
 class Drains:
@@ -61,11 +60,13 @@ class Drains:
         """Take the next step of a graph's deletion and return it; the finalizer is the caller's."""
         uid = raw["metadata"]["uid"]
         own = {key: each for key, each in snapshot.children.items() if is_own(each, uid)}
-        ended = await self._end_idle_routers(snapshot.views(), now_s)
-        step = next_step([_child(each) for each in own.values()], snapshot.views(), ended=ended)
+        idle = await self._idle_routers(snapshot.views())
+        step = next_step([_child(each) for each in own.values()], snapshot.views(), idle=idle)
         for (kind, _), child in sorted(own.items()):
             if kind in WORKLOADS and _label(child, SERVICE_LABEL) in step.drain:
-                await self._drain(child, snapshot, now_s, has_senders=False)
+                plan = await self._drain(child, snapshot, now_s, has_senders=bool(idle))
+                if not plan.spec_replicas:
+                    await self._end(_pods_of(child, snapshot), plan, now_s)
         for gone in step.delete:
             await self._applier.delete(own[gone.kind, gone.name])
         return step
@@ -82,7 +83,7 @@ class Drains:
 
     async def _drain(
         self, workload: Object, snapshot: GraphSnapshot, now_s: float, *, has_senders: bool
-    ) -> None:
+    ) -> ScalePlan:
         pods, number = _pods_of(workload, snapshot), replicas_of(workload) or 0
         pool = WorkerPool(
             pods=pods,
@@ -95,38 +96,32 @@ class Drains:
         plan = await self.step(pool, now_s=now_s)
         if plan.spec_replicas != number:
             await self._applier.patch(workload, {"spec": {"replicas": plan.spec_replicas}})
-        if has_senders or plan.spec_replicas:
-            return
+        return plan
+
+    async def _idle_routers(self, views: Sequence[PodView]) -> frozenset[str]:
+        """Return the routers once all leave and nothing is under way, at them or at workers.
+
+        Both are asked, because a router may pass requests on for another.
+        """
+        pods = [each for each in views if not each.finished]
+        routers = [each for each in pods if each.role == Role.ROUTER]
+        if not routers or not all(each.terminating for each in routers):
+            return frozenset()
+        loads = await self._loads.read(pods)
+        is_under_way = not all(is_idle(loads[each.name]) for each in routers)
+        return frozenset() if is_under_way else frozenset(each.name for each in routers)
+
+    async def _end(self, pods: Sequence[PodView], plan: ScalePlan, now_s: float) -> None:
+        """Delete the idle ones of pods that leave with the shortest grace."""
         for each in pods:
             # One that leaves because its grace is over may still stream: it keeps its own end.
             since_s = now_s if each.drain_since_s is None else each.drain_since_s
             if each.name in plan.leaving and now_s - since_s < each.grace_s:
-                await self._end(each)
-
-    async def _end_idle_routers(self, views: Sequence[PodView], now_s: float) -> frozenset[str]:
-        """End the routers once all leave and all are idle, without their hooks' pause; return those that end.
-
-        One that is idle may pass requests on for another, so a busy one keeps all. Workers are asked as well, because
-        their idleness counts from the first look.
-        """
-        pods = [each for each in views if not each.finished]
-        routers = [each for each in pods if each.role == Role.ROUTER]
-        leaving = {each: each.deleted_s for each in routers if each.deleted_s is not None}
-        ended = {each.name for each, deleted_s in leaving.items() if deleted_s <= now_s + IDLE_END_S}
-        rest = [each for each in leaving if each.name not in ended]
-        if rest and len(leaving) == len(routers):
-            loads = await self._loads.read(pods)
-            if all(is_idle(loads[each.name]) for each in rest):
-                ended |= {each.name for each in rest if await self._end(each)}
-        return frozenset(ended)
-
-    async def _end(self, pod: PodView) -> bool:
-        """Delete a pod with the shortest grace; return False where that right is missing."""
-        head = {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
-        with suppress(ForbiddenError):  # rights of an older chart: the pod ends a little later by itself
-            await self._applier.delete(POD.of(head), grace_s=IDLE_END_S)
-            return True
-        return False
+                head = {"name": each.name, "namespace": each.namespace, "uid": each.uid}
+                with suppress(
+                    ForbiddenError
+                ):  # rights of an older chart: the pod ends a little later by itself
+                    await self._applier.delete(POD.of(head), grace_s=IDLE_END_S)
 
 
 def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:

@@ -28,7 +28,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     # So too: Dynamo's workers register themselves there.
     ("nvidia.com", "dynamoworkermetadatas"): frozenset({"create", "get", "list", "patch", "watch"}),
-    ("penstock.dev", "graphdeployments"): frozenset({"list", "patch", "watch"}),
+    ("penstock.dev", "graphdeployments"): frozenset({"get", "list", "patch", "watch"}),
     # Where OwnerReferencesPermissionEnforcement is on, blockOwnerDeletion needs it.
     ("penstock.dev", "graphdeployments/finalizers"): frozenset({"update"}),
     ("penstock.dev", "graphdeployments/status"): frozenset({"patch"}),

@@ -19,14 +19,14 @@ from penstock.core.errors import ClusterError, InvalidSpecError, Problem, Unavai
 from penstock.core.logs import get_logger
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, SCALING_ADAPTER
-from penstock.kube.objects.names import child_name, drain_finalizer
+from penstock.kube.objects.names import child_name, drain_finalizer, paused_by
 from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.draining import Drains, scale_message
 from penstock.operator.gates import Gates
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.bounds import bounded, held, pause_reason
+from penstock.operator.plan.bounds import bounded, held
 from penstock.operator.plan.budget import blocked, blocked_on_budget
 from penstock.operator.plan.conditions import (
     ConditionFacts,
@@ -216,7 +216,7 @@ class Reconciler:
         return _Graph(key, model, raw, snapshot, context, self._now_s(), has_kind_of_runtime=has_kind)
 
     async def _reconcile_valid(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
-        seen = ReconcileState(paused=pause_reason(graph.model, graph.raw["metadata"]))
+        seen = ReconcileState(paused=paused_by(graph.raw))
         first_replicas = self._desired_replicas(graph, seen)
         try:
             return await self._take_steps(graph, seen, first_replicas, seen_as)

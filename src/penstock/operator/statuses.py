@@ -40,7 +40,7 @@ class ReconcileState:
         waiting: Pods that the budget holds back.
         blocked: Replicas of a service that the budget keeps from running.
         failure: Why the graph cannot be brought about; None if it can.
-        paused: Why the graph's children are left as they are; empty: they are not.
+        paused: What keeps the graph's children as they are; empty: nothing.
     """
 
     bounds: dict[str, Bounded] = field(default_factory=dict)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.api import GraphDeployment, dotted
-from penstock.api.manifests.former_defaults import without_former_defaults
 from penstock.api.manifests.validation import validate
 from penstock.core.errors import Problem
 from penstock.operator.memory import LruCache
@@ -41,9 +40,7 @@ class Models:
 
 def validated(raw: Object) -> Validated:
     """Return a graph of the cluster as the model, or None with everything wrong with it."""
-    manifest = manifest_of(raw)
-    stored = {**manifest, "spec": without_former_defaults(manifest["spec"])}
-    found, model = validate(GraphDeployment, stored)
+    found, model = validate(GraphDeployment, manifest_of(raw))
     problems = tuple(Problem(path=dotted(path), message=message) for path, message in found)
     return (model if isinstance(model, GraphDeployment) else None), problems
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from penstock.core.local_state import PLANNER_STATE_FILE
 from penstock.core.logs import get_logger
+from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Decision
 from penstock.planner.figures import Figures
 from penstock.planner.observers import Observers, View
@@ -26,10 +28,8 @@ if TYPE_CHECKING:
         Dashboard,  # TensorBoard's writer, which readers of the files need not load
     )
 
-FILE_NAME = "state.json"
-
-SHOWN_DECISIONS = 20
-"""Chosen: what a live table has room for; the ledger has them all."""
+SHOWN_CHANGES = 20
+"""Chosen: what a live page has room for; the ledger has them all."""
 
 MIN_PERIOD_S = 0.2
 """Real seconds between two writes. Chosen: faster than people read, slow against a disk."""
@@ -74,19 +74,25 @@ class FileObservers:
     """Shows one planner in its files; implements `penstock.planner.observers.Observer`."""
 
     def __init__(
-        self, folder: Path, dashboard: Dashboard | None, thread: FileThread, figures: Figures
+        self,
+        folder: Path,
+        config: DecideConfig,
+        dashboard: Dashboard | None,
+        thread: FileThread,
+        figures: Figures,
     ) -> None:
         """Name the files; nothing is touched yet.
 
         Args:
             folder: Of ``state.json``.
+            config: Of the planner.
             dashboard: To draw on; None: none.
             thread: That writes.
             figures: That count what was dropped.
         """
         self._dashboard = dashboard
         written = [] if dashboard is None else [dashboard]
-        self._observers = Observers([SnapshotWriter(folder, now_s=time.monotonic), *written])
+        self._observers = Observers([SnapshotWriter(folder, config, now_s=time.monotonic), *written])
         self._thread = thread
         self._figures = figures
         self._room = threading.Semaphore(QUEUED)
@@ -119,11 +125,20 @@ class FileObservers:
 class SnapshotWriter:
     """Replaces ``state.json``, whole or not at all, at ticks and decisions."""
 
-    def __init__(self, folder: Path, *, now_s: Callable[[], float]) -> None:
-        self._path = folder / FILE_NAME
+    def __init__(self, folder: Path, config: DecideConfig, *, now_s: Callable[[], float]) -> None:
+        self._path = folder / PLANNER_STATE_FILE
         self._now_s = now_s
+        self._rules = {
+            "mode": str(config.mode),
+            "kv": [config.kv_down, config.kv_up],
+            "queue": [config.queue_down, config.queue_up],
+            "is_queue_per_worker": config.queue_per_worker,
+            "ttft_s": config.ttft_slo_s,
+            "itl_s": config.itl_slo_s if config.mode == Mode.SLA else None,
+        }
         self._written_s = float("-inf")
-        self._decisions: list[dict[str, Any]] = []
+        self._changes: list[dict[str, Any]] = []
+        self._newest: dict[str, Any] | None = None
 
     def tick(self, view: View) -> None:
         """Write, unless the last write is too recent."""
@@ -131,32 +146,33 @@ class SnapshotWriter:
             self._write(view)
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Keep the decision and write at once."""
-        self._decisions.append(
-            {
-                "id": decision.id,
-                "at_s": decision.at_s - view.origin_s,
-                "wall_s": view.wall_s,
-                "no_operation": decision.no_operation,
-                "roles": {
-                    role.role.value: {
-                        "action": role.action.value,
-                        "reason": role.reason.value,
-                        "current": role.current,
-                        "desired": role.desired,
-                        "sentence": role.sentence,
-                    }
-                    for role in decision.roles
-                },
-            }
-        )
-        del self._decisions[:-SHOWN_DECISIONS]
+        """Keep the decision, for long if it changes replicas, and write at once."""
+        self._newest = {
+            "id": decision.id,
+            "at_s": decision.at_s - view.origin_s,
+            "wall_s": view.wall_s,
+            "no_operation": decision.no_operation,
+            "roles": {
+                role.role.value: {
+                    "action": role.action.value,
+                    "reason": role.reason.value,
+                    "current": role.current,
+                    "desired": role.desired,
+                    "sentence": role.sentence,
+                }
+                for role in decision.roles
+            },
+        }
+        if decision.changes:
+            self._changes.append(self._newest)
+            del self._changes[:-SHOWN_CHANGES]
         self._write(view)
 
     def _write(self, view: View) -> None:
         self._written_s = self._now_s()
         content = {field.name: getattr(view, field.name) for field in fields(view) if field.name != "latency"}
-        content |= {"pid": os.getpid(), "elapsed_s": view.at_s - view.origin_s, "decisions": self._decisions}
+        content |= {"pid": os.getpid(), "elapsed_s": view.at_s - view.origin_s}
+        content |= {"decisions": self._changes, "newest": self._newest, "rules": self._rules}
         temporary = self._path.with_name(self._path.name + ".tmp")
         temporary.write_bytes(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS))
         temporary.replace(self._path)

@@ -109,7 +109,7 @@ async def run_until_stopped(
     shown = metrics.of(options.namespace, graph)
     shown.begin(settings.config)
     thread = FileThread()
-    files = FileObservers(folder, dashboard, thread, shown)
+    files = FileObservers(folder, settings.config, dashboard, thread, shown)
     ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
     server = None
     log.info("planner options", **options.model_dump(mode="json"))

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +26,24 @@ from penstock.local.liveness import ProcessId, end, identify
 from penstock.local.ports import choose_port
 from penstock.profiler.plan import WorkerSetup
 from penstock.runtimes import PORT, ProcessSpec, filled_argv, filled_env
+
+_TIMEOUT_S = 20.0
+"""Real seconds. Chosen: a driver that wakes every GPU of a large node takes ten."""
+
+
+def detect_gpus() -> int | None:
+    """Return the number of GPUs; None: the program is not there, or does not tell."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        listed = subprocess.run(  # noqa: S603 - found on PATH, without a shell
+            [program, "--list-gpus"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) or None
+
 
 _PROBE = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
 """Real seconds. Chosen: a worker that is not healthy within them is asked again."""

@@ -9,9 +9,8 @@ from typing import Any
 
 from penstock.api import GraphDeployment
 from penstock.core.errors import ConfigError, PenstockError, unwritable
-from penstock.report.analysis import GpuUse, Violations, gpu_use, violations
+from penstock.report.analysis import DemandSummary, GpuUse, Violations, demand_summary, gpu_use, violations
 from penstock.report.counterfactual import Counterfactual
-from penstock.report.demand import DemandSummary, demand_summary
 from penstock.report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
 from penstock.report.targets import TargetsSummary, targets_summary
 from penstock.workload.results import LoadRun, read_run

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from penstock.api import Role
+from penstock.report.analysis import arrivals_over_time, demand_bins
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome
-from penstock.report.demand import arrivals_over_time, demand_bins
 from penstock.report.drawing import (
     BLACK,
     BLUE,

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.api import Role
 from penstock.planner.decide.config import Mode
 from penstock.planner.decision_steps import ProfileReading
-from penstock.report.demand import COMPARED_S, compared_forecasts
+from penstock.report.analysis import COMPARED_S, compared_forecasts
 from penstock.report.ledger_view import PlannerRun
 from penstock.report.series import Floats, window_for
 from penstock.workload.record import RequestResult, RequestStatus

@@ -9,9 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.report.analysis import GpuUse, Violations
+from penstock.report.analysis import GpuUse, Violations, demand_line
 from penstock.report.counterfactual import Counterfactual, sentences
-from penstock.report.demand import demand_line
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
 from penstock.report.targets import target_lines

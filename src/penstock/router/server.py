@@ -13,6 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.server import HttpServer, Request
 from penstock.core.logs import get_logger
+from penstock.core.tracing import Tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE
 from penstock.router.access_log import AccessLog
 from penstock.router.admission import Admission, LiveCore, log_worker_event
@@ -36,6 +37,8 @@ from penstock.router.proxy.prefix import ExactKeys, PromptReader, TokenEstimator
 from penstock.router.proxy.tiers import LiveTiers, TierAdmission
 from penstock.router.settings import RouterSettings
 from penstock.router.thresholds import GraphThresholds
+from penstock.router.ui.live_page import LivePage
+from penstock.router.ui.planner import planner_reader
 
 log = get_logger(__name__)
 
@@ -53,14 +56,15 @@ class RouterServer:
 
     handler_type: ClassVar[type[CompletionHandler]] = CompletionHandler
 
-    def __init__(self, settings: RouterSettings) -> None:
-        """Build all parts; nothing runs and nothing listens yet.
+    def __init__(self, settings: RouterSettings, tracing: Tracing | None = None) -> None:
+        """Build all parts; nothing runs and nothing listens yet. ``tracing`` makes the requests' spans.
 
         Raises:
             ConfigError: the settings cannot work.
         """
         settings.check()
         self._settings = settings
+        self._tracing = tracing
         self._clock = SimulatedClock(settings.speed)
         self.metrics = RouterMetrics()
         self._pool = ConnectionPool()
@@ -101,6 +105,7 @@ class RouterServer:
             clock=self._clock,
         )
         self._config_watch = self._make_config_watch()
+        self._live_page = self._make_live_page()
         self.app = self._make_app()
         self._http = HttpServer(
             self.app.handle,
@@ -108,7 +113,7 @@ class RouterServer:
             is_vital=_is_vital,
             wants_body=self.app.wants_body,
         )
-        self._ticker: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_warned = False
 
     @property
@@ -141,7 +146,10 @@ class RouterServer:
         except BaseException:
             await self._stop_background()
             raise
-        self._ticker = asyncio.create_task(self._tick(), name="router tick")
+        self._tasks = [
+            asyncio.create_task(self._tick(), name="router tick"),
+            asyncio.create_task(self._live_page.follow(), name="live page"),
+        ]
         log.info("router listening", host=self._settings.host, port=self.port, **self._settings.shown())
 
     async def close(self) -> None:
@@ -178,10 +186,10 @@ class RouterServer:
             log.error("background tasks given up", after_real_s=STOP_REAL_S)  # noqa: TRY400 - the place says nothing
 
     async def _end_background(self) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.wait([self._ticker])
-            self._ticker = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
         if self._config_watch is not None:
             await self._config_watch.close()
         if self._group is not None:
@@ -196,6 +204,8 @@ class RouterServer:
         await self._watch.close()
         await self._probe_pool.close()
         await self._pool.close()
+        if self._tracing is not None:
+            await self._tracing.close()
 
     async def _tick(self) -> None:
         # The loop's own clock is coarse and cached; lateness is measured with the real one.
@@ -216,6 +226,7 @@ class RouterServer:
                 elif self._discovery is not None:
                     self._warn_of_others(self._discovery)
                 self._traffic.tick(self._clock.now_s())
+                self._live_page.tick()
                 if self._access_log is not None:
                     self._access_log.flush()
             except Exception:  # root of the task: the queue's bounds must hold after one bad tick too
@@ -302,6 +313,18 @@ class RouterServer:
         unit = settings.kv_block_tokens or ENGINE_BLOCK_TOKENS
         return KvListener(self.admission, self.core.entry_queue.index_of, port=port, engine_block_tokens=unit)
 
+    def _make_live_page(self) -> LivePage:
+        discovery = self._discovery
+        return LivePage(
+            self._settings,
+            self.admission,
+            self.metrics,
+            planner_reader(self._settings, discovery),
+            now_s=self._clock.now_s,
+            discovery_problem=self._discovery_problem,
+            routers=lambda: 0 if discovery is None else len(discovery.routers()),
+        )
+
     def _set_admission(self, section: AdmissionConfig) -> None:
         admission = self._settings.admission(section)
         self.thresholds.file_changed(busy_thresholds(admission))
@@ -337,6 +360,8 @@ class RouterServer:
             reader=self._reader,
             access_log=self._access_log,
             tiers=self.tiers,
+            live_page=self._live_page,
+            tracing=self._tracing,
         )
 
     def _discovery_problem(self) -> str | None:

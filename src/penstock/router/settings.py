@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.api import AdmissionConfig, Role, RouterConfig
+from penstock.api import AdmissionConfig, GraphSpec, Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.core.http.server import ServerLimits
 from penstock.router.core.worker_spec import WorkerSpec
@@ -46,6 +46,7 @@ class RouterSettings:
         kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
         batch_tokens: Most tokens of one step of a worker; None: not known.
         worker_requests: Requests that a worker has room for; None: not known.
+        graph: What the live page tells of GPUs and planner; None: a fixed fleet without a graph.
         graph_file: Manifest whose admission section is followed while the router runs; None: none.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
@@ -70,6 +71,7 @@ class RouterSettings:
     kv_block_tokens: int | None = None
     batch_tokens: int | None = None
     worker_requests: int | None = None
+    graph: GraphSpec | None = None
     graph_file: Path | None = None
     host: str = "127.0.0.1"
     port: int = 0

@@ -1,7 +1,7 @@
 """What a graph becomes: the specifications of its processes, as its runtime says. Pure."""
 
 from penstock.runtimes.build import process_specs
-from penstock.runtimes.process import (
+from penstock.runtimes.protocol import (
     DISCOVERY_SUFFIX,
     ENGINE_LIVENESS_S,
     KV_EVENTS_PORT,
@@ -10,7 +10,9 @@ from penstock.runtimes.process import (
     LIVENESS_S,
     PLANNER_ROLE,
     PORT,
+    ClusterNeeds,
     ProcessSpec,
+    Runtime,
     RuntimeContext,
     WorkerCommand,
     fill,
@@ -18,8 +20,8 @@ from penstock.runtimes.process import (
     filled_env,
     masked_argv,
     masked_env,
+    runtime_of,
 )
-from penstock.runtimes.protocol import ClusterNeeds, Runtime, runtime_of
 
 __all__ = [
     "DISCOVERY_SUFFIX",

@@ -5,19 +5,22 @@ Pure: the interpreter, paths, host and speed come in the context; ports and GPU 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from penstock.api.graph import GraphDeployment, GraphSpec
 from penstock.api.graph_rules import PLANNER_SERVICE
 from penstock.api.service import ServiceSpec
-from penstock.core.errors import ConfigError
-from penstock.runtimes.process import (
+from penstock.core.errors import ConfigError, Problem
+from penstock.core.simulated_tokens import SIMULATED
+from penstock.runtimes.protocol import (
     ENGINE_LIVENESS_S,
     LIVENESS_S,
     PLANNER_ROLE,
     ProcessSpec,
     RuntimeContext,
     WorkerCommand,
+    runtime_of,
 )
-from penstock.runtimes.protocol import runtime_of
 
 PLANNER_GRACE_S = 30.0
 """The planner ends between two ticks; chosen as one adjustment interval."""
@@ -119,3 +122,35 @@ def _liveness_s(spec: GraphSpec, service: ServiceSpec) -> float:
     if service.liveness_timeout_seconds is not None:
         return service.liveness_timeout_seconds
     return LIVENESS_S if spec.runs_penstock(service) else ENGINE_LIVENESS_S
+
+
+def missing_extras(graph: GraphDeployment, *, with_planner: bool = True) -> list[Problem]:
+    """Return the settings whose packages the graph's router or planner would import and that are not installed here."""
+    planner, router = graph.spec.planner, graph.spec.router
+    has_router = graph.spec.traits.frontend is None  # else its router is the engine's frontend
+    needs = (
+        (
+            with_planner and planner.enabled and planner.metrics.prometheus_url is not None,
+            ("metrics.prometheusUrl", "planner", "prometheus", ("prometheus_api_client",)),
+        ),
+        (
+            has_router and router.tokenizer not in {None, SIMULATED},
+            ("tokenizer", "router", "tokenizer", ("jinja2", "tokenizers")),
+        ),
+        (
+            has_router and router.kv_events_port is not None,
+            ("kvEventsPort", "router", "kv-events", ("zmq",)),
+        ),
+        (
+            has_router and router.gateway.enabled,
+            ("gateway.enabled", "router", "gateway", ("grpc", "envoy")),
+        ),
+    )
+    problems = []
+    for is_needed, (key, process, extra, modules) in needs:
+        missing = ", ".join(module for module in modules if find_spec(module) is None) if is_needed else ""
+        if missing:
+            remedy = f"pip install 'penstock[{extra}]'"
+            message = f"the {process} needs {missing}, not installed here; {remedy}"
+            problems.append(Problem(path=f"spec.{process}.{key}", message=message))
+    return problems

@@ -7,18 +7,182 @@ use: docs/runtimes.md shows one. Its workers answer like vLLM: OpenAI's API, ``/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import PurePath
 from typing import ClassVar, Protocol, cast
 
-from penstock.api.enums import Role
+from penstock.api.enums import Environment, Role
 from penstock.api.graph import GraphSpec
 from penstock.api.runtimes import GROUP, RuntimeTraits
-from penstock.api.service import ServiceSpec
+from penstock.api.service import EnvFrom, EnvVar, ServiceSpec
 from penstock.core.plugins import load
+from penstock.core.worker_metrics import STALL_REAL_S
 from penstock.kube.kinds import Kind
-from penstock.runtimes.process import RuntimeContext, WorkerCommand
+
+PORT = "port"
+SIDE_CHANNEL_PORT = "side_channel_port"
+KV_EVENTS_PORT = "kv_events_port"
+KV_REPLAY_PORT = "kv_replay_port"
+KV_EVENTS_SUFFIX = ".kv"
+"""Of sockets beside the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
+KV_REPLAY_SUFFIX = ".kr"
+"""Of those on which it is asked for earlier ones."""
+DISCOVERY_SUFFIX = ".discovery"
+"""Of the folder beside the statefile in which a runtime's own processes may find each other."""
+PLANNER_ROLE = "planner"
+"""Role of the planner's process, which is no service of the graph."""
+
+LIVENESS_S = 60.0
+"""Chosen: far above any step of Penstock's own processes, which answer health checks beside their work."""
+
+ENGINE_LIVENESS_S = 600.0
+"""Chosen: twice the 300 s after which vLLM 0.32 itself gives up a step. A real engine is silent for minutes where
+processors are short, and to kill it then loses all its requests; one that hangs for good is still replaced."""
+
+MASK = "***"
+
+_SECRET_WORDS = frozenset(
+    {"key", "keys", "token", "secret", "password", "passwd", "credential", "credentials"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContext:
+    """What a graph does not say: where and how its processes run.
+
+    Attributes:
+        python: Interpreter that has Penstock installed.
+        graph_file: Manifest that router and planner read.
+        discovery: Where the router finds workers: the statefile's path, or ``kubernetes``.
+        namespace: Namespace on this backend.
+        speed: Time scale: simulated seconds per real second.
+        host: Address that HTTP servers bind.
+        peer_host: Address at which other workers reach this one.
+        environment: Backend that the planner scales.
+        log_dir: The planner's folder; None leaves it to the graph and the planner's default.
+        planner_args: Flags of `penstock planner run` that win over the graph.
+    """
+
+    python: str
+    graph_file: str
+    discovery: str
+    namespace: str
+    speed: float = 1.0
+    host: str = "127.0.0.1"
+    peer_host: str = "127.0.0.1"
+    environment: Environment = Environment.LOCAL
+    log_dir: str | None = None
+    planner_args: tuple[str, ...] = ()
+
+    @property
+    def discovery_folder(self) -> PurePath:
+        """Folder in which the processes of a local graph may find each other, beside its statefile."""
+        return PurePath(self.discovery).parent / f"{self.namespace}{DISCOVERY_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One kind of process of a graph; its replicas are equal but for ports and GPUs.
+
+    Attributes:
+        name: ``NAMESPACE_SERVICE``, unique on the backend.
+        service: Service's name in the graph; ``planner`` for the planner.
+        argv: Command with placeholders.
+        env: Variables on top of the starter's own, with placeholders.
+        env_sources: Variables whose values Kubernetes supplies.
+        env_from: Secrets and ConfigMaps whose keys become variables.
+        ports: Placeholders that need a free TCP port each; empty for a process that does not listen.
+        gpus: GPUs of one replica.
+        nodes: Nodes that one replica spans.
+        replicas: Replicas to start with.
+        bounds: Fewest and most replicas.
+        health_path: Answers 200 once the process serves; None for a process that does not listen.
+        startup_s: Longest time to the first healthy answer, seconds (simulated).
+        grace_s: Longest time to finish requests on the way out, seconds (simulated).
+        liveness_s: A process that served and gives no healthy answer for this long, real seconds, hangs.
+        stall_s: A worker that has requests and makes no token for this long, real seconds, hangs.
+    """
+
+    name: str
+    service: str
+    role: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_sources: tuple[EnvVar, ...] = ()
+    env_from: tuple[EnvFrom, ...] = ()
+    ports: tuple[str, ...] = (PORT,)
+    gpus: int = 0
+    nodes: int = 1
+    replicas: int = 1
+    bounds: tuple[int, int] = (1, 1)
+    health_path: str | None = "/health"
+    image: str = ""
+    startup_s: float = 600.0
+    grace_s: float = 900.0
+    liveness_s: float = LIVENESS_S
+    stall_s: float = STALL_REAL_S
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """Command, variables and ports of one process, before the user's own are added.
+
+    Attributes:
+        argv: Command with placeholders.
+        ports: Placeholders that need a free TCP port each.
+        health_path: Answers 200 once the process serves.
+    """
+
+    argv: tuple[str, ...]
+    ports: tuple[str, ...] = (PORT,)
+    env: Mapping[str, str] = field(default_factory=dict)
+    health_path: str = "/health"
+
+
+def fill(text: str, values: Mapping[str, str | int]) -> str:
+    """Return ``text`` with each ``{name}`` of ``values`` replaced; other braces stay."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
+
+
+def filled_argv(spec: ProcessSpec, values: Mapping[str, str | int]) -> tuple[str, ...]:
+    """Return the command with its placeholders replaced."""
+    return tuple(fill(each, values) for each in spec.argv)
+
+
+def filled_env(spec: ProcessSpec, values: Mapping[str, str | int]) -> dict[str, str]:
+    """Return the variables with their placeholders replaced."""
+    return {name: fill(value, values) for name, value in spec.env.items()}
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable or flag of this name holds a secret, by its words."""
+    return not _SECRET_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
+
+def masked_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``env`` with the values of secrets hidden."""
+    return {name: MASK if is_secret(name) else value for name, value in env.items()}
+
+
+def masked_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``argv`` with the values of secret flags hidden, in both spellings of a flag."""
+    masked: list[str] = []
+    hide_next = False
+    for word in argv:
+        flag, separator, _ = word.partition("=")
+        if hide_next and not word.startswith("--"):
+            masked.append(MASK)
+            hide_next = False
+            continue
+        secret = flag.startswith("--") and is_secret(flag)
+        hide_next = secret and not separator
+        masked.append(f"{flag}={MASK}" if secret and separator else word)
+    return tuple(masked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,14 @@ from penstock.runtimes.engine_flags import (
     preemption_config,
     stream_flags,
 )
-from penstock.runtimes.process import KV_EVENTS_PORT, KV_REPLAY_PORT, PORT, RuntimeContext, WorkerCommand
-from penstock.runtimes.protocol import Runtime
+from penstock.runtimes.protocol import (
+    KV_EVENTS_PORT,
+    KV_REPLAY_PORT,
+    PORT,
+    Runtime,
+    RuntimeContext,
+    WorkerCommand,
+)
 
 
 class Simulated(Runtime):

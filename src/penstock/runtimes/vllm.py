@@ -24,16 +24,16 @@ from penstock.runtimes.engine_flags import (
     parallel_flags,
     stream_flags,
 )
-from penstock.runtimes.process import (
+from penstock.runtimes.protocol import (
     KV_EVENTS_PORT,
     KV_EVENTS_SUFFIX,
     KV_REPLAY_SUFFIX,
     PORT,
     SIDE_CHANNEL_PORT,
+    Runtime,
     RuntimeContext,
     WorkerCommand,
 )
-from penstock.runtimes.protocol import Runtime
 
 
 class Vllm(Runtime):

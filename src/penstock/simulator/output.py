@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,32 +18,7 @@ from penstock.report.html_parts import figure, page, pairs, table, text
 from penstock.report.text import percent, seconds
 from penstock.simulator.observer import Recording
 
-COLUMNS = (
-    "policy",
-    "QPS",
-    "in time",
-    "seeds' range",
-    "p50",
-    "p90",
-    "p99",
-    "hits",
-    "bound",
-    "CV",
-    "busiest",
-    "GPU-h",
-    "lost",
-)
-
-_PAGE_ONLY = frozenset(("seeds' range", "busiest", "GPU-h"))
-"""Columns that a terminal of 80 letters has no room for."""
-
-
-_REGRETS = {"oracle": "/ oracle", "oracle-one-step": "/ 1-step"}
-"""Columns of GPU-hours as a multiple of an oracle's, by its name."""
-PLANNER_COLUMNS = ("planner", "in time", "p50", "p99", "GPU-h", "violation", "changes", "reversals", "lost")
-
-
-TIER_COLUMNS = ("policy", "QPS", "tier", "ok", "rej.", "p50", "p99", "e2e p99", "compl.", "attained")
+Row = Mapping[str, Any]
 
 
 def number(value: float | None, decimals: int = 2) -> str:
@@ -51,40 +26,71 @@ def number(value: float | None, decimals: int = 2) -> str:
     return "-" if value is None else f"{value:.{decimals}f}"
 
 
-def cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _rate(row: Row) -> str:
+    return number(row["qps"] if row["qps"] is not None else row["rate_rps"])
+
+
+_ROUTERS: Final[Mapping[str, Callable[[Row], str]]] = {
+    "policy": lambda row: row["policy"],
+    "QPS": _rate,
+    "in time": lambda row: percent(row["capacity"]),
+    "seeds' range": lambda row: f"{percent(row['capacity_min'])} to {percent(row['capacity_max'])}",
+    "p50": lambda row: seconds(row["ttft_s"]["p50"]),
+    "p90": lambda row: seconds(row["ttft_s"]["p90"]),
+    "p99": lambda row: seconds(row["ttft_s"]["p99"]),
+    "hits": lambda row: percent(row["hit_rate"]),
+    "bound": lambda row: percent(row["hit_share_of_bound"]),
+    "CV": lambda row: number(row["imbalance_cv"]),
+    "busiest": lambda row: percent(row["busiest_share"]),
+    "GPU-h": lambda row: number(row["gpu_hours"], 3),
+    "lost": lambda row: str(row["lost"]),
+}
+COLUMNS: Final = tuple(_ROUTERS)
+_PAGE_ONLY: Final = frozenset(("seeds' range", "busiest", "GPU-h"))
+"""Columns that a terminal of 80 letters has no room for."""
+
+_PLANNERS: Final[Mapping[str, Callable[[Row], str]]] = {
+    "planner": lambda row: row["policy"],
+    "in time": lambda row: percent(row["in_time"]["both"]),
+    "p50": lambda row: seconds(row["ttft_s"]["p50"]),
+    "p99": lambda row: seconds(row["ttft_s"]["p99"]),
+    "GPU-h": lambda row: number(row["gpu_hours"]),
+    "violation": lambda row: seconds(row["violation_s"]),
+    "changes": lambda row: number(row["changes"], 1),
+    "reversals": lambda row: number(row["reversals"], 1),
+    "lost": lambda row: str(row["lost"]),
+}
+_REGRETS: Final = {"oracle": "/ oracle", "oracle-one-step": "/ 1-step"}
+"""Columns of GPU-hours as a multiple of an oracle's, by its name."""
+
+_TIERS: Final[Mapping[str, Callable[[Row], str]]] = {
+    "ok": lambda tier: str(tier["ok"]),
+    "rej.": lambda tier: str(tier["rejected"]),
+    "p50": lambda tier: seconds(tier["ttft_s"]["p50"]),
+    "p99": lambda tier: seconds(tier["ttft_s"]["p99"]),
+    "e2e p99": lambda tier: seconds(tier["e2e_s"]["p99"]),
+    "compl.": lambda tier: percent(tier["compliance"]),
+    "attained": lambda tier: percent(tier["attainment"]),
+}
+_TIER_COLUMNS: Final = ("policy", "QPS", "tier", *_TIERS)
+
+
+def cells(row: Row) -> tuple[str, ...]:
     """Return one summary row as `COLUMNS`."""
-    ttft = row["ttft_s"]
-    return (
-        row["policy"],
-        number(row["qps"] if row["qps"] is not None else row["rate_rps"]),
-        percent(row["capacity"]),
-        f"{percent(row['capacity_min'])} to {percent(row['capacity_max'])}",
-        seconds(ttft["p50"]),
-        seconds(ttft["p90"]),
-        seconds(ttft["p99"]),
-        percent(row["hit_rate"]),
-        percent(row["hit_share_of_bound"]),
-        number(row["imbalance_cv"]),
-        percent(row["busiest_share"]),
-        number(row["gpu_hours"], 3),
-        str(row["lost"]),
-    )
+    return tuple(read(row) for read in _ROUTERS.values())
 
 
-def planner_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return one summary row as `PLANNER_COLUMNS`."""
-    ttft = row["ttft_s"]
-    return (
-        row["policy"],
-        percent(row["in_time"]["both"]),
-        seconds(ttft["p50"]),
-        seconds(ttft["p99"]),
-        number(row["gpu_hours"]),
-        seconds(row["violation_s"]),
-        number(row["changes"], 1),
-        number(row["reversals"], 1),
-        str(row["lost"]),
-    )
+def _planner_cells(row: Row) -> list[str]:
+    return [read(row) for read in _PLANNERS.values()]
+
+
+def _tier_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return every summary row's tiers as `_TIER_COLUMNS`."""
+    return [
+        (row["policy"], _rate(row), name, *(read(tier) for read in _TIERS.values()))
+        for row in rows
+        for name, tier in row["tiers"].items()
+    ]
 
 
 def goodput_text(row: dict[str, Any]) -> str:
@@ -135,45 +141,25 @@ def _table(names: Sequence[str], *, title: str | None = None, caption: str | Non
     return table
 
 
-def tier_cells(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a summary row's tiers as `TIER_COLUMNS`."""
-    return [
-        (
-            row["policy"],
-            number(row["qps"] if row["qps"] is not None else row["rate_rps"]),
-            name,
-            str(tier["ok"]),
-            str(tier["rejected"]),
-            seconds(tier["ttft_s"]["p50"]),
-            seconds(tier["ttft_s"]["p99"]),
-            seconds(tier["e2e_s"]["p99"]),
-            percent(tier["compliance"]),
-            percent(tier["attainment"]),
-        )
-        for name, tier in row["tiers"].items()
-    ]
-
-
-def _tiers(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _tiers(rows: Sequence[Row]) -> Table:
     table = _table(
-        TIER_COLUMNS,
+        _TIER_COLUMNS,
         caption="compliance: of the admitted requests; attained: of all that asked; targets are the tier's own",
     )
-    for row in rows:
-        for written in tier_cells(row):
-            table.add_row(*written)
+    for written in _tier_cells(rows):
+        table.add_row(*written)
     return table
 
 
 def _planners(result: dict[str, Any]) -> RenderableType:
     oracles = [name for name in _REGRETS if any(name in row["regret"] for row in result["summary"])]
     table = _table(
-        [*PLANNER_COLUMNS, *(_REGRETS[name] for name in oracles)],
+        [*_PLANNERS, *(_REGRETS[name] for name in oracles)],
         caption=f"in time: TTFT below {result['slo_s']:g} s and the gap between tokens in time; violation: seconds in"
         " which fewer than 90% of the arrivals were; virtual time, means over the seeds",
     )
     for row in sorted(result["summary"], key=lambda row: (row["qps"] or 0.0, -row["in_time"]["both"])):
-        table.add_row(*planner_cells(row), *(number(row["regret"].get(name)) for name in oracles))
+        table.add_row(*_planner_cells(row), *(number(row["regret"].get(name)) for name in oracles))
     return Group(*(Text(note) for note in result["notes"]), table)
 
 
@@ -248,8 +234,12 @@ def _page(result: Mapping[str, Any], pictures: list[Path], captions: Mapping[str
         *(f'<p class="mark">{text(note)}</p>' for note in result["notes"]),
         "<h2>Scoreboard</h2>",
         table(COLUMNS, [cells(row) for row in rows]),
-        *_planners_part(result, rows),
-        *_tiers_part(rows),
+        *(
+            ("<h2>Planners</h2>", table(tuple(_PLANNERS), map(_planner_cells, rows)))
+            if result["compares_planners"]
+            else ()
+        ),
+        *(("<h2>Tiers</h2>", table(_TIER_COLUMNS, tiers)) if (tiers := _tier_cells(rows)) else ()),
         "<h2>Goodput at 90%</h2>",
         table(("policy", "requests/s"), [(row["policy"], goodput_text(row)) for row in result["goodput"]]),
         *(figure(path, captions) for path in pictures),
@@ -262,17 +252,6 @@ def _page(result: Mapping[str, Any], pictures: list[Path], captions: Mapping[str
         pairs(result["settings"].items()),
     ]
     return page("Penstock simulation", parts)
-
-
-def _planners_part(result: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> list[str]:
-    if not result["compares_planners"]:
-        return []
-    return ["<h2>Planners</h2>", table(PLANNER_COLUMNS, [planner_cells(row) for row in rows])]
-
-
-def _tiers_part(rows: list[Mapping[str, Any]]) -> list[str]:
-    found = [written for row in rows for written in tier_cells(row)]
-    return ["<h2>Tiers</h2>", table(TIER_COLUMNS, found)] if found else []
 
 
 def _changes(result: Mapping[str, Any]) -> str:

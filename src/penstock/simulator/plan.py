@@ -19,12 +19,12 @@ from penstock.planner.decide.policy import policy_names as planner_names
 from penstock.router.policy.busy import admission_with, check_flags
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.baselines import ALL, DEFAULT_PLANNER, chosen_planners, planner_config
-from penstock.simulator.faults import Faults
 from penstock.simulator.observer import Recording
 from penstock.simulator.output import SCHEMA
 from penstock.simulator.scenario import (
     DUALMAP_7B,
     DUALMAP_14B,
+    Faults,
     Model,
     PoolSpec,
     ProfiledModel,

@@ -34,9 +34,9 @@ from penstock.planner.decide.memories import carried, resumed
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
 from penstock.planner.decide.reading import Reading, assess
 from penstock.planner.decide.state import Memory
-from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
+from penstock.simulator.scenario import Fault
 from penstock.simulator.state import SimulationState
 
 _SOURCE = "simulator"

@@ -16,9 +16,9 @@ from penstock.router.core.worker_spec import WorkerSize, WorkerSpec
 from penstock.router.policy.busy import busy_thresholds
 from penstock.router.policy.routing_policy import Arrival, AssignTime, reads_usage
 from penstock.router.policy.slo_monitor import EndedRequest
-from penstock.simulator.faults import Fault, Faults
 from penstock.simulator.fleet import SimulatedWorker
 from penstock.simulator.jobs import Job, JobOutcome
+from penstock.simulator.scenario import Fault, Faults
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""What is simulated: workers, router, planner, joins, leaves and failures, of a graph too; checked when it is built.
+"""What is simulated: workers, router, planner, joins, leaves, failures and faults, of a graph too; checked when built.
 
-All times are virtual seconds from the workload's zero. The world reads this and nothing else, so a scenario
-and its requests are the whole input of a run.
+All times are virtual seconds from the workload's zero, intervals half-open. The world reads this and nothing else, so a
+scenario and its requests are the whole input of a run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 from penstock.api import GraphDeployment, LeaseConfig, PlannerMode, Role, RouterConfig
@@ -17,12 +18,11 @@ from penstock.core.flags import check_bounds, flag
 from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.profiles import performance
-from penstock.engine.serve.preemption_config import PreemptionFlag
+from penstock.engine.serve.settings import PreemptionFlag
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.state import Memory
 from penstock.router.core.worker_spec import WorkerSize
 from penstock.runtimes.engine_flags import preemption_config
-from penstock.simulator.faults import Faults
 from penstock.workload.traces import BLOCK_TOKENS
 
 MAX_WAITING: Final = 1_000_000
@@ -34,6 +34,111 @@ MAX_WAIT_S: Final = 86_400.0
 def _require(key: str, value: object, is_fine: bool, bound: str) -> None:  # noqa: FBT001 - the check's outcome
     if not is_fine:
         raise ConfigError(f"{key}: {value!r} must be {bound}")
+
+
+class Fault(StrEnum):
+    """What is wrong for a while.
+
+    NEVER_READY: replicas asked for meanwhile never serve, and the backend does not say why.
+    METRICS_MISSING: no source answers. METRICS_STALE: every source repeats what it last knew.
+    METRICS_ZERO: every gauge reads 0, as after an exporter's restart. METRICS_NAN: every gauge reads NaN.
+    ROUTER_DOWN: arrivals fail, what waits stays where it is, and only the workers' own gauges can be read.
+    PLANNER_DOWN: the planner's process is away.
+    """
+
+    NEVER_READY = "never-ready"
+    METRICS_MISSING = "metrics-missing"
+    METRICS_STALE = "metrics-stale"
+    METRICS_ZERO = "metrics-zero"
+    METRICS_NAN = "metrics-nan"
+    ROUTER_DOWN = "router-down"
+    PLANNER_DOWN = "planner-down"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPeriod:
+    """One fault from a time to a time."""
+
+    kind: Fault
+    from_s: float
+    to_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_s < self.to_s < math.inf:
+            raise ConfigError(
+                f"fault {self.kind.value}: {self.from_s:g}-{self.to_s:g} must be finite, from 0 on, and not empty"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetChange:
+    """The GPU budget from a time on; what exists already may stay, nothing more may join above it."""
+
+    at_s: float
+    gpus: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.at_s < math.inf and self.gpus >= 0):
+            raise ConfigError(
+                f"budget change at {self.at_s!r} s to {self.gpus!r} GPUs: both must be at least 0"
+            )
+
+
+def _period(text: str) -> FaultPeriod:
+    kind, _, times = text.partition(":")
+    from_s, _, to_s = times.partition("-")
+    return FaultPeriod(Fault(kind), float(from_s), float(to_s))
+
+
+def _budget(text: str) -> BudgetChange:
+    at_s, _, gpus = text.partition("=")
+    return BudgetChange(float(at_s), int(gpus))
+
+
+_KINDS = ", ".join(kind.value for kind in Fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Everything that goes wrong in one run; the help of its fields is the command line's."""
+
+    periods: Sequence[FaultPeriod] = flag(
+        f"Let something go wrong for a while: {_KINDS}; repeatable.",
+        name="--fault",
+        default=(),
+        metavar="KIND:FROM-TO",
+        convert=_period,
+        form=f"KIND:FROM-TO, as metrics-missing:150-450; kinds are {_KINDS}",
+    )
+    restarts: Sequence[float] = flag(
+        "Replace the planner's process at this time, seconds; repeatable.",
+        name="--restart",
+        default=(),
+        metavar="S",
+        unset="never",
+    )
+    budget: Sequence[BudgetChange] = flag(
+        "Change the GPU budget at a time; repeatable.",
+        name="--budget-change",
+        default=(),
+        metavar="S=N",
+        convert=_budget,
+        form="SECONDS=GPUS, as 200=4",
+    )
+    node_gpus: int | None = flag(
+        "GPUs of all nodes; replicas beyond them cannot be placed.", ge=1, unset="enough"
+    )
+
+    def is_on(self, kind: Fault, now_s: float) -> bool:
+        """Tell whether a fault is on at a time."""
+        return self.since_s(kind, now_s) is not None
+
+    def since_s(self, kind: Fault, now_s: float) -> float | None:
+        """Return when the fault that is on began, or None."""
+        for each in self.periods:
+            if each.kind is kind and each.from_s <= now_s < each.to_s:
+                return each.from_s
+        return None
 
 
 @dataclass(frozen=True, slots=True)

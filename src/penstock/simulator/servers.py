@@ -271,14 +271,14 @@ class SimulatedEngine:
     def end_leases(self, names: Sequence[str], now_s: float) -> list[str]:
         """Free prompts that were read; return those that hold no lease any more."""
         self._cut(now_s)
-        unknown = self.engine.end_leases(Read(name) for name in names)
+        unknown = self.engine.pinned.read(Read(name) for name in names)
         self._wake(now_s)
         return unknown
 
     def extend_leases(self, names: Sequence[str], now_s: float) -> list[str]:
         """Take a heartbeat; return the ids without a lease."""
         self._cut(now_s)
-        return self.engine.extend_leases(names, now_s)
+        return self.engine.pinned.renew(names, now_s)
 
     # -- time -----------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from penstock.api import Role
 from penstock.engine.core.request_slots import SlotState
 from penstock.router.core.retries import Assignment
 from penstock.router.core.router_state import Effects, RefusalReason
-from penstock.simulator.faults import Fault
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.handover import Heartbeats
@@ -24,7 +23,7 @@ from penstock.simulator.kernel import Kernel, Order
 from penstock.simulator.observer import Recording, RunRecorder
 from penstock.simulator.planning import Control
 from penstock.simulator.routing import VirtualRouter
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, WorkerFailure
+from penstock.simulator.scenario import Fault, PoolSpec, ProfiledModel, Scenario, WorkerFailure
 from penstock.simulator.servers import EngineModel, Server, ServiceStage, SimpleServer
 from penstock.simulator.state import Scrapes, SimulationState
 from penstock.simulator.succession import Succession

@@ -7,8 +7,7 @@ from pydantic import Field, JsonValue
 
 from penstock.api import Condition, GraphDeployment, Role, ScalingAdapter
 from penstock.api.base import DnsLabel, Flag, Integer, Number, SpecModel
-from penstock.api.crd.absent_keys import with_absent_keys
-from penstock.api.crd.schema import openapi
+from penstock.api.crd.schema import openapi, with_absent_keys
 from penstock.api.rule import Rule
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.api.manifests import parse_manifests
-from penstock.runtimes import extras
-from penstock.runtimes.extras import missing_extras
+from penstock.runtimes import build
+from penstock.runtimes.build import missing_extras
 
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1
@@ -48,7 +48,7 @@ def test_settings_whose_package_is_missing_are_named_with_the_command_that_insta
 ):
     """Prometheus for the planner, tokenizer and KV events for the router."""
     assert missing(more) == {}
-    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
+    monkeypatch.setattr(build, "find_spec", lambda _name: None)
     found = missing(more)
     assert list(found) == list(expected)
     for path, extra in expected.items():

@@ -75,23 +75,13 @@ def test_another_connector_stays_and_the_lost_lease_is_told(config):
     assert "spec.lease does not reach it" in notes[0][1]
 
 
-@pytest.mark.parametrize(
-    ("names", "connector"),
-    [(["nixl"], None), (["none"], None), (["kvbm"], "DynamoConnector"), (["kvbm", "nixl"], "PdConnector")],
-)
-def test_the_older_connector_flag_becomes_its_configuration(names, connector):
-    """Dynamo 1.6 refuses --connector."""
-    spec, notes = pair("--connector", *names, "--enforce-eager")
-    args = spec["services"]["prefill"]["args"]
-    assert args[0] == "--enforce-eager"
-    assert (json.loads(args[2])["kv_connector"] if args[1:] else None) == connector
-    assert len(notes) == (0 if connector is None else 2)
-
-
-def test_an_unknown_older_connector_is_listed():
-    """With the names that are known."""
-    _, notes = pair("--connector", "mooncake")
-    assert [why for _, why in notes] == ["--connector knows nixl, lmcache, flexkv, kvbm; it is left out"] * 2
+def test_an_older_connector_flag_is_listed():
+    """Dynamo 1.6 refuses --connector; the plain one is the runtime's own."""
+    _, notes = pair("--connector", "kvbm")
+    assert [why for _, why in notes] == [
+        "--connector is refused by Dynamo 1.6; write its --kv-transfer-config"
+    ] * 2
+    assert pair("--connector", "nixl")[1] == []
 
 
 def test_a_connector_that_only_a_shell_knows_is_told_with_what_its_loss_means():

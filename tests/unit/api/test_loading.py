@@ -9,9 +9,8 @@ import yaml
 
 from penstock.api import GraphDeployment
 from penstock.api.manifests import MAX_FILE_BYTES, load_graph, load_manifests, parse_manifests
-from penstock.api.manifests.messages import suggestion
 from penstock.api.manifests.nodes import MAX_NODES
-from penstock.api.manifests.validation import validate
+from penstock.api.manifests.validation import suggestion, validate
 from penstock.core.errors import InvalidSpecError
 
 HEAD = """\
@@ -154,6 +153,9 @@ def test_line_of_a_key_that_overrides_a_merged_one_is_its_own():
         ("kind: GraphDeployment\nspec: !!int many\n", 2, "no valid int"),
         ("kind: GraphDeployment\nspec: &a\n  b: *a\n", 3, "contains it"),
         ("kind: GraphDeployment\nspec:\n  <<: 3\n", 3, "merges maps only"),
+        ("kind: GraphDeployment\nspec: &a\n  <<: *a\n", 2, "contains it"),
+        ("a: " + "[" * 65 + "]" * 65, 1, "nested deeper than 64 levels"),
+        ("---\n---\nkind: Graph\n", 3, "not one of GraphDeployment"),
     ],
 )
 def test_bad_yaml_is_reported_with_its_line(text, line, part):
@@ -172,6 +174,7 @@ def test_aliases_cannot_grow_without_bound():
 @pytest.mark.parametrize(
     ("text", "path", "part"),
     [
+        ("", "", "holds no manifest"),
         ("- a\n", "", "a list where a map"),
         ("just text\n", "", '"just text" where a map'),
         ("a: 1\n", "kind", "add kind: GraphDeployment"),

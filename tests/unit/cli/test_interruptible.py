@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from penstock.cli import interruptible
+from penstock.cli.terminal import run_interruptible
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_the_first_signal_cancels_and_later_ones_do_not_disturb_the_clearing_up(
 
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as exit_info:
-        interruptible.run(command())
+        run_interruptible(command())
     assert exit_info.value.code == 128 + number
     assert cleared == [True]
     assert signal.getsignal(number) is before
@@ -52,4 +52,4 @@ def test_a_signal_that_the_caller_ignores_stays_ignored():
             await asyncio.sleep(0)
         return 7
 
-    assert interruptible.run(command()) == 7
+    assert run_interruptible(command()) == 7

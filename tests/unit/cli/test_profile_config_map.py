@@ -8,8 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from penstock.cli.profile import profile
-from penstock.cli.profile_config_map import MAX_BYTES, result_data, write_result
+from penstock.cli.profile import MAX_BYTES, apply_result, profile, result_data
 from penstock.core.errors import ConfigError, NotFoundError
 from penstock.engine.profiles.performance import graph_performance
 
@@ -84,7 +83,7 @@ def test_a_result_beyond_a_config_maps_size_is_refused_by_its_size(files):
 def test_a_result_is_applied_by_its_own_manager(live):
     """To a ConfigMap that is not there, empty, or of an earlier result."""
     api = Api(live=live)
-    asyncio.run(write_result(api, "fast", "serving", {"profile.json": "{}"}))
+    asyncio.run(apply_result(api, "fast", "serving", {"profile.json": "{}"}))
     [(manager, obj)] = api.applied
     assert manager == "penstock-profiler"
     assert (obj["metadata"], obj["data"]) == (
@@ -97,5 +96,5 @@ def test_a_config_map_of_other_content_is_left_alone():
     """A typo must not cost a router its configuration."""
     api = Api(live={"data": {"graph.yaml": "", "keys": ""}, "binaryData": {"blob": ""}})
     with pytest.raises(ConfigError, match="ConfigMap serving/fast holds blob, keys; choose another name"):
-        asyncio.run(write_result(api, "fast", "serving", {"profile.json": "{}"}))
+        asyncio.run(apply_result(api, "fast", "serving", {"profile.json": "{}"}))
     assert api.applied == []

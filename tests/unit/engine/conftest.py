@@ -40,12 +40,13 @@ def make_engine(flat_latency):
         seqs=8,
         budget=64,
         by_priority=False,
-        lease_s=30.0,
         least_load=1,
+        latency=flat_latency,
+        **options,
     ):
         limits = BatchLimits(budget, seqs, block_size, by_priority, least_load)
-        settings = EngineSettings(EngineRole(role), blocks, 1, limits, LeaseTerms(lease_s), LINK)
-        return Engine(settings, flat_latency)
+        settings = EngineSettings(EngineRole(role), blocks, 1, limits, LeaseTerms(), LINK, **options)
+        return Engine(settings, latency)
 
     return make
 

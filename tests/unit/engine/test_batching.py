@@ -253,7 +253,7 @@ def test_release_from_outside_is_used_at_once(make_timeline, request_of, run_all
     timeline.submit(request_of("a", prompt=12, outputs=1, pin_blocks=True))
     timeline.submit(request_of("b", prompt=12, outputs=1, arrival_s=2.0))
     run_all(timeline, until_s=3.0)
-    timeline.engine.end_leases([Read("a")])
+    timeline.engine.pinned.read([Read("a")])
     timeline.retry(7.0)
     assert timeline.next_due_s() == pytest.approx(8.012)
     timeline.retry(7.5)

@@ -22,9 +22,9 @@ def test_prefill_worker_pins_blocks_until_they_are_read(make_engine, request_of)
     assert engine.pinned.blocks_of("a") == [0, 1, 2]
     assert engine.pinned.expiry_s("a") == end_s + 30
     assert not engine.is_idle
-    assert engine.end_leases([Read("a")]) == []
+    assert engine.pinned.read([Read("a")]) == []
     assert (engine.kv_used_blocks, engine.is_idle) == (0, True)
-    assert engine.end_leases([Read("a")]) == ["a"]
+    assert engine.pinned.read([Read("a")]) == ["a"]
     assert engine.counters.notifications_after_expiry == 1
 
 
@@ -35,7 +35,7 @@ def test_pinned_blocks_keep_others_waiting(make_engine, request_of):
     engine.add(request_of("b", prompt=8, outputs=1))
     assert engine.begin_step(end_s) is None
     assert engine.waiting_for_capacity == 1
-    engine.end_leases([Read("a")])
+    engine.pinned.read([Read("a")])
     assert engine.begin_step(end_s) is not None
 
 
@@ -215,5 +215,3 @@ def test_ids_and_steps_are_guarded(make_engine, request_of):
     engine.finish_step(step)
     with pytest.raises(ValueError, match="not running"):
         engine.finish_step(step)
-    assert engine.find("a") is not None
-    assert engine.find("z") is None

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.batching import BatchLimits
-from penstock.engine.core.engine import Engine, EngineSettings
 from penstock.engine.core.kv_blocks import (
     BlockPool,
     BlocksRemoved,
@@ -16,8 +14,7 @@ from penstock.engine.core.kv_blocks import (
     count_tokens,
     prefix_keys,
 )
-from penstock.engine.core.requests import EngineRequest, EngineRole
-from penstock.engine.core.timeline import Timeline
+from penstock.engine.core.requests import EngineRequest
 
 
 def test_released_keyed_block_is_found_again():
@@ -106,15 +103,9 @@ def request(name, prompt, *, outputs=1, **options):
 
 
 @pytest.fixture
-def timeline(flat_latency):
+def timeline(make_timeline):
     """Make an engine that keeps a journal, of a few blocks of 4 tokens, on a timeline."""
-
-    def make(*, blocks=8, budget=64, journal=True):
-        limits = BatchLimits(budget, 8, BLOCK)
-        settings = EngineSettings(EngineRole.AGGREGATED, blocks, 1, limits, keeps_journal=journal)
-        return Timeline(Engine(settings, flat_latency))
-
-    return make
+    return lambda blocks=8, budget=64: make_timeline(blocks=blocks, budget=budget, keeps_journal=True)
 
 
 def run(timeline, run_all, *requests):
@@ -132,31 +123,13 @@ def stored(prompt, first, end):
     return BlocksStored(tuple(keys[first:end]), parent, prompt[first * WIDTH : end * WIDTH])
 
 
-def test_a_prefill_stores_its_prompts_full_blocks(timeline, run_all):
-    """Two blocks and a begun third: two are stored, under their keys, with their tokens, once."""
-    prompt = text("a", 2) + b"rest"
-    line = timeline()
+def test_full_blocks_are_stored_once_and_name_the_block_before_them(timeline, run_all):
+    """A budget of two blocks a step: two facts; a prompt with the same beginning adds what follows, a repeated one nothing."""
+    one, other = text("a", 4) + b"rest", text("a", 2) + text("b", 1)
+    line = timeline(budget=8)
 
-    assert run(line, run_all, request("1", prompt)) == [stored(prompt, 0, 2)]
-    assert run(line, run_all, request("2", prompt)) == []
-
-
-def test_chunks_name_the_block_before_them(timeline, run_all):
-    """A budget of two blocks a step: two facts, the second with its parent."""
-    prompt = text("a", 4)
-
-    facts = run(timeline(budget=8), run_all, request("1", prompt))
-
-    assert facts == [stored(prompt, 0, 2), stored(prompt, 2, 4)]
-
-
-def test_a_shared_beginning_is_stored_once(timeline, run_all):
-    """The second prompt adds only what follows; its parent is the first's block."""
-    one, other = text("a", 3), text("a", 2) + text("b", 1)
-
-    facts = run(timeline(), run_all, request("1", one), request("2", other))
-
-    assert facts == [stored(one, 0, 3), stored(other, 2, 3)]
+    assert run(line, run_all, request("1", one)) == [stored(one, 0, 2), stored(one, 2, 4)]
+    assert run(line, run_all, request("2", other), request("3", one)) == [stored(other, 2, 3)]
 
 
 def test_eviction_removes_ends_first(timeline, run_all):
@@ -185,26 +158,19 @@ def test_generated_blocks_are_not_told(timeline, run_all):
 
 
 def test_clearing_forgets_all_at_once(timeline, run_all):
-    """What was not yet taken no longer matters; the next request stores anew."""
+    """Not while a request reads its blocks. What was not yet taken no longer matters; the next request stores anew."""
     prompt = text("a", 2)
     line = timeline()
     line.submit(request("1", prompt))
+    line.run_until(0.0, max_steps=1)
+    assert not line.engine.clear_cache()
+    assert line.engine.cached_blocks(prefix_keys(prompt, BLOCK)) == 2
     run_all(line)
 
     assert line.engine.clear_cache()
     assert line.engine.take_kv_facts() == [CacheCleared()]
     assert line.engine.cached_blocks(prefix_keys(prompt, BLOCK)) == 0
     assert run(line, run_all, request("2", prompt)) == [stored(prompt, 0, 2)]
-
-
-def test_a_cache_in_use_is_not_cleared(timeline, run_all):
-    """A running request reads its blocks."""
-    line = timeline()
-    line.submit(request("1", text("a", 2), outputs=4))
-    line.run_until(0.0, max_steps=1)
-
-    assert not line.engine.clear_cache()
-    assert line.engine.cached_blocks(prefix_keys(text("a", 2), BLOCK)) == 2
 
 
 def replay(known, facts):

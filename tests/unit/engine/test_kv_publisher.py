@@ -72,7 +72,7 @@ async def test_events_have_vllms_fields(serving):
     """Stored, removed and cleared: three frames, numbers without gaps, a map per event, all fields by name."""
     flags = {"kv_events_config": config(topic="kv"), "num_gpu_blocks_override": 4, "max_model_len": 64}
     async with serving(**flags) as worker:
-        with Subscriber(worker.server.worker.kv_events_endpoint) as subscriber:
+        with Subscriber(worker.server.worker.publisher.endpoint) as subscriber:
             number = await subscriber.joined(worker)
             await worker.complete(PROMPT, max_tokens=1)
             topic, next_number, (sent_s, events, rank) = await subscriber.message()
@@ -185,7 +185,7 @@ async def test_what_was_published_is_replayed_from_a_number_on(serving):
     async with serving(kv_events_config=config(**replay)) as worker:
         for _ in range(3):
             assert await reset(worker)
-        endpoint = worker.server.worker._publisher.replay_endpoint
+        endpoint = worker.server.worker.publisher.replay_endpoint
         whole, last = await replayed(endpoint, 0), await replayed(endpoint, 2)
 
     assert [(topic, int.from_bytes(number, "big")) for topic, number, _ in whole[:-1]] == [

@@ -1,10 +1,39 @@
-"""Leases: initial term, extensions, reads and expiry."""
+"""Leases: which rank reads from which, their terms, renewal, reads and expiry, and when heartbeats are due."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.lease import LeaseTable, LeaseTerms
+from penstock.engine.core.lease import HeartbeatSchedule, LeaseTable, LeaseTerms, ReadProgress, reads_of
+
+
+@pytest.mark.parametrize(
+    ("source", "reader", "expected"),
+    [
+        (1, 1, [(0, 0, 1)]),
+        (4, 2, [(0, 0, 1), (1, 0, 1), (2, 1, 1), (3, 1, 1)]),
+        (2, 4, [(0, 0, 2), (0, 1, 2), (1, 2, 2), (1, 3, 2)]),
+        (1, 2, [(0, 0, 2), (0, 1, 2)]),
+    ],
+)
+def test_ranks_are_paired(source, reader, expected):
+    """Rank read from, rank that reads, readers of the former; the document's example is prefill 4, decode 2."""
+    reads = list(reads_of("a", source, reader))
+    assert [(each.rank, each.reader, each.readers) for each in reads] == expected
+
+
+powers = st.sampled_from([1, 2, 4, 8])
+
+
+@given(powers, powers, st.randoms(use_true_random=False))
+def test_all_reads_in_any_order_end_it_with_the_last(source, reader, random):
+    """Every rank is read, and only the last notification frees the prompt."""
+    reads = list(reads_of("a", source, reader))
+    assert {each.rank for each in reads} == set(range(source))
+    assert {each.reader for each in reads} == set(range(reader))
+    random.shuffle(reads)
+    progress = ReadProgress(source)
+    assert [progress.note(each) for each in reads] == [False] * (len(reads) - 1) + [True]
 
 
 @pytest.mark.parametrize(
@@ -14,28 +43,7 @@ from penstock.engine.core.lease import LeaseTable, LeaseTerms
 def test_terms_follow_from_the_duration(duration_s, interval_s, extension_s):
     """Interval is a sixth and extension two thirds, in whole seconds; below 6 s the interval stays above 0."""
     terms = LeaseTerms(duration_s)
-    assert terms.heartbeat_interval_s == interval_s
-    assert terms.extension_s == extension_s
-
-
-def test_a_long_lease_in_front_does_not_hide_expired_ones():
-    """The reaper looks past an unexpired entry that was granted first, or that heartbeats keep alive."""
-    table = LeaseTable()
-    table.grant("turn", 480)
-    table.grant("renewed", 30)
-    table.grant("dead", 31)
-    assert table.extend(["renewed"], 45) == (1, [])
-    assert table.expire(35) == [("dead", 31)]
-    assert table.next_expiry_s() == 45
-    assert table.expire(480) == [("renewed", 45), ("turn", 480)]
-
-
-def test_an_id_holds_one_lease():
-    """A second grant would leave the first one's end in doubt."""
-    table = LeaseTable()
-    table.grant("a", 30)
-    with pytest.raises(ValueError, match="holds a lease"):
-        table.grant("a", 40)
+    assert (terms.heartbeat_interval_s, terms.extension_s) == (interval_s, extension_s)
 
 
 def test_ended_leases_do_not_pile_up():
@@ -65,14 +73,32 @@ def test_the_table_is_a_map_of_expiries(steps):
             table.grant(name, at)
             model[name] = at
         elif kind == "extend":
-            table.extend([name], at)
-            if name in model:
-                model[name] = max(model[name], at)
+            is_moved = name in model and at > model[name]
+            assert table.extend([name], at) == (is_moved, [] if name in model else [name])
+            if is_moved:
+                model[name] = at
         elif kind == "end":
-            assert table.end(name) == (model.pop(name, None) is not None)
+            table.end(name)
+            model.pop(name, None)
         elif kind == "expire":
             due = {each: end for each, end in model.items() if end <= at}
             assert sorted(table.expire(at)) == sorted(due.items())
             model = {each: end for each, end in model.items() if each not in due}
         assert table.next_expiry_s() == min(model.values(), default=None)
-        assert len(table) == len(model)
+        assert {name: table.expiry_s(name) for name in model} == model
+
+
+def test_heartbeats_go_out_in_rounds_one_message_for_each_engine():
+    """The first at once, waiting or not; a request that comes between two rounds waits for the next."""
+    schedule = HeartbeatSchedule(5)
+    assert schedule.next_s() is None
+    schedule.track("p0", "a")
+    assert schedule.next_s() < 0
+    assert schedule.due(100) == {"p0": ["a"]}
+    schedule.track("p0", "b")
+    schedule.track("p1", "c")
+    assert (schedule.due(104.9), schedule.next_s()) == ({}, 105)
+    assert schedule.due(105) == {"p0": ["a", "b"], "p1": ["c"]}
+    for engine, request in (("p0", "a"), ("p0", "a"), ("p0", "b"), ("p1", "c"), ("p9", "unknown")):
+        schedule.untrack(engine, request)
+    assert (schedule.next_s(), schedule.due(1000)) == (None, {})

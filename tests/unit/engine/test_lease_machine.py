@@ -169,12 +169,12 @@ class LeaseMachine(RuleBasedStateMachine):
         kind, what = self.network[index] if is_repeated else self.network.pop(index)
         self.take_in()
         if kind == "heartbeat":
-            unknown = self.engine.extend_leases(what, self.now_s)
+            unknown = self.engine.pinned.renew(what, self.now_s)
             assert set(unknown) == {name for name in what if name not in self.ends}
             for name in set(what) - set(unknown):
                 self.ends[name] = max(self.ends[name], self.now_s + TERMS.extension_s)
             return
-        unknown = self.engine.end_leases([what])
+        unknown = self.engine.pinned.read([what])
         assert bool(unknown) == (what.request_id not in self.ends)
         if not unknown:
             self.unread[what.request_id].discard((what.rank, what.reader))

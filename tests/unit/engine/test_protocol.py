@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.core.requests import EngineRole
-from penstock.engine.serve.fields import REFUSED, ChatFields, RequestError
-from penstock.engine.serve.prompts import UNANSWERABLE, ResponseFields
+from penstock.engine.serve.fields import REFUSED, UNANSWERABLE, ChatFields, RequestError, ResponseFields
 from penstock.engine.serve.protocol import Api, RemoteKv, parse
 from penstock.engine.serve.settings import ServeFlags, resolve
 
@@ -22,9 +21,13 @@ def settings():
 
 
 @pytest.fixture(scope="module")
-def of_role():
-    """Make the settings of a role."""
-    return lambda role: resolve(ServeFlags("llama", "h200-llama-3.1-8b-tp1", role=EngineRole(role)))
+def settings_of():
+    """Make the settings of a role, with room for 1,000 tokens."""
+    made = {
+        role: resolve(ServeFlags("llama", "h200-llama-3.1-8b-tp1", role=role, max_model_len=1000))
+        for role in EngineRole
+    }
+    return made.__getitem__
 
 
 def completion(settings, **fields):
@@ -98,43 +101,38 @@ def test_the_model_ends_by_itself_reproducibly(settings):
     assert {call.choices[0].ends_by_stop for call in bounded} == {True, False}
 
 
-def test_prefill_role_pins_and_runs_to_its_limit(of_role):
+def test_prefill_role_pins_and_runs_to_its_limit(settings_of):
     """do_remote_decode is honoured by prefill workers only."""
     params = {"do_remote_decode": True, "do_remote_prefill": False}
-    call = completion(of_role("prefill"), max_tokens=1, kv_transfer_params=params)
+    call = completion(settings_of("prefill"), max_tokens=1, kv_transfer_params=params)
     assert (call.pin, call.choices[0].ends_by_stop, call.remote) == (True, False, None)
-    assert not completion(of_role("aggregated"), kv_transfer_params=params).pin
-    assert not completion(of_role("decode"), kv_transfer_params=params).pin
+    assert not completion(settings_of("aggregated"), kv_transfer_params=params).pin
+    assert not completion(settings_of("decode"), kv_transfer_params=params).pin
 
 
-def test_decode_role_fetches(of_role):
+REMOTE = {
+    "do_remote_prefill": True,
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_host": "10.0.0.1",
+    "remote_port": "8100",
+}
+
+
+def test_decode_role_fetches(settings_of):
     """do_remote_prefill is honoured by decode workers only."""
-    params = {
-        "do_remote_prefill": True,
-        "remote_engine_id": "e",
-        "remote_request_id": "r",
-        "remote_host": "10.0.0.1",
-        "remote_port": "8100",
-    }
-    call = completion(of_role("decode"), kv_transfer_params=params)
+    call = completion(settings_of("decode"), kv_transfer_params=REMOTE)
     assert call.remote == RemoteKv("e", "r", "10.0.0.1", 8100)
     assert call.remote.notify_url == "http://10.0.0.1:8100/kv/notify"
-    assert completion(of_role("prefill"), kv_transfer_params=params).remote is None
+    assert completion(settings_of("prefill"), kv_transfer_params=REMOTE).remote is None
 
 
-@pytest.mark.parametrize("missing", ["remote_engine_id", "remote_request_id", "remote_host", "remote_port"])
-def test_incomplete_hand_over_is_refused(of_role, missing):
+@pytest.mark.parametrize("missing", sorted(REMOTE.keys() - {"do_remote_prefill"}))
+def test_incomplete_hand_over_is_refused(settings_of, missing):
     """A decode worker that cannot find the KV says which fields it needs."""
-    params = {
-        "do_remote_prefill": True,
-        "remote_engine_id": "e",
-        "remote_request_id": "r",
-        "remote_host": "h",
-        "remote_port": 1,
-    }
     for value in (None, "", {}):
         with pytest.raises(RequestError, match="a remote prompt needs"):
-            completion(of_role("decode"), kv_transfer_params={**params, missing: value})
+            completion(settings_of("decode"), kv_transfer_params={**REMOTE, missing: value})
 
 
 @pytest.mark.parametrize(
@@ -213,16 +211,6 @@ BODIES = {Api.COMPLETIONS: {"prompt": "hello"}, Api.CHAT: CHAT, Api.RESPONSES: {
 OTHERS = ("prompt", "messages", "input", "tools", "tool_choice", "nobody_knows")
 FIELDS = sorted({*ChatFields.model_fields, *ResponseFields.model_fields, *REFUSED, *UNANSWERABLE, *OTHERS})
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-
-
-@pytest.fixture(scope="module")
-def settings_of():
-    """Make the settings of a role."""
-    made = {
-        role: resolve(ServeFlags("llama", "h200-llama-3.1-8b-tp1", role=role, max_model_len=1000))
-        for role in EngineRole
-    }
-    return made.__getitem__
 
 
 @pytest.fixture(scope="module")
@@ -329,66 +317,56 @@ def test_types_and_ranges_are_vllms(refused, name, good, bad):
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("api", "fields", "words"),
     [
-        ({"logprobs": 21}, "at most 20"),
-        ({"logprobs": True}, "valid integer"),
-        ({"echo": "x"}, "valid boolean"),
+        (Api.COMPLETIONS, {"logprobs": 21}, "at most 20"),
+        (Api.COMPLETIONS, {"logprobs": True}, "valid integer"),
+        (Api.COMPLETIONS, {"echo": "x"}, "valid boolean"),
+        (Api.CHAT, {"logprobs": 5}, "valid boolean"),
+        (Api.CHAT, {"top_logprobs": 2}, "`logprobs` must be set to true"),
+        (Api.CHAT, {"logprobs": True, "top_logprobs": 21}, "at most 20"),
+        (Api.CHAT, {"echo": True}, "echo is not supported in a chat"),
+        (Api.CHAT, {"tools": {}}, "tools must be a list"),
+        (Api.CHAT, {"tools": [{}]}, "tools must be a list of functions"),
+        (Api.CHAT, {"tools": [{"type": "function", "function": {"name": 5}}]}, "tools must be"),
+        (Api.CHAT, {"tool_choice": "auto"}, "`tools` must be set"),
+        (Api.CHAT, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice must be none or auto"),
+        (Api.CHAT, {"tools": [TOOL], "tool_choice": TOOL}, "tool_choice"),
+        (Api.CHAT, {"functions": [{"name": "f"}]}, "send tools"),
+        (Api.RESPONSES, {"input": ""}, "input must be"),
+        (Api.RESPONSES, {"input": [{}]}, "each item must be"),
+        (Api.RESPONSES, {"input": [{"type": "reasoning"}]}, "each item must be"),
+        (Api.RESPONSES, {"instructions": 5}, "instructions: "),
+        (Api.RESPONSES, {"previous_response_id": "resp_1"}, "stores no responses"),
+        (Api.RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        (Api.RESPONSES, {"text": 5}, "text must be an object"),
+        (Api.RESPONSES, {"include": ["file_search_call.results"]}, "reasoning.encrypted_content"),
+        (Api.RESPONSES, {"truncation": "middle"}, "'auto' or 'disabled'"),
+        (Api.RESPONSES, {"background": True}, "leave it out"),
+        (Api.RESPONSES, {"max_output_tokens": 0}, "at least 1"),
+        (Api.RESPONSES, {"temperature": -1}, "temperature"),
     ],
 )
-def test_completions_have_logprobs_as_a_number(refused, fields, words):
-    """And echo as a flag."""
-    assert words in str(refused(**fields))
-    assert refused(logprobs=0, echo=True) is None
-    assert refused(logprobs=False) is None
+def test_each_api_has_rules_of_its_own(refused, api, fields, words):
+    """Log probabilities by number or by flag; a call that must be made, a store and a grammar cannot be simulated."""
+    assert words in str(refused(api, **fields))
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("api", "fields"),
     [
-        ({"logprobs": 5}, "valid boolean"),
-        ({"top_logprobs": 2}, "`logprobs` must be set to true"),
-        ({"logprobs": True, "top_logprobs": 21}, "at most 20"),
-        ({"echo": True}, "echo is not supported in a chat"),
-        ({"tools": {}}, "tools must be a list"),
-        ({"tools": [{}]}, "tools must be a list of functions"),
-        ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools must be"),
-        ({"tool_choice": "auto"}, "`tools` must be set"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice must be none or auto"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"functions": [{"name": "f"}]}, "send tools"),
+        (Api.COMPLETIONS, {"logprobs": 0, "echo": True}),
+        (Api.COMPLETIONS, {"logprobs": False}),
+        *(
+            (Api.CHAT, {"tools": [TOOL], "tool_choice": choice, "logprobs": True, "top_logprobs": 3})
+            for choice in ("none", "auto", None)
+        ),
+        (Api.RESPONSES, {"store": False, "include": ["reasoning.encrypted_content"], "background": False}),
     ],
 )
-def test_chats_have_their_own_rules(refused, fields, words):
-    """A call that must be made cannot be simulated; tools that may be left alone can."""
-    assert words in str(refused(Api.CHAT, **fields))
-    for choice in ("none", "auto", None):
-        assert refused(Api.CHAT, tools=[TOOL], tool_choice=choice, logprobs=True, top_logprobs=3) is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"input": ""}, "input must be"),
-        ({"input": [{}]}, "each item must be"),
-        ({"input": [{"type": "reasoning"}]}, "each item must be"),
-        ({"instructions": 5}, "instructions: "),
-        ({"previous_response_id": "resp_1"}, "stores no responses"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
-        ({"text": 5}, "text must be an object"),
-        ({"include": ["file_search_call.results"]}, "reasoning.encrypted_content"),
-        ({"truncation": "middle"}, "'auto' or 'disabled'"),
-        ({"background": True}, "leave it out"),
-        ({"max_output_tokens": 0}, "at least 1"),
-        ({"temperature": -1}, "temperature"),
-    ],
-)
-def test_responses_have_their_own_rules(refused, fields, words):
-    """What would need a store or a grammar is refused."""
-    assert words in str(refused(Api.RESPONSES, **fields))
-    assert (
-        refused(Api.RESPONSES, store=False, include=["reasoning.encrypted_content"], background=False) is None
-    )
+def test_what_asks_for_nothing_more_is_answered(refused, api, fields):
+    """Tools that may be left alone, and what clients always send."""
+    assert refused(api, **fields) is None
 
 
 def test_a_hand_over_carries_one_answer(refused):

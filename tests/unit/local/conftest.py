@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.local.plan import Limits
 from penstock.local.statefile import ProcessEntry, StateFile
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,12 +30,6 @@ def state_of() -> Callable[..., StateFile]:
 def entry_of() -> Callable[..., ProcessEntry]:
     """Return `make_entry`."""
     return make_entry
-
-
-@pytest.fixture
-def limits() -> Limits:
-    """Return the standing limits."""
-    return Limits()
 
 
 @pytest.fixture(autouse=True)

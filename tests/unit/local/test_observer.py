@@ -15,7 +15,7 @@ from penstock.core.http.server import HttpServer
 from penstock.local import probes
 from penstock.local.liveness import ProcessId, holds_port, identify
 from penstock.local.observer import ProcessObserver
-from penstock.local.plan import Fault, Limits, ObservedProcess
+from penstock.local.plan import Fault, ObservedProcess
 
 SERVER = """
 import socket, time
@@ -58,7 +58,7 @@ async def seen_of(entry, pid, *, times=1, pause_s=0.0, **arbiter):
     observed = {
         "n_frontend": ObservedProcess(pid=pid, started_s=0.0, healthy_s=arbiter.pop("healthy_s", None))
     }
-    async with ProcessObserver(observed, Limits()) as observer:
+    async with ProcessObserver(observed) as observer:
         for _ in range(times):
             await observer._health("n_frontend", entry, make_state("n", **arbiter))
             await asyncio.sleep(pause_s)

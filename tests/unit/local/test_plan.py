@@ -10,7 +10,6 @@ from penstock.local.plan import (
     Fault,
     Forget,
     Kill,
-    Limits,
     Mark,
     ObservedProcess,
     ProcessExit,
@@ -22,7 +21,6 @@ from penstock.local.plan import (
     plan_stop,
 )
 
-LIMITS = Limits()
 NOW = 1000.0
 NAME = "n_decode"
 
@@ -35,7 +33,7 @@ def next_action(state_of, entry_of):
         state = state_of("n", speed=speed).with_entry(
             NAME, entry_of("decode", state=EntryState(entry_state), **fields)
         )
-        actions = plan(state, {} if observed is None else {NAME: observed}, NOW, LIMITS)
+        actions = plan(state, {} if observed is None else {NAME: observed}, NOW)
         assert len(actions) <= 1
         return actions[0] if actions else None
 
@@ -187,9 +185,9 @@ def test_what_ignores_sigterm_is_killed_after_its_grace_or_the_floor(next_action
 def test_processes_that_the_file_does_not_name_are_ended_and_forgotten(state_of):
     """Deleting an entry by hand ends its process."""
     state = state_of("n")
-    assert plan(state, {"x": ObservedProcess(pid=1)}, NOW, LIMITS) == (Terminate("x"),)
-    assert plan(state, {"x": ObservedProcess(pid=1, terminated_s=NOW - 1)}, NOW, LIMITS) == ()
-    assert plan(state, {"x": ObservedProcess()}, NOW, LIMITS) == (Forget("x"),)
+    assert plan(state, {"x": ObservedProcess(pid=1)}, NOW) == (Terminate("x"),)
+    assert plan(state, {"x": ObservedProcess(pid=1, terminated_s=NOW - 1)}, NOW) == ()
+    assert plan(state, {"x": ObservedProcess()}, NOW) == (Forget("x"),)
 
 
 @pytest.fixture
@@ -206,20 +204,20 @@ def whole(state_of, entry_of):
 def test_stopping_ends_planner_and_router_before_the_workers(whole):
     """Workers get SIGTERM only when router and planner are gone, for the router's streams come from them."""
     observed = {name: ObservedProcess(pid=1) for name in whole.entries}
-    first = plan_stop(whole, observed, NOW, LIMITS, force=False)
+    first = plan_stop(whole, observed, NOW, force=False)
     assert first == (Terminate("n_frontend"), Terminate("n_planner"))
     observed["n_planner"] = ObservedProcess()
     observed["n_frontend"] = ObservedProcess(pid=1, terminated_s=NOW - 1)
-    assert plan_stop(whole, observed, NOW, LIMITS, force=False) == ()
+    assert plan_stop(whole, observed, NOW, force=False) == ()
     observed["n_frontend"] = ObservedProcess()
-    assert plan_stop(whole, observed, NOW, LIMITS, force=False) == (Terminate("n_decode"),)
+    assert plan_stop(whole, observed, NOW, force=False) == (Terminate("n_decode"),)
 
 
 def test_a_forced_stop_ends_all_at_once_and_kills_after_the_floor(whole):
     """Nobody waits for anybody, and nobody longer than the floor."""
     observed = {name: ObservedProcess(pid=1, terminated_s=NOW - 5) for name in whole.entries}
     observed["stranger"] = ObservedProcess(pid=1)
-    actions = plan_stop(whole, observed, NOW, LIMITS, force=True)
+    actions = plan_stop(whole, observed, NOW, force=True)
     assert [type(action) for action in actions] == [Kill, Kill, Kill, Terminate]
-    patient = plan_stop(whole, observed, NOW, LIMITS, force=False)
+    patient = plan_stop(whole, observed, NOW, force=False)
     assert patient == ()

@@ -7,7 +7,7 @@ from states import Disk
 
 from penstock.core.local_state import EntryState
 from penstock.local.liveness import ProcessId
-from penstock.local.record import Record
+from penstock.local.supervisor import Record
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import pytest
 from rich.console import Console
 
 from penstock.core.local_state import EntryState
-from penstock.local.ledger_tail import LedgerTail, LineFollower
 from penstock.local.probes import RouterQueue, RouterView, Traffic, WorkerView
 from penstock.local.render import render
-from penstock.local.status import PlannerView, read_planner, summarise
+from penstock.local.status import LedgerTail, LineFollower, PlannerView, read_planner, summarise
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.local_state import EntryState
-from penstock.local import process_log
+from penstock.local import plan, process_log
 from penstock.local import supervisor as supervisor_module
 from penstock.local.launcher import Ended
-from penstock.local.plan import Limits, ObservedProcess
+from penstock.local.plan import ObservedProcess
 from penstock.local.store import StateStore
 from penstock.local.supervisor import Supervisor
 
@@ -46,8 +46,8 @@ async def test_a_stop_does_not_wait_for_ever_for_a_process_that_resists_sigkill(
     monkeypatch.setattr(supervisor_module, "UNKILLABLE_S", 0.0)
     monkeypatch.setattr(supervisor_module, "TICK_S", 0.0)
     launcher = Unkillable()
-    figures = Limits(grace_floor_s=0.0)
-    supervisor = Supervisor(store, launcher, store.read(), figures)
+    monkeypatch.setattr(plan, "GRACE_FLOOR_S", 0.0)
+    supervisor = Supervisor(store, launcher, store.read())
     supervisor.adopt()
     supervisor.request_stop(force=True)
     await supervisor.run()
@@ -62,7 +62,7 @@ def test_a_process_that_ends_by_itself_is_quoted_whatever_its_code(store, tmp_pa
     state = store.read()
     process_log.log_path(str(tmp_path), "n_decode").write_text("no model given\n")
     state = replace(state, arbiter=replace(state.arbiter, log_dir=str(tmp_path)))
-    supervisor = Supervisor(store, Unkillable(), state, Limits())
+    supervisor = Supervisor(store, Unkillable(), state)
     assert supervisor._exit_reason(Ended("n_decode", 7, code), ObservedProcess(pid=7)) == reason
 
 
@@ -72,7 +72,7 @@ async def test_a_stop_that_had_begun_goes_on_after_a_kill_of_the_arbiter(store):
     stopping = replace(state, arbiter=replace(state.arbiter, stopping=True))
     store.write(stopping)
     launcher = Unkillable()
-    supervisor = Supervisor(store, launcher, stopping, Limits())
+    supervisor = Supervisor(store, launcher, stopping)
     supervisor.adopt()
     await supervisor.stop_tick()
     assert launcher.sent == [("n_decode", signal.SIGTERM)]

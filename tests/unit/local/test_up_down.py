@@ -19,7 +19,7 @@ from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
 from penstock.local.private import make_endpoints
 from penstock.local.store import StateStore
 from penstock.local.up import _wait_ready, prepare, ready_timeout_s, up
-from penstock.runtimes import extras
+from penstock.runtimes import build as runtimes_build
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_a_start_that_is_given_up_names_the_option_that_waits_longer(state
 
 def test_a_missing_package_is_said_before_anything_starts(tmp_path, state_folder, monkeypatch):
     """What `validate` notices, `up` says too, on stderr and even if the graph cannot start."""
-    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
+    monkeypatch.setattr(runtimes_build, "find_spec", lambda _name: None)
     path = tmp_path / "tiny.yaml"
     path.write_text(GRAPH + "  planner: {metrics: {source: prometheus, prometheusUrl: 'http://p:9090'}}\n")
     with socket.socket() as server:
@@ -118,7 +118,7 @@ async def test_a_graph_whose_planner_lacks_a_package_is_refused_and_validated_wi
     tmp_path, state_folder, monkeypatch
 ):
     """`up` names the package and pip's command; without the planner it is no obstacle."""
-    monkeypatch.setattr(extras, "find_spec", lambda _name: None)
+    monkeypatch.setattr(runtimes_build, "find_spec", lambda _name: None)
     path = tmp_path / "tiny.yaml"
     path.write_text(GRAPH + "  planner: {metrics: {source: prometheus, prometheusUrl: 'http://p:9090'}}\n")
     with pytest.raises(InvalidSpecError, match=r"prometheusUrl: .*pip install 'penstock\[prometheus\]'"):

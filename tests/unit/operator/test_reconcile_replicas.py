@@ -260,10 +260,15 @@ async def test_idle_workers_of_a_deleted_graph_end_at_once(api):
     assert await _ended(api, {"decode-1": IDLE, "prefill-1": BUSY}) == {"decode-1": 1}
 
 
-async def test_idle_routers_of_a_deleted_graph_end_at_once_and_workers_beside_them(api):
-    """They have left their Service, and hold no request."""
+async def test_idle_workers_leave_beside_idle_routers_which_keep_their_own_end(api):
+    """First out of their Services, so that a late request is refused; they end once routers have heard of it."""
     loads = dict.fromkeys(("f-1", "f-2", "decode-1", "prefill-1"), IDLE)
-    assert await _ended(api, loads) == dict.fromkeys(loads, 1)
+    assert await _ended(api, loads) == {}
+    assert {api.at("Pod", each)["metadata"]["labels"]["penstock.dev/serving"] for each in loads} == {
+        "true",
+        "draining",
+    }
+    assert api.at("Pod", "decode-1")["metadata"]["labels"]["penstock.dev/serving"] == "draining"
 
 
 @pytest.mark.parametrize("load", [BUSY, Load(0, 0, None), None])

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.performance.capacity import Load, UnreachableError, plan_capacity
-from penstock.performance.queueing import most_in_flight, wait_probability, wait_quantile_s
+from penstock.performance.capacity import (
+    Load,
+    UnreachableError,
+    most_in_flight,
+    plan_capacity,
+    wait_probability,
+    wait_quantile_s,
+)
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import Sweep
 

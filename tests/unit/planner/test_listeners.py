@@ -17,7 +17,13 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from penstock.api import Role
 from penstock.core.errors import PortInUseError
-from penstock.core.histogram import ROUTER_ITL_BOUNDS_S, ROUTER_TTFT_BOUNDS_S, BucketCounts, quantile
+from penstock.core.histogram import (
+    ROUTER_ITL_BOUNDS_S,
+    ROUTER_TTFT_BOUNDS_S,
+    BucketCounts,
+    quantile,
+    share_within,
+)
 from penstock.core.http.client import ConnectionPool
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.dashboard import Dashboard
@@ -28,7 +34,7 @@ from penstock.planner.figures import Figures
 from penstock.planner.files import SnapshotWriter
 from penstock.planner.metrics import PlannerMetrics, serve
 from penstock.planner.series import points
-from penstock.planner.sources.latency import gained, share_within
+from penstock.planner.sources.latency import gained
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -218,7 +224,7 @@ async def test_metrics_and_health_are_served_and_a_taken_port_is_named():
 
 async def test_the_state_file_holds_the_planner_now(world):
     """Pools, last decisions with sentences, what it is doing."""
-    writer = SnapshotWriter(world.folder, now_s=lambda: world.time.at_s)
+    writer = SnapshotWriter(world.folder, world.config, now_s=lambda: world.time.at_s)
     world.watch(writer)
     world.load.kv = lambda _now, _workers: 0.95
     await world.run_until(35)

@@ -10,9 +10,10 @@ from penstock.core.errors import ConfigError
 from penstock.performance.quality import GAP_RATIO
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import DecodePoint
-from penstock.profiler import estimate, gpus, points
+from penstock.profiler import estimate, points
 from penstock.profiler.plan import ProfileConfig, family, plan_profile
 from penstock.profiler.points import Limits
+from penstock.profiler.workers import detect_gpus
 
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
 
@@ -126,7 +127,7 @@ def script(folder, text):
 
 def test_nothing_is_found_on_a_bare_machine(bare):
     """Unknown, not zero."""
-    assert gpus.detect() is None
+    assert detect_gpus() is None
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_the_program_lists_them(bare, text, found):
     """A line each; a failure is unknown."""
     script(bare, text)
 
-    assert gpus.detect() == found
+    assert detect_gpus() == found
 
 
 @given(st.integers(1, 20_000), st.integers(1, 2000), st.integers(500, 500_000), st.integers(256, 131_072))

@@ -6,7 +6,7 @@ from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import Demand
 from penstock.planner.decision_steps import Forecast
-from penstock.report.demand import demand_bins, demand_line, demand_summary
+from penstock.report.analysis import demand_bins, demand_line, demand_summary
 from penstock.report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
 
 

@@ -200,7 +200,7 @@ class Harness:
         """Start a prefill and a decode worker."""
         return await self.worker("prefill"), await self.worker("decode")
 
-    async def router(self, *workers, statefile=None, config=None, ready=True, **settings):
+    async def router(self, *workers, statefile=None, config=None, ready=True, tracing=None, **settings):
         """Start a router, and wait until it would serve."""
         specs = tuple(WorkerSpec(each.name, Role(each.role), each.url) for each in workers)
         roles = {each.role for each in workers}
@@ -212,7 +212,8 @@ class Harness:
                 statefile=statefile,
                 workers=() if statefile else specs,
                 **{"graph_secret": SECRET, **settings},
-            )
+            ),
+            tracing,
         )
         await server.start()
         self._closers.append(server.close)

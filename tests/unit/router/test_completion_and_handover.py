@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.http.messages import request_id
 from penstock.router.core.retries import KvLease
-from penstock.router.proxy.call import request_id
 from penstock.router.proxy.completion import ApiEndpoint, RequestRefused, parse_completion
 from penstock.router.proxy.kv_transfer import (
     Prefilled,

@@ -46,7 +46,7 @@ async def start(harness, write_graph, *workers, count=2, config=None, **settings
 async def cut(router):
     """Let a router vanish for the others, as if it were killed; it goes on by itself."""
     server = router.server
-    server._ticker.cancel()
+    server._tasks[0].cancel()
     await group_of(router).close()
     await server._http.close(grace_s=0)
 

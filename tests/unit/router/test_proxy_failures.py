@@ -383,3 +383,20 @@ async def test_a_request_that_cannot_be_passed_on_takes_no_worker_away(harness, 
     assert (refused.status, _error(refused)["code"]) == (400, "body_too_deep")
     await router.assert_idle()
     assert (await router.post()).status == 200
+
+
+async def test_a_failure_is_logged_once_under_its_request_id(harness, caplog):
+    """Every line of a request names it, the router's own last word too; a rejection is no failure."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, config={"retries": {"maxPerRequest": 1}})
+    for number in (b"mine-1", b"mine-2"):
+        worker.script = [harness.answers.drop()] * 2
+        answer = await router.post(
+            headers=((b"content-type", b"application/json"), (b"x-request-id", number))
+        )
+        assert (answer.status, answer.headers[b"x-request-id"]) == (502, number)
+    worker.script = [harness.answers.status(400)]
+    await router.post()
+    lines = [each for each in caplog.records if each.message == "request failed"]
+    assert [each.keys["request_id"] for each in lines] == ["mine-1", "mine-2"]
+    assert (lines[0].keys["error"], lines[0].keys["worker"]) == ("upstream_broken", worker.name)

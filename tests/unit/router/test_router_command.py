@@ -36,7 +36,7 @@ def settings_of(monkeypatch):
         seen = []
 
         class Server:
-            def __init__(self, settings):
+            def __init__(self, settings, tracing):
                 settings.check()
                 seen.append(settings)
                 self.serve = None

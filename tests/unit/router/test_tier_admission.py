@@ -168,7 +168,7 @@ async def test_a_shed_request_is_answered_503_and_counts_as_an_arrival(harness):
     worker = await harness.worker("aggregated")
     router = await harness.router(worker, config={"tiers": {"enabled": True}})
     monitor = router.server.core.tiers.monitor
-    router.server._ticker.cancel()
+    router.server._tasks[0].cancel()
     now_s = 0.0
     for _ in range(2):
         monitor.evaluate(now_s, {Tier.PREMIUM: [9.0] * 30})
@@ -191,7 +191,7 @@ async def test_a_request_of_several_prompts_is_shed_like_others(harness):
     """It goes to a decode worker without a prefill, and past no frontend."""
     prefill, decode = await harness.pair()
     router = await harness.router(prefill, decode, config={"tiers": {"enabled": True}})
-    router.server._ticker.cancel()
+    router.server._tasks[0].cancel()
     for now_s in (0.0, 10.0):
         router.server.core.tiers.monitor.evaluate(now_s, {Tier.PREMIUM: [9.0] * 30})
     background = (JSON, (b"x-penstock-tier", b"background"))

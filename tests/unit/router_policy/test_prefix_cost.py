@@ -1,13 +1,19 @@
 """Prefix cost: a recomputed token weighs as much as four waiting ones."""
 
-import pytest
+import random
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.api import QueueOrder, Tier
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.queue_state import QueueSettings
 from penstock.router.policy.baselines import MinTtft
 from penstock.router.policy.dualmap import DualMap, DualMapSettings, PairChoice
-from penstock.router.policy.prefix_cost import PrefixCost
+from penstock.router.policy.prefix_cost import PrefixCost, cheapest, prefix_cost
 from penstock.router.policy.routing_policy import Arrival
+from penstock.router.policy.tiers import TierSettings
 from penstock.router.policy.worker_queue import WorkerLoad
 
 CHAIN = tuple(range(11, 19))
@@ -145,3 +151,43 @@ def test_a_slow_measurement_of_an_idle_worker_is_forgotten(idle_s, expected):
         placement.submit(item, Arrival((1000 + item,), 1000), now_s)
 
     assert [placement.worker_of(item) for item in range(26)].count("twin") in expected
+
+
+def full_scan(pool, arrival, estimates):
+    """The choice as it is defined: every cost is computed, then of those within 2% the one that remembers least is taken."""
+    costs = [prefix_cost(each, arrival, each.uncached(arrival), estimates) for each in pool]
+    as_good = min(costs) * 1.02
+    _, at = min((pool[at].index.count, at) for at, cost in enumerate(costs) if cost <= as_good)
+    return pool[at], pool[at].uncached(arrival)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 1 << 30), st.sampled_from([None, TierSettings()]), st.sampled_from([None, 4000]))
+def test_the_choice_is_that_of_a_full_scan(seed, tiers, slots):
+    """Whatever waits, runs, decodes or is late at workers of unlike throughput, and whatever they hold."""
+    rng = random.Random(seed)
+    rules = QueueSettings(slot_tokens=slots, order=QueueOrder.IN_TIME_FIRST, slo_s=0.5, tiers=tiers)
+    queue = DispatchQueue(PrefixCost(), rules)
+    paces = {name: rng.choice([5_000, 10_000, 30_000]) for name in "abcdefgh"}
+    queue.set_workers(map(WorkerLoad, paces), 0.0)
+    now_s, running = 0.0, []
+    for item in range(60):
+        now_s += rng.expovariate(40)
+        chain = (rng.randrange(3), 10 + rng.randrange(6), 100 + rng.randrange(12), 1000 + item)
+        arrival = Arrival(
+            chain[: rng.randrange(5)],
+            rng.randrange(1, 4000),
+            tier=rng.choice(list(Tier)),
+            tenant=rng.choice("xy"),
+        )
+        queue._estimates.now_s = now_s
+        pool = list(queue._workers.values())
+        assert cheapest(pool, arrival, queue._estimates) == full_scan(pool, arrival, queue._estimates)
+        queue.submit(item, arrival, now_s)
+        running += [(each.item, each.uncached / paces[each.worker]) for each in queue.dispatch(now_s)]
+        while running and rng.random() < 0.5:
+            done, took_s = running.pop(rng.randrange(len(running)))
+            now_s += took_s * rng.random()
+            queue.prefilled(done, now_s)
+            if rng.random() < 0.5:
+                queue.release(done, now_s)

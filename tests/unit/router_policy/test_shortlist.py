@@ -105,7 +105,7 @@ def test_the_choice_is_as_good_as_a_full_scan(seed, holders):
 def see_each_load(shortlist: Shortlist, queues):
     """Let one turn of the fleet pass in which nothing is placed."""
     for _ in range(FLEET // 8 + 1):
-        shortlist.candidates(Arrival((), 1), queues._workers, queues._estimates)
+        shortlist.candidates((), queues._workers, queues._estimates)
 
 
 def test_small_fleets_are_asked_whole():

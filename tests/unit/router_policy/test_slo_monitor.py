@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import SheddingConfig, Tier
-from penstock.core.percentiles import percentile
+from penstock.core.histogram import percentile
 from penstock.router.policy.slo_monitor import EndedRequest, SlidingWindow, SloMonitor
 from penstock.router.policy.tiers import TierSettings
 

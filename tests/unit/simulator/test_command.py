@@ -100,18 +100,6 @@ def test_planners_are_compared_under_one_router():
     assert [row["policy"] for row in orjson.loads(bare.stdout)["summary"]] == ["round-robin"]
 
 
-@pytest.mark.parametrize(
-    ("flag", "text", "told"),
-    [("--qps", "fast", "numbers with commas"), ("--routers", "1.5", "whole numbers")],
-)
-def test_numbers_must_be_numbers(flag, text, told):
-    """Usage error, exit 2."""
-    result = run(*FAST, flag, text)
-
-    assert result.exit_code == 2
-    assert told in result.output
-
-
 def test_what_happens_is_given_by_options():
     """Metrics away, a restart, a cut budget, small nodes; a pool grows at 5 s; a worker dies at 3 s until 8 s."""
     result = run(

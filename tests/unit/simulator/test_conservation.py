@@ -10,16 +10,22 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.simulator.faults import Fault, FaultPeriod, Faults
-from penstock.simulator.frontend import FrontendCounters, GapHistogram
-from penstock.simulator.jobs import Job
+from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.planning import VirtualPlanner
-from penstock.simulator.scenario import ProfiledModel, Resize, WorkerFailure, unbounded_router
+from penstock.simulator.scenario import (
+    Fault,
+    FaultPeriod,
+    Faults,
+    ProfiledModel,
+    Resize,
+    RouterGroup,
+    WorkerFailure,
+    unbounded_router,
+)
 from penstock.simulator.scoreboard import score
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.sweep import RunSpec, simulate
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock.workload.traces import TraceRequest
 
 SMALL = ProfiledModel("a100-llama-8b-bf16-tp1", kv_tokens=9000)
 """A cache that three of the prompts below fill."""
@@ -28,6 +34,10 @@ ROWS = st.lists(
     st.tuples(st.floats(0, 0.5), st.integers(1, 4000), st.integers(1, 120)), min_size=1, max_size=20
 )
 """(gap to the arrival before, prompt tokens, output tokens)."""
+
+RESIZES = st.lists(
+    st.tuples(st.floats(0, 6), st.sampled_from([Role.PREFILL, Role.DECODE]), st.integers(1, 4)), max_size=6
+)
 
 PATIENT = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -54,32 +64,54 @@ def watched(world, look):
 @PATIENT
 @given(
     rows=ROWS,
+    policy=st.sampled_from(["dualmap", "prefix-cost", "least-loaded"]),
+    routers=st.integers(1, 3),
     bound=st.none() | st.integers(1, 4),
     wait_s=st.none() | st.floats(0.1, 3),
-    deaths=st.lists(st.tuples(st.floats(0, 4), st.sampled_from(["prefill-0", "decode-0"])), max_size=2),
+    resizes=RESIZES,
+    deaths=st.lists(
+        st.tuples(
+            st.floats(0, 4), st.sampled_from(["prefill-0", "prefill-1", "decode-0"]), st.floats(0.1, 3)
+        ),
+        max_size=3,
+    ),
     away=st.none() | st.tuples(st.floats(0, 3), st.floats(0.1, 2)),
 )
-def test_served_refused_and_failed_are_all_requests(
-    split_world, arrivals, *, rows, bound, wait_s, deaths, away
+def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
+    split_world, arrivals, *, rows, policy, routers, bound, wait_s, resizes, deaths, away
 ):
-    """With a bounded queue, a bounded wait, deaths and a router that is away, each request counts in one place."""
+    """With bounded queues and waits, joins, leaves, deaths and a router that is away, each counts in one place.
+
+    The world itself asserts the budget after every event.
+    """
     periods = () if away is None else (FaultPeriod(Fault.ROUTER_DOWN, away[0], away[0] + away[1]),)
     given = {"maxRequests": bound, "maxWaitSeconds": wait_s}
     queue = {key: value for key, value in given.items() if value is not None}
     scenario = split_world(
-        1,
-        1,
-        router=unbounded_router("least-loaded", prefillQueue=queue),
-        failures=tuple(WorkerFailure(at_s, name, at_s + 1.0) for at_s, name in deaths),
+        2,
+        2,
+        router=unbounded_router(policy, prefillQueue=queue),
+        routers=RouterGroup(routers),
+        cold_start_s=0.5,
+        max_gpus=6,
+        resizes=tuple(Resize(*each) for each in resizes),
+        failures=tuple(WorkerFailure(at_s, name, at_s + down_s) for at_s, name, down_s in deaths),
         faults=Faults(periods),
     )
+    world = Simulation(scenario, arrivals(rows))
 
-    requests = Simulation(scenario, arrivals(rows)).run().requests
+    recording = world.run()
 
+    requests = recording.requests
     assert len(requests.is_ok) == len(rows)
+    assert all(job.outcome is not None for job in world.jobs)
     assert not (requests.is_ok & requests.is_rejected).any()
     assert (np.isnan(requests.ttft_s) == ~requests.is_ok).all()
     assert (np.isnan(requests.e2e_s) == ~requests.is_ok).all()
+    assert max(sample.gpus for sample in recording.samples) <= 6
+    for worker in world.fleet:
+        assert not worker.jobs
+        assert (worker.pending_tokens, worker.prompt_tokens) == (0, 0)
 
 
 @PATIENT
@@ -115,32 +147,6 @@ def test_a_cache_is_filled_and_never_overfilled(split_world, request_at):
     assert 0.95 < max(used) <= 1.0
 
 
-@PATIENT
-@given(
-    rows=ROWS,
-    resizes=st.lists(
-        st.tuples(st.integers(0, 6), st.sampled_from([Role.PREFILL, Role.DECODE]), st.integers(1, 4)),
-        max_size=5,
-    ),
-)
-def test_gpu_seconds_are_the_integral_of_the_gpus_held(split_world, arrivals, *, rows, resizes):
-    """To a sample's length for each GPU that comes or goes; draining workers count until they are gone."""
-    scenario = split_world(
-        2, 2, cold_start_s=0.7, resizes=tuple(Resize(float(at_s), *rest) for at_s, *rest in resizes)
-    )
-    world = Simulation(scenario, arrivals(rows))
-    held = [(0.0, 4)]
-
-    recording = watched(world, lambda: held.append((world.kernel.now_s, world.fleet.placed_gpus)))
-
-    times = np.array([at_s for at_s, _ in held] + [recording.end_s])
-    gpus = np.array([count for _, count in held])
-    moved = np.abs(np.diff(gpus)).sum()
-    assert recording.gpu_s == pytest.approx(
-        (np.diff(times) * gpus).sum(), abs=scenario.sample_s * moved + 1e-6
-    )
-
-
 def test_a_growing_pool_costs_from_when_it_was_asked_for(simple_world, request_at):
     """2 GPUs for 10 s, then 5 until the last answer at 21 s, cold starts included: 75 GPU-seconds."""
     scenario = simple_world(2, resizes=(Resize(10.0, Role.AGGREGATED, 5),), cold_start_s=30.0)
@@ -166,11 +172,7 @@ def test_start_ups_can_vary_about_their_mean(simple_world, request_at):
 @PATIENT
 @given(
     rows=ROWS,
-    resizes=st.lists(
-        st.tuples(st.floats(0, 6), st.sampled_from([Role.PREFILL, Role.DECODE]), st.integers(1, 4)),
-        min_size=1,
-        max_size=6,
-    ),
+    resizes=RESIZES,
     policy=st.sampled_from(["dualmap", "prefix-cost", "least-loaded", "round-robin"]),
 )
 @example(
@@ -181,30 +183,33 @@ def test_start_ups_can_vary_about_their_mean(simple_world, request_at):
 def test_scaling_loses_nothing_and_repeats_nothing(split_world, arrivals, *, rows, resizes, policy):
     """Whatever pools are resized to, all are served at the first try, by workers that hold their GPUs until then.
 
-    What drains is gone in the end.
+    What drains is gone in the end. GPU-seconds are the integral of the GPUs held, to a sample's length for each GPU that
+    comes or goes.
     """
     ordered = sorted(resizes, key=lambda each: each[0])
-    scenario = split_world(
-        3,
-        3,
-        router=unbounded_router(policy),
-        cold_start_s=0.5,
-        resizes=tuple(Resize(*each) for each in ordered),
-    )
+    resized = tuple(Resize(*each) for each in ordered)
+    scenario = split_world(3, 3, router=unbounded_router(policy), cold_start_s=0.5, resizes=resized)
     world = Simulation(scenario, arrivals([*rows, (60.0, 10, 1)]))
+    held = [(0.0, 6)]
 
-    def all_have_their_workers():
+    def look():
+        held.append((world.kernel.now_s, world.fleet.placed_gpus))
         present = {worker.name for worker in world.fleet}
         for job in world.jobs:
             if job.outcome is None and job.handed_s is not None:
                 assert (job.decoder or job.worker) in present
 
-    recording = watched(world, all_have_their_workers)
+    recording = watched(world, look)
 
     assert recording.requests.is_ok.all()
     assert {job.tries.retries for job in world.jobs} == {0}
     wanted = {Role.PREFILL: 3, Role.DECODE: 3} | {role: count for _, role, count in ordered}
     assert recording.samples[-1].replicas == {role: (count, 0, 0) for role, count in wanted.items()}
+    times = np.array([at_s for at_s, _ in held] + [recording.end_s])
+    gpus = np.array([count for _, count in held])
+    moved = np.abs(np.diff(gpus)).sum()
+    expected = (np.diff(times) * gpus).sum()
+    assert recording.gpu_s == pytest.approx(expected, abs=scenario.sample_s * moved + 1e-6)
 
 
 def test_the_queue_s_length_follows_from_its_waits(simple_world):
@@ -242,78 +247,23 @@ class _Recorder(VirtualPlanner):
 
     def tick(self, now_s, seen, scale):
         self.seen.append(seen)
+        self.at_s = now_s
         return super().tick(now_s, seen, scale)
-
-
-def _job(index, arrival_s, tokens=100):
-    return Job(index, TraceRequest(arrival_s, tokens, 7, (index,), index), (index,))
-
-
-def test_a_request_is_counted_once_on_its_way():
-    """It arrives, waits, is computed and answered; each pull shows what was new since the last."""
-    frontend = FrontendCounters(GapHistogram())
-    job = _job(0, 1.0)
-    frontend.arrived(job, 60)
-    frontend.queued(job)
-
-    first = frontend.take(3.0, {})
-    frontend.given(job, "prefill-0")
-    second = frontend.take(4.0, {})
-    frontend.prefilled(job)
-    frontend.first_token(job, 5.0)
-    frontend.completed(job)
-    third = frontend.take(6.0, {})
-
-    assert (
-        first.period_s,
-        first.arrivals,
-        first.prompt_tokens,
-        first.uncached_tokens,
-        first.waiting,
-        first.waiting_tokens,
-        first.oldest_wait_s,
-    ) == (3.0, 1, 100, 60, 1, 60, 2.0)
-    assert (
-        second.arrivals,
-        second.waiting,
-        second.oldest_wait_s,
-        second.in_flight_tokens,
-        second.prefilling_workers,
-    ) == (0, 0, None, 60, 1)
-    assert (
-        third.prefilled_tokens,
-        third.ttft_count,
-        third.ttft_sum_s,
-        third.completed,
-        third.output_tokens,
-        third.prefilling_workers,
-    ) == (60, 1, 4.0, 1, 7, 0)
-
-
-def test_a_job_whose_worker_died_waits_again_and_is_no_second_arrival():
-    """The dead worker has computed nothing."""
-    frontend = FrontendCounters(GapHistogram())
-    job = _job(0, 0.0)
-    frontend.arrived(job, 100)
-    frontend.queued(job)
-    frontend.given(job, "prefill-0")
-    frontend.lost(job)
-    frontend.queued(job)
-
-    demand = frontend.take(2.0, {})
-
-    assert (demand.arrivals, demand.waiting, demand.prefilled_tokens, demand.in_flight_tokens) == (1, 1, 0, 0)
 
 
 @pytest.mark.parametrize("aggregated", [False, True])
 def test_a_world_shows_its_planner_every_request(split_world, aggregated):
-    """Over a run the sums are the workload's, and tokens that arrived were computed, wait or are in flight."""
+    """Over a run the sums are the workload's, and tokens that arrived were computed, wait or are in flight.
+
+    A request whose worker died waits again and is no second arrival.
+    """
     workload = prepare(WorkloadSpec("mooncake", limit=120), seed=0)
     scenario = split_world(2, 1, planner=DecideConfig(max_gpu_budget=None))
     if aggregated:
         pool = replace(scenario.pool(Role.PREFILL), role=Role.AGGREGATED)
         scenario = replace(scenario, pools=(pool,))
-    world = Simulation(scenario, workload.requests)
+    entry = f"{scenario.entry_role.value}-0"
+    world = Simulation(replace(scenario, failures=(WorkerFailure(30.2, entry, 40.0),)), workload.requests)
     world.control.planner = recorder = _Recorder()
 
     world.run()
@@ -323,8 +273,14 @@ def test_a_world_shows_its_planner_every_request(split_world, aggregated):
     for demand in seen:
         balance += demand.uncached_tokens - demand.prefilled_tokens
         assert balance == demand.waiting_tokens + demand.in_flight_tokens
+    assert any(job.tries.retries for job in world.jobs)
     assert sum(demand.arrivals for demand in seen) == 120
     assert sum(demand.prompt_tokens for demand in seen) == sum(r.input_tokens for r in workload.requests)
+    begun = [job for job in world.jobs if (job.first_token_s or np.inf) < recorder.at_s]
+    ended = [job for job in begun if job.outcome is JobOutcome.OK and job.ended_s < recorder.at_s]
+    assert sum(demand.ttft_count for demand in seen) == len(begun)
+    assert sum(demand.completed for demand in seen) == len(ended)
+    assert aggregated or any(demand.oldest_wait_s for demand in seen)
     assert any(demand.prefilling_workers == 2 for demand in seen)
     role = Role.AGGREGATED if aggregated else Role.DECODE
     assert any(demand.in_flight[role] for demand in seen)

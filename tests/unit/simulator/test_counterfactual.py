@@ -16,8 +16,7 @@ from penstock.report.analysis import GpuUse, violations
 from penstock.report.counterfactual import sentences
 from penstock.report.findings import RunReport, analyse
 from penstock.report.ledger_view import LedgerSample, PlannerRun
-from penstock.simulator.counterfactual import Effort, compare
-from penstock.simulator.counterfactual_setting import MOST_SPLITS, recorded_traffic, setting_of
+from penstock.simulator.counterfactual import MOST_SPLITS, Effort, compare, recorded_traffic, setting_of
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
 from penstock.workload.statistics import ScheduleLag, summarise

@@ -9,8 +9,7 @@ from penstock.core.errors import ConfigError
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Reason
 from penstock.simulator.baselines import configured
-from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
-from penstock.simulator.scenario import Resize, WorkerFailure
+from penstock.simulator.scenario import BudgetChange, Fault, FaultPeriod, Faults, Resize, WorkerFailure
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
 

@@ -9,7 +9,7 @@ from penstock.cli.engine import serve
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.runtimes.build import process_specs
-from penstock.runtimes.process import RuntimeContext
+from penstock.runtimes.protocol import RuntimeContext
 from penstock.simulator.frontend import GapHistogram
 from penstock.simulator.scenario import graph_pools
 from penstock.simulator.servers import EngineModel

@@ -1,143 +1,334 @@
-"""Twice the load that a fleet can serve, through the live router's core: with rejection TTFT is kept, without it grows."""
+"""More load than a fleet can serve, through the live router's core: rejection keeps TTFT, tiers keep premium's."""
 
+from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
-from penstock.api import Role
+from penstock.api import Role, RouterConfig, Tier
+from penstock.engine.serve.settings import PreemptionFlag
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.router.policy.busy import NO_THRESHOLDS, BusyThresholds
 from penstock.simulator.jobs import JobOutcome
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, RouterGroup, Scenario, unbounded_router
+from penstock.simulator.scoreboard import tier_scores
 from penstock.simulator.simulation import Simulation
+from penstock.simulator.workload import Workload
+from penstock.workload.arrivals import Spread
+from penstock.workload.traces import TraceRequest
 
-PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1")
+PROFILE = ProfiledModel("a100-llama-8b-bf16-tp1", request_queue=2)
+OK, REJECTED = JobOutcome.OK, JobOutcome.REJECTED
 POLICIES = ("least-loaded", "prefix-cost")
-PROMPT_TOKENS, OUTPUT_TOKENS = 2000, 20
+PROMPT_TOKENS = 2000
+"""About 0.13 s of prefill."""
 
 
-def world_of(
-    policy,
-    thresholds,
-    request_at,
-    *,
-    gap_s,
-    last_s,
-    split=False,
-    routers=RouterGroup(),  # noqa: B008 - frozen
-    workers=2,
-    limit=None,
-    **more,
-):
-    """Make a world to which a request comes each ``gap_s``."""
-    roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
+def evenly(gap_s, last_s, tiers=(None,)):
+    """Return requests at equal gaps that share nothing and ask for the tiers in turn."""
+    return [
+        TraceRequest(at * gap_s, PROMPT_TOKENS, 20, None, at + 1, tier=tiers[at % len(tiers)])
+        for at in range(int(last_s / gap_s))
+    ]
+
+
+def world_of(policy, requests, *, thresholds=NO_THRESHOLDS, split=False, model=PROFILE, workers=2, **more):
+    """Make a world of a few workers a role behind a queue without bounds, unless the section has some."""
     admission = {
         "mode": "none" if thresholds is NO_THRESHOLDS else "token-capacity",
         "activeDecodeBlocksThreshold": thresholds.active_decode_blocks,
         "activePrefillTokensThreshold": thresholds.active_prefill_tokens,
     }
-    router = unbounded_router(policy, admission=admission, prefillQueue={"order": "arrival"})
-    model = replace(PROFILE, request_limit=limit, request_queue=2)
-    scenario = Scenario(
-        pools=[PoolSpec(role, workers, model) for role in roles], router=router, routers=routers, **more
-    )
-    count = int(last_s / gap_s)
-    requests = [
-        request_at(index * gap_s, PROMPT_TOKENS, OUTPUT_TOKENS, line=index + 1) for index in range(count)
+    router = more.pop("router", None) or unbounded_router(policy, **more.pop("section", {}))
+    router = RouterConfig.model_validate({**router.to_manifest(), "policy": policy, "admission": admission})
+    roles = (Role.PREFILL, Role.DECODE) if split else (Role.AGGREGATED,)
+    return Simulation(Scenario([PoolSpec(role, workers, model) for role in roles], router, **more), requests)
+
+
+def ran(*arguments, **more):
+    """Return the jobs of a world when it has run."""
+    world = world_of(*arguments, **more)
+    world.run()
+    return world.jobs
+
+
+def count(jobs, outcome, tier=None):
+    """Return how many jobs ended so, of one tier or of all."""
+    return sum(job.outcome is outcome and tier in {None, job.request.tier} for job in jobs)
+
+
+def ttft_p99_s(jobs):
+    """Return the p99 TTFT of those that were served, seconds."""
+    served = [job.first_token_s - job.request.arrival_s for job in jobs if job.outcome is OK]
+    return float(np.percentile(served, 99))
+
+
+def ttft_by_third(jobs):
+    """Return the same for each third of a run."""
+    third_s = jobs[-1].request.arrival_s / 3
+    return [
+        ttft_p99_s([job for job in jobs if min(2, int(job.request.arrival_s / third_s)) == third])
+        for third in range(3)
     ]
-    return Simulation(scenario, requests)
 
 
-def ttft_by_third(world):
-    """Return the p99 TTFT of the accepted requests of each third of a run, seconds."""
-    jobs = [job for job in world.jobs if job.outcome is JobOutcome.OK]
-    last_s = world.jobs[-1].request.arrival_s
-    thirds = [[], [], []]
-    for job in jobs:
-        third = min(2, int(3 * job.request.arrival_s / last_s))
-        thirds[third].append(job.first_token_s - job.request.arrival_s)
-    return [float(np.percentile(each, 99)) for each in thirds]
+# -- rejection ------------------------------------------------------------------------------------------
+
+
+ARRIVAL = {"prefillQueue": {"order": "arrival"}}
 
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_accepted_requests_keep_their_ttft_under_twice_the_load(policy, split, request_at):
-    """A request takes about 0.13 s of prefill; two workers get one each 0.033 s for 60 s."""
-    shape = {"gap_s": 0.033, "last_s": 60.0, "split": split}
-    with_it = world_of(policy, BusyThresholds(0.9, 4000), request_at, **shape)
-    with_it.run()
-    without = world_of(policy, NO_THRESHOLDS, request_at, **shape)
-    without.run()
+def test_accepted_requests_keep_their_ttft_under_twice_the_load(policy, split):
+    """Two workers get a request each 0.033 s for 60 s; without rejection TTFT grows to the end."""
+    shape = {"split": split, "section": ARRIVAL}
+    with_it = ran(policy, evenly(0.033, 60.0), thresholds=BusyThresholds(0.9, 4000), **shape)
+    kept, grown = ttft_by_third(with_it), ttft_by_third(ran(policy, evenly(0.033, 60.0), **shape))
 
-    kept, grown = ttft_by_third(with_it), ttft_by_third(without)
     assert max(kept) < 1.0
     assert kept[2] < 1.5 * kept[0]
     assert grown[2] > 4 * grown[0] / 3 > 4
-    rejected = sum(job.outcome is JobOutcome.REJECTED for job in with_it.jobs)
-    served = sum(job.outcome is JobOutcome.OK for job in with_it.jobs)
-    assert rejected + served == len(with_it.jobs)
-    assert 0.3 < rejected / len(with_it.jobs) < 0.7
+    assert count(with_it, OK) + count(with_it, REJECTED) == len(with_it)
+    assert 0.3 < count(with_it, REJECTED) / len(with_it) < 0.7
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_rejection_does_not_hide_demand_from_thresholds(split, request_at):
+def test_rejection_does_not_hide_demand_from_thresholds(split):
     """Mode load: one worker of each role at one and a half times its load grows, though nothing ever waits.
 
     Without it a third of all requests is rejected to the end.
     """
-    world = world_of(
-        "least-loaded", BusyThresholds(0.9, 4000), request_at, gap_s=0.09, last_s=120.0, split=split, workers=1,
-        planner=DecideConfig(mode=Mode.LOAD), max_gpus=8, cold_start_s=5.0,
+    jobs = ran(
+        "least-loaded", evenly(0.09, 120.0), thresholds=BusyThresholds(0.9, 4000), split=split, workers=1,
+        section=ARRIVAL, planner=DecideConfig(mode=Mode.LOAD), max_gpus=8, cold_start_s=5.0,
     )  # fmt: skip
-    world.run()
-    rejected = [job.request.arrival_s for job in world.jobs if job.outcome is JobOutcome.REJECTED]
+    rejected = [job.request.arrival_s for job in jobs if job.outcome is REJECTED]
     at_first, later = (sum(low <= at_s < low + 30 for at_s in rejected) for low in (0, 40))
     assert later < at_first / 4
 
 
 @pytest.mark.parametrize("gap_s", [0.033, 0.0132])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_threshold_below_a_prompt_keeps_ttft_as_if_unloaded(policy, gap_s, request_at):
+def test_a_threshold_below_a_prompt_keeps_ttft_as_if_unloaded(policy, gap_s):
     """At twice and five times the load a worker takes a prompt only while it has none: within 1.2 times alone."""
-    thresholds = BusyThresholds(0.9, PROMPT_TOKENS // 2)
-    alone = world_of(policy, thresholds, request_at, gap_s=1.0, last_s=30.0)
-    alone.run()
-    loaded = world_of(policy, thresholds, request_at, gap_s=gap_s, last_s=30.0)
-    loaded.run()
+    shape = {"thresholds": BusyThresholds(0.9, PROMPT_TOKENS // 2), "section": ARRIVAL}
+    alone, loaded = (ran(policy, evenly(each, 30.0), **shape) for each in (1.0, gap_s))
     assert max(ttft_by_third(loaded)) <= 1.2 * max(ttft_by_third(alone))
-    served = sum(job.outcome is JobOutcome.OK for job in loaded.jobs)
-    assert served / 30.0 > 10
+    assert count(loaded, OK) / 30.0 > 10
 
 
 @pytest.mark.parametrize("policy", ["prefix-cost", "dualmap", "least-loaded"])
 @pytest.mark.parametrize("deaths", [(), (5.0, 10.0)])
-def test_several_routers_oversubscribe_a_worker_by_a_prompt_at_most(policy, deaths, request_at):
+def test_several_routers_oversubscribe_a_worker_by_a_prompt_at_most(policy, deaths):
     """As one does, also after its picker's death: the successor knows what is in flight."""
     limit = 8000
-    gap_s = 0.02
-    world = world_of(
-        policy,
-        BusyThresholds(None, limit),
-        request_at,
-        gap_s=gap_s,
-        last_s=20.0,
-        routers=RouterGroup(4, pick_delay_s=0.001, picker_deaths_s=deaths),
-    )
+    group = RouterGroup(4, pick_delay_s=0.001, picker_deaths_s=deaths)
+    thresholds = BusyThresholds(None, limit)
+    world = world_of(policy, evenly(0.02, 20.0), thresholds=thresholds, section=ARRIVAL, routers=group)
     peaks = dict.fromkeys(("aggregated-0", "aggregated-1"), 0)
 
     def watch(_ended):
+        queue = world.routers[-1].core.entry_queue
         for name in peaks:
-            peaks[name] = max(peaks[name], tokens_of(world.routers[-1], name))
+            queued = queue.queued_tokens(name) + queue.prompt_tokens.pending.get(name, 0)
+            peaks[name] = max(peaks[name], queue.backlog_tokens / 2 or queued)
 
     world.run(watch, progress_events=1)
 
     assert limit < max(peaks.values()) <= limit + PROMPT_TOKENS
-    assert any(job.outcome is JobOutcome.REJECTED for job in world.jobs)
+    assert count(world.jobs, REJECTED)
 
 
-def tokens_of(router, name):
-    """Return the prompt tokens that one router has waiting for or running at a worker."""
-    queue = router.core.entry_queue
-    central = queue.backlog_tokens / 2
-    return central or queue.queued_tokens(name) + queue.prompt_tokens.pending.get(name, 0)
+# -- tiers ----------------------------------------------------------------------------------------------
+
+
+ORDER = (Tier.STANDARD, Tier.BACKGROUND, Tier.STANDARD, Tier.BACKGROUND, Tier.PREMIUM)
+SLO = {
+    "premium": {"ttftSeconds": 1.0, "tpotSeconds": 0.1, "endToEndSeconds": 10.0},
+    "standard": {"ttftSeconds": 3.0, "tpotSeconds": 0.2, "endToEndSeconds": 20.0},
+    "background": {"endToEndSeconds": 60.0},
+}
+NO_TARGETS = {"ttftSeconds": None, "tpotSeconds": None, "endToEndSeconds": None}
+PREEMPTING = replace(PROFILE, preemption=PreemptionFlag())
+
+
+def tiered(*, split=True, policy="prefix-cost", **tiers):
+    """Make a world with twice its load: a fifth premium, two fifths standard, two fifths background."""
+    section = {"tiers": {"enabled": True, "slo": SLO, **tiers}}
+    return world_of(policy, evenly(0.033, 60.0, ORDER), split=split, model=PREEMPTING, section=section)
+
+
+def of_tier(jobs, tier):
+    """Return the jobs of a tier."""
+    return [job for job in jobs if job.request.tier is tier]
+
+
+@pytest.mark.parametrize(
+    ("split", "policy"), [(True, "prefix-cost"), (False, "prefix-cost"), (True, "least-loaded")]
+)
+def test_premium_keeps_its_ttft_where_a_single_queue_grows(split, policy):
+    """Alike, all wait longer and longer; with tiers premium is ten times as fast, and background is shed."""
+    alike, world = tiered(split=split, policy=policy, enabled=False), tiered(split=split, policy=policy)
+    alike.run()
+    world.run()
+
+    premium, all_alike = of_tier(world.jobs, Tier.PREMIUM), of_tier(alike.jobs, Tier.PREMIUM)
+    assert ttft_p99_s(premium) < 1.0 < ttft_p99_s(all_alike) / 10
+    assert count(premium, REJECTED) == 0 < count(world.jobs, REJECTED, Tier.BACKGROUND)
+    assert count(world.jobs, OK) + count(world.jobs, REJECTED) == len(world.jobs)
+
+
+def test_without_shedding_background_is_served_its_share():
+    """Late, and not never."""
+    slo = {**SLO, "standard": NO_TARGETS, "background": NO_TARGETS}
+    world = tiered(slo=slo, shedding={"enabled": False})
+    world.run()
+    by_tier = [of_tier(world.jobs, tier) for tier in (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)]
+    waits = [ttft_p99_s(jobs) for jobs in by_tier]
+    assert waits == sorted(waits)
+    assert count(by_tier[2], OK) == len(by_tier[2])
+
+
+def test_shed_requests_are_demand_and_attain_nothing():
+    """The planner sees each as an arrival, refused, with its tokens; no promise to those admitted is broken."""
+    world = tiered()
+    recording = world.run()
+
+    shed = sum(each.shed for each in world.routers[0].core.tiers.counts.values())
+    demand = world.frontend.take(world.kernel.now_s, {})
+    assert demand.refused == shed > 0
+    assert (demand.arrivals, demand.prompt_tokens) == (len(world.jobs), len(world.jobs) * PROMPT_TOKENS)
+
+    workload = Workload("synthetic", tuple(job.request for job in world.jobs), 100, None, 0, 0, Spread.NONE)
+    scores = tier_scores(recording, workload, world.scenario)
+    assert list(scores) == ["premium", "standard", "background"]
+    assert sum(row["requests"] for row in scores.values()) == len(world.jobs) - 100
+    background = scores["background"]
+    admitted = 1 - background["rejected"] / background["requests"]
+    assert admitted < 1
+    assert background["attainment"] == pytest.approx(background["compliance"] * admitted, abs=1e-5)
+    assert scores["premium"]["compliance"] > 0.99
+
+
+# -- both: premium at 40% of the capacity, and so inside its half ------------------------------------------
+
+
+SHARED = (Tier.PREMIUM, Tier.STANDARD, Tier.BACKGROUND)
+DEFAULTS = BusyThresholds(0.85, 100_000)
+
+
+def traffic(factor, *, rate=17.0, prompt_tokens=PROMPT_TOKENS, output_tokens=20, seconds=40.0):
+    """Return Poisson arrivals: premium and standard inside their shares of ``rate``, all beyond is background."""
+    rng = np.random.default_rng(0)
+    times = np.cumsum(rng.exponential(1 / (rate * factor), int(rate * factor * seconds * 1.3)))
+    times = times[times < seconds]
+    tiers = rng.choice(len(SHARED), times.size, p=[0.4 / factor, 0.3 / factor, 1 - 0.7 / factor])
+    return [
+        TraceRequest(float(at_s), prompt_tokens, output_tokens, None, line, tier=SHARED[tier])
+        for line, (at_s, tier) in enumerate(zip(times, tiers, strict=True), 1)
+    ]
+
+
+def bounded():
+    """Return a router section with tiers that shed nothing and a queue of at most 60 s."""
+    slo = {tier: {**NO_TARGETS, "endToEndSeconds": 60.0} for tier in SHARED}
+    return RouterConfig.model_validate(
+        {"tiers": {"enabled": True, "slo": slo, "shedding": {"enabled": False}}}
+    )
+
+
+@cache
+def shares(policy, thresholds, factor, is_split, *, is_short_of_kv=False, request_limit=None):
+    """Return each tier's share of the prompts served and part of its requests rejected."""
+    model, shape = replace(PROFILE, request_limit=request_limit), {}
+    if is_short_of_kv:
+        model = replace(model, kv_tokens=16_000)
+        shape = {"prompt_tokens": 500, "output_tokens": 300, "rate": 6.5}
+    if request_limit is not None:
+        shape = {"prompt_tokens": 500, "output_tokens": 100, "rate": 7.0}
+    requests = traffic(factor, **shape)
+    jobs = ran(policy, requests, thresholds=thresholds, split=is_split, model=model, router=bounded())
+    arrived = Counter(job.tier for job in jobs)
+    rejected = Counter(job.tier for job in jobs if job.outcome is REJECTED)
+    served = arrived - rejected
+    return {tier: (served[tier] / served.total(), rejected[tier] / arrived[tier]) for tier in SHARED}
+
+
+def premium_and_standard_are_all_served(found):
+    """Return whether background alone was rejected."""
+    return [found[tier][1] for tier in (Tier.PREMIUM, Tier.STANDARD)] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("factor", [2, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("thresholds", [DEFAULTS, BusyThresholds(0.9, 8000), BusyThresholds(0.9, 1000)])
+@pytest.mark.parametrize(
+    ("policy", "is_split"), [("prefix-cost", False), ("least-loaded", False), ("prefix-cost", True)]
+)
+def test_tiers_inside_their_shares_are_not_rejected(policy, is_split, thresholds, factor):
+    """Background alone is, however low the threshold, and gets the 30% that is left, and what waits at the end."""
+    found = shares(policy, thresholds, factor, is_split)
+    assert premium_and_standard_are_all_served(found)
+    assert 0.1 < found[Tier.BACKGROUND][0] < 0.45
+    assert found[Tier.BACKGROUND][1] > 0.5
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_kv_blocks_are_shared_by_tiers_too(is_split):
+    """Where answers fill the KV cache and prompts hardly count, background alone is rejected."""
+    found = shares("prefix-cost", DEFAULTS, 3, is_split, is_short_of_kv=True)
+    assert premium_and_standard_are_all_served(found)
+    assert found[Tier.BACKGROUND][1] > 0.2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_slots_of_workers_with_a_request_limit_go_by_tier(policy):
+    """Four requests a worker: what is beyond waits by tier in the router, and premium gets no 503 behind background.
+
+    Where it waits in the workers' own queues, premium is refused 7 to 12% and standard 37 to 47%.
+    """
+    found = shares(policy, NO_THRESHOLDS, 2, False, request_limit=4)
+    assert premium_and_standard_are_all_served(found)
+    assert found[Tier.BACKGROUND][1] > 0.2
+
+
+def test_a_background_request_waits_in_the_router_and_not_at_a_full_decode_worker():
+    """Three times the load, decode batches full, no thresholds: no first token comes long after the queue's 60 s.
+
+    Premium is as fast as without load. Where all went on to the decode workers, background waited up to 228 s.
+    """
+    preemption = PreemptionFlag(maxPerRequest=3, premiumReservedFraction=0.3, swapGigabytes=16)
+    model = ProfiledModel("a100-llama-8b-bf16-tp1", max_num_seqs=16, preemption=preemption)
+    requests = traffic(3, prompt_tokens=500, output_tokens=300, rate=6.5, seconds=120.0)
+    jobs = ran("prefix-cost", requests, split=True, model=model, router=bounded())
+    premium, background = (
+        [job.first_token_s - job.request.arrival_s for job in of_tier(jobs, tier) if job.outcome is OK]
+        for tier in (Tier.PREMIUM, Tier.BACKGROUND)
+    )
+    assert np.median(premium) < 0.2
+    assert max(background) < 80
+
+
+# -- preemption in an engine ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("drop_above_s", "priority", "served"),
+    [(None, 2, [True, True]), (0.001, 2, [False, True]), (None, 0, [True, True])],
+    ids=["comes back", "is dropped", "is no victim of its equal"],
+)
+def test_a_request_gives_way_to_a_higher_tier_as_live(drop_above_s, priority, served):
+    """Premium needs the blocks of a long request: it does not wait for its 500 outputs, which come later in full."""
+    preemption = PreemptionFlag(premiumReservedFraction=0.0, dropAboveSeconds=drop_above_s)
+    model = ProfiledModel("h200-llama-3.1-8b-tp1", kv_tokens=4096, block_size=16, preemption=preemption)
+    requests = [TraceRequest(0.0, 3000, 500, None, 1), TraceRequest(1.0, 2000, 4, None, 2)]
+    world = Simulation(Scenario([PoolSpec(Role.AGGREGATED, 1, model)]), requests)
+    world.jobs[0].priority = priority
+
+    found = world.run().requests
+
+    assert list(found.is_ok) == served
+    assert (found.ttft_s[1] < 0.5) == (priority == 2)
+    assert not served[0] or found.e2e_s[0] > 0.5

@@ -5,9 +5,16 @@ import pytest
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.simulator.baselines import configured
-from penstock.simulator.faults import Fault, FaultPeriod, Faults
 from penstock.simulator.jobs import JobOutcome
-from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
+from penstock.simulator.scenario import (
+    Fault,
+    FaultPeriod,
+    Faults,
+    PoolSpec,
+    ProfiledModel,
+    Scenario,
+    unbounded_router,
+)
 from penstock.simulator.simulation import Simulation
 
 MODEL = ProfiledModel("a100-llama-8b-bf16-tp1")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
@@ -12,7 +12,6 @@ from penstock.simulator.scenario import (
     PoolSpec,
     ProfiledModel,
     Resize,
-    RouterGroup,
     Scenario,
     WorkerFailure,
     unbounded_router,
@@ -174,53 +173,6 @@ def test_without_any_worker_left_the_run_still_ends(simple_world, request_at):
 
     assert outcomes(world) == {JobOutcome.FAILED: 2}
     assert np.isnan(recording.requests.ttft_s).all()
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    policy=st.sampled_from(["dualmap", "prefix-cost", "least-loaded"]),
-    routers=st.integers(1, 3),
-    gaps=st.lists(st.floats(0, 0.4), min_size=1, max_size=25),
-    resizes=st.lists(
-        st.tuples(st.floats(0, 4), st.sampled_from([Role.PREFILL, Role.DECODE]), st.integers(1, 4)),
-        max_size=4,
-    ),
-    failures=st.lists(
-        st.tuples(
-            st.floats(0, 4), st.sampled_from(["prefill-0", "prefill-1", "decode-0"]), st.floats(0.1, 3)
-        ),
-        max_size=3,
-    ),
-)
-def test_whatever_happens_every_request_ends_once_and_the_budget_holds(
-    split_world, request_at, *, policy, routers, gaps, resizes, failures
-):
-    """Under any joins, leaves and deaths; the world itself asserts the budget after every event."""
-    at_s, requests = 0.0, []
-    for number, gap_s in enumerate(gaps):
-        at_s += gap_s
-        requests.append(request_at(at_s, 500 + 700 * (number % 5), 1 + 30 * (number % 3), line=number))
-    world = Simulation(
-        split_world(
-            2,
-            2,
-            router=unbounded_router(policy),
-            routers=RouterGroup(routers),
-            cold_start_s=0.5,
-            max_gpus=6,
-            resizes=tuple(Resize(*each) for each in resizes),
-            failures=tuple(WorkerFailure(at, name, at + down) for at, name, down in failures),
-        ),
-        requests,
-    )
-
-    recording = world.run()
-
-    assert all(job.outcome is not None for job in world.jobs)
-    assert max(sample.gpus for sample in recording.samples) <= 6
-    for worker in world.fleet:
-        assert not worker.jobs
-        assert (worker.pending_tokens, worker.prompt_tokens) == (0, 0)
 
 
 def test_joins_beyond_the_budget_are_refused(simple_world, request_at):

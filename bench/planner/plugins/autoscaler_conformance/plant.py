@@ -14,8 +14,8 @@ from typing import Any
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.observation import Demand, PoolCounts
-from penstock.simulator.faults import Fault, Faults
 from penstock.simulator.planning import UNPLACED, UNPLACED_AFTER_S, SimulatedObservation
+from penstock.simulator.scenario import Fault, Faults
 
 PREFILL_RPS = 2.0
 DECODE_SLOTS = 50.0

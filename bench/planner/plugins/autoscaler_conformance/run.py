@@ -10,8 +10,8 @@ from autoscaler_conformance.plant import Plant, Situation, performance_of
 from penstock.api import Role
 from penstock.planner.core.records import Change
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.simulator.faults import Fault
 from penstock.simulator.planning import VirtualPlanner
+from penstock.simulator.scenario import Fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from autoscaler_conformance.plant import Edit, Situation, steady
 from autoscaler_conformance.run import SituationHistory
 
 from penstock.api import Role
-from penstock.simulator.faults import BudgetChange, Fault, FaultPeriod, Faults
 from penstock.simulator.planning import SimulatedObservation
+from penstock.simulator.scenario import BudgetChange, Fault, FaultPeriod, Faults
 
 P, D, A = Role.PREFILL, Role.DECODE, Role.AGGREGATED
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from penstock.api.crd.definition import definitions, file_name
+from penstock.api.crd import definitions, file_name
 
 FOLDERS = (Path("crds"), Path("charts/penstock/files/crds"))
 """Where the files go, below the repository's root; the copies are identical."""

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from penstock.api.base import SpecModel
 from penstock.api.graph import API_VERSION, GraphDeployment, ScalingAdapter
-from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document, ParseFinding, read_documents, read_text
-from penstock.api.manifests.validation import template_of, validate
+from penstock.api.manifests.validation import shown, template_of, validate
 from penstock.api.profile_request import ProfileRequest
 from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem

@@ -6,6 +6,7 @@ reported, not guessed. Called by `penstock.api.manifests.loading`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +34,8 @@ def read_text(path: Path) -> str:
         raise _refusal(path, "there is no such file; check the path") from None
     except IsADirectoryError:
         raise _refusal(path, "is a folder; name the manifest file in it") from None
-    except PermissionError:
-        raise _refusal(path, "may not be read; change its permissions") from None
     except (OSError, ValueError) as exc:
-        raise _refusal(path, f"cannot be read: {exc}") from exc
+        raise _refusal(path, f"cannot be read: {exc}; check its name and permissions") from exc
     if len(data) > MAX_FILE_BYTES:
         raise _refusal(path, f"is larger than {MAX_FILE_BYTES} bytes; no manifest needs that")
     try:
@@ -90,13 +89,11 @@ class Document:
     lines: Mapping[KeyPath, int]
     findings: tuple[ParseFinding, ...]
 
-    def line_of(self, path: KeyPath) -> int | None:
+    def line_of(self, path: KeyPath) -> int:
         """Return the line of ``path``, or of its nearest ancestor that the text holds."""
-        for length in range(len(path), -1, -1):
-            line = self.lines.get(path[:length])
-            if line is not None:
-                return line
-        return None
+        while path not in self.lines:
+            path = path[:-1]
+        return self.lines[path]
 
 
 class _LimitError(Exception):
@@ -108,31 +105,29 @@ def read_documents(text: str) -> tuple[list[Document], list[ParseFinding]]:
 
     Documents before a syntax error are returned; empty documents are skipped.
     """
-    try:
-        _check_depth(text)
-        loader = _LOADER(text)
-    except _LimitError as exc:
-        return [], [ParseFinding(line=1, message=str(exc))]
-    except yaml.YAMLError as exc:
-        return [], [_syntax_finding(exc, text)]
     documents: list[Document] = []
     try:
-        while loader.check_node():
-            node = loader.get_node()
-            if not _is_empty(node):
-                documents.append(_Builder().document(node))
-    except yaml.YAMLError as exc:
-        return documents, [_syntax_finding(exc, text)]
+        _check_depth(text)
+        documents.extend(  # what comes before an error stays
+            _Builder().document(node)
+            for node in yaml.compose_all(text, Loader=_LOADER)
+            if node.value or node.tag != _NULL_TAG
+        )
     except _LimitError as exc:
         return documents, [ParseFinding(line=1, message=str(exc))]
-    finally:
-        loader.dispose()
+    except yaml.reader.ReaderError as exc:
+        line = text.count("\n", 0, exc.position) + 1
+        return documents, [ParseFinding(line, f"malformed YAML: {exc.reason}; remove the character")]
+    except yaml.MarkedYAMLError as exc:
+        mark: Any = exc.problem_mark  # PyYAML gives every such error one
+        what = f"{exc.problem}; check indentation, colons and quotes"
+        return documents, [ParseFinding(mark.line + 1, f"malformed YAML at column {mark.column + 1}: {what}")]
     return documents, []
 
 
 def _check_depth(text: str) -> None:
     depth = 0
-    try:
+    with contextlib.suppress(yaml.YAMLError):  # documents before it are read all the same
         for event in yaml.parse(text, Loader=_LOADER):
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
@@ -140,29 +135,6 @@ def _check_depth(text: str) -> None:
                     raise _LimitError(f"nested deeper than {MAX_DEPTH} levels; no manifest needs that")
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
-    except yaml.YAMLError:
-        return
-
-
-def _is_empty(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.value == "" and node.tag == _NULL_TAG
-
-
-def _syntax_finding(exc: yaml.YAMLError, text: str) -> ParseFinding:
-    if isinstance(exc, yaml.MarkedYAMLError):
-        mark = exc.problem_mark or exc.context_mark
-        what = exc.problem or exc.context or "cannot be read"
-        if mark is not None:
-            message = (
-                f"malformed YAML at column {mark.column + 1}: {what}; check indentation, colons and quotes"
-            )
-            return ParseFinding(line=mark.line + 1, message=message)
-        return ParseFinding(line=1, message=f"malformed YAML: {what}")
-    position = getattr(exc, "position", None)
-    line = text.count("\n", 0, position) + 1 if isinstance(position, int) else 1
-    return ParseFinding(
-        line=line, message=f"malformed YAML: {getattr(exc, 'reason', exc)}; remove the character"
-    )
 
 
 @dataclass(slots=True)
@@ -253,9 +225,7 @@ class _Builder:
             if not isinstance(source, yaml.MappingNode):
                 self._find(source, path, "`<<` merges maps only; give it an alias of a map")
                 continue
-            value = self._build(source, path)
-            if isinstance(value, dict):
-                merged |= value
+            merged |= self._build(source, path) or {}  # none of an alias to what contains it
         return merged
 
     def _key(self, node: yaml.Node, path: KeyPath) -> str | None:

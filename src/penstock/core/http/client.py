@@ -59,8 +59,7 @@ class Response:
 @dataclass(frozen=True, slots=True)
 class _Target:
     origin: Origin
-    path: bytes
-    host: bytes
+    line: bytes  # the path, and the head up to its second field
 
 
 class ConnectionPool:
@@ -281,14 +280,13 @@ def parse_http_url(url: str) -> _Target:
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(c <= " " or c > "~" for c in path):
         raise ConfigError(f"url {url!r}: spaces and non-ASCII characters must be percent-encoded")
-    return _Target((host, port), path.encode(), parts.netloc.rpartition("@")[2].encode())
+    line = f"{path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
+    return _Target((host, port), line.encode())
 
 
 def _request_head(method: str, target: _Target, body: bytes, headers: Headers) -> bytes:
-    lines = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), target.path, target.host)
-    if body or method not in _BODYLESS:
-        lines += b"content-length: %d\r\n" % len(body)
-    return lines + encode_headers(headers) + b"\r\n"
+    length = b"content-length: %d\r\n" % len(body) if body or method not in _BODYLESS else b""
+    return b"%b %b%b%b\r\n" % (method.encode(), target.line, length, encode_headers(headers))
 
 
 def _stale_error(connection: ClientConnection) -> StreamBroken:

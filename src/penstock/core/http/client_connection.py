@@ -307,15 +307,16 @@ class ClientConnection(asyncio.Protocol):
             return
         self._touched_s = self._loop.time()
         length = len(data)
+        on_chunk = response.on_chunk
         if (
-            self._next_chunk_at == 0
-            and response.on_chunk is not None
-            and length < len(SIZE_LINES)
-            and data.startswith(SIZE_LINES[length])
+            on_chunk is not None
+            and self._next_chunk_at == 0
+            and length < _LONGEST
+            and data.startswith(size_line := SIZE_LINES[length])
             and data.endswith(b"\r\n")
         ):
             # Exactly one chunk: the parser would be in the same state behind it, so it need not see it.
-            response.on_chunk(data, data[len(SIZE_LINES[length]) : -2])
+            on_chunk(data, len(size_line))
             return
         in_head = not self._head_done
         try:

@@ -6,9 +6,12 @@ The connection (``server_connection``) creates both; handlers only read the one 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import re
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import parse_qsl, unquote
 
 import httptools
@@ -18,6 +21,25 @@ from penstock.core.errors import ClientDisconnected
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
+
+REQUEST_ID: Final = b"x-request-id"
+"""One name of a request at its client, the router and the workers, and in their logs."""
+_WELL_FORMED_ID: Final = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
+_ID_PREFIX: Final = os.urandom(8).hex()
+_ID_NUMBERS: Final = itertools.count(1)
+
+
+def well_formed_id(sent: bytes | None) -> bytes | None:
+    """Return a request id that was sent, if it is one.
+
+    Accepted: 1 to 128 of ``A-Z a-z 0-9 . _ : + / = -``; anything else could break logs or headers.
+    """
+    return sent if sent is not None and _WELL_FORMED_ID.fullmatch(sent) else None
+
+
+def request_id(sent: bytes | None) -> bytes:
+    """Return the client's request id if it is one, else a new one."""
+    return well_formed_id(sent) or f"{_ID_PREFIX}-{next(_ID_NUMBERS):x}".encode()
 
 
 def error_body(
@@ -43,6 +65,7 @@ Callback = Callable[[], object]
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _BODYLESS = frozenset({204, 304})
+_BREAKS = b"\r\n\0"
 
 # How body bytes leave, by the state of the response.
 _NOT_STARTED, _CHUNKED, _UNTIL_CLOSE, _MUTE, _OVER = range(5)
@@ -146,10 +169,10 @@ class Responder:
         self._http_1_0 = request.http_1_0
         self._mode = _NOT_STARTED
         self._paused = False
-        self._on_disconnect: list[Callback] = []
+        self._on_disconnect: tuple[Callback, ...] = ()
         self._on_pause: Callback | None = None
         self._on_resume: Callback | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: tuple[asyncio.Future[None], ...] = ()
         self.keep_alive = request.keep_alive
         self.disconnected = False
         self.status = 0
@@ -221,14 +244,12 @@ class Responder:
             raise RuntimeError("Responder.write before Responder.start: call start(status) first")
 
     @property
-    def takes_chunks(self) -> bool:
-        """Whether the response is one of chunks, so that ``write_framed`` may be used."""
-        return self._mode == _CHUNKED
+    def write_framed(self) -> Callable[[bytes], object] | None:
+        """What sends one whole chunk that carries its framing already; None: the response is not one of chunks.
 
-    def write_framed(self, chunk: bytes) -> None:
-        """Send one whole chunk that carries its framing already; dropped unless ``takes_chunks``."""
-        if self._mode == _CHUNKED:
-            self._transport.write(chunk)
+        It may be called until the response is complete or the client is gone.
+        """
+        return self._transport.write if self._mode == _CHUNKED else None
 
     def end(self) -> None:
         """Complete a started response; does nothing when it is complete or the client is gone."""
@@ -265,7 +286,7 @@ class Responder:
         if not self._paused:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters += (waiter,)
         await waiter
 
     def on_disconnect(self, callback: Callback) -> None:
@@ -273,7 +294,7 @@ class Responder:
         if self.disconnected:
             callback()
         elif self._mode != _OVER:
-            self._on_disconnect.append(callback)
+            self._on_disconnect += (callback,)
 
     def on_pause(self, callback: Callback) -> None:
         """Call back whenever the client's buffer passes the high-water mark (at once if it has)."""
@@ -294,7 +315,7 @@ class Responder:
     def writing_resumed(self) -> None:
         """Take the connection's word that its buffer is below the low-water mark."""
         self._paused = False
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, ()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -337,23 +358,17 @@ class Responder:
         return True
 
     def _head(self, status: int, content_type: str | None, headers: Headers, framing: bytes) -> bytes:
-        owner = self._owner
-        parts = [
-            _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status,
-            owner.response_head() if owner is not None else b"",
-            framing,
-        ]
+        head = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        if self._owner is not None:
+            head += self._owner.response_head()
         if content_type is not None:
-            parts.append(b"content-type: " + content_type.encode("latin-1") + b"\r\n")
-        if headers:
-            parts.append(encode_headers(headers))
+            framing += b"content-type: %b\r\n" % content_type.encode("latin-1")
         if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
+            framing += b"connection: close\r\n"
         elif self._http_1_0:
-            parts.append(b"connection: keep-alive\r\n")
-        parts.append(b"\r\n")
+            framing += b"connection: keep-alive\r\n"
         self.status = status
-        return b"".join(parts)
+        return b"%b%b%b\r\n" % (head, framing, encode_headers(headers))
 
     def _finish(self) -> None:
         owner = self._owner
@@ -370,8 +385,7 @@ class Responder:
         # instead of at the next cyclic collection.
         self._mode = _OVER
         self._owner = None
-        self._on_disconnect = []
-        self._waiters = []
+        self._on_disconnect = self._waiters = ()
         self._on_pause = self._on_resume = None
 
 
@@ -382,11 +396,9 @@ def encode_headers(headers: Headers) -> bytes:
         ValueError: a name or value carries a line break or NUL, which would split the message.
     """
     lines = b"".join([b"%b: %b\r\n" % each for each in headers])
-    count = len(headers)
-    if lines.count(b"\r") != count or lines.count(b"\n") != count or b"\0" in lines:
-        for name, value in headers:
-            if any(each in name + value for each in (b"\r", b"\n", b"\0")):
-                raise ValueError(
-                    f"header {name!r}: value {value!r} must not carry CR, LF or NUL; remove them"
-                )
+    if len(lines.translate(None, _BREAKS)) != len(lines) - 2 * len(headers):
+        name, value = next(
+            each for each in headers if len(b"".join(each).translate(None, _BREAKS)) < sum(map(len, each))
+        )
+        raise ValueError(f"header {name!r}: value {value!r} must not carry CR, LF or NUL; remove them")
     return lines

@@ -175,6 +175,7 @@ class RequestReader:
             except httptools.HttpParserUpgrade as upgrade:
                 rest = memoryview(rest)[upgrade.args[0] :]
                 head = self._head_without_offer()
+                self._begin()
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(head)
             else:
@@ -196,7 +197,6 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         """Begin a request."""
-        self._begin()
         self.begun += 1
         self.phase = ReaderPhase.HEAD
 

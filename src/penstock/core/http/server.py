@@ -133,11 +133,12 @@ class HttpServer:
                 connection.abort()
         if shared.tasks:
             # Handlers learn of the lost connection first; those that do not return by themselves are cancelled.
-            await asyncio.wait(shared.tasks, timeout=max(_NOTICE_S, deadline_s - shared.loop.time()))
-            for task in tuple(shared.tasks):
+            tasks = tuple(shared.tasks.values())
+            _, late = await asyncio.wait(tasks, timeout=max(_NOTICE_S, deadline_s - shared.loop.time()))
+            for task in late:
                 task.cancel()
-            if shared.tasks:
-                await asyncio.wait(shared.tasks, timeout=_CANCEL_S)
+            if late:
+                await asyncio.wait(late, timeout=_CANCEL_S)
         if self._timer is not None:
             self._timer.cancel()
         with suppress(TimeoutError):

@@ -65,7 +65,7 @@ class ServerContext:
         self.buffered_bytes = 0
         self.exhaustion = ExhaustionLog()
         self.connections: set[ServerConnection] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[Responder, asyncio.Task[None]] = {}
         self.date_line = b""
         self.closing_since_s: float | None = None
         self.on_empty: asyncio.Event = asyncio.Event()
@@ -316,9 +316,7 @@ class ServerConnection(asyncio.Protocol):
         if shared.closing or self._is_reserve:
             responder.keep_alive = False
         self._current = responder
-        task = shared.loop.create_task(_answer(shared.handler, item, responder))
-        shared.tasks.add(task)
-        task.add_done_callback(shared.tasks.discard)
+        shared.tasks[responder] = shared.loop.create_task(_answer(shared, item, responder))
         if len(self._queue) <= _MAX_PIPELINED // 2:
             self._resume_reading(transport)
 
@@ -446,10 +444,10 @@ class _NoOwner:
 _NO_OWNER = _NoOwner()
 
 
-async def _answer(handler: Handler, request: Request, responder: Responder) -> None:
+async def _answer(shared: ServerContext, request: Request, responder: Responder) -> None:
     """Run a handler; however it ends, its request ends in an answer or a visible break, never in silence."""
     try:
-        await handler(request, responder)
+        await shared.handler(request, responder)
     except ClientDisconnected:
         log.debug("client gone", path=request.path)
     except Exception as exc:
@@ -460,6 +458,7 @@ async def _answer(handler: Handler, request: Request, responder: Responder) -> N
             log.error("handler returned before its response was complete", path=request.path)
             _fail(responder, None)
     finally:
+        del shared.tasks[responder]
         responder.abort()
 
 

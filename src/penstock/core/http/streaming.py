@@ -6,7 +6,6 @@ Made by ``client_connection``; nothing here knows sockets or the parser. A relay
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Protocol, Self
@@ -18,7 +17,7 @@ from penstock.core.http.messages import Responder
 _BUFFER_HIGH_BYTES = 256 * 1024
 
 OnData = Callable[[bytes], None]
-OnChunk = Callable[[bytes, bytes], None]
+OnChunk = Callable[[bytes, int], None]
 OnEnd = Callable[[], None]
 OnError = Callable[[UpstreamError], None]
 
@@ -66,7 +65,7 @@ class StreamingResponse:
 
     def __init__(self, connection: BodySource) -> None:
         self._connection: BodySource | None = connection
-        self._buffer: deque[bytes] = deque()
+        self._buffer: list[bytes] = []
         self._buffered_bytes = 0
         self._error: UpstreamError | None = None
         self._on_data: OnData | None = None
@@ -87,8 +86,8 @@ class StreamingResponse:
         What arrived before is delivered at once. One call of ``on_data`` carries all body bytes of one
         read of the socket, without framing. After ``abort`` nothing is called.
 
-        With ``on_chunk``, a read that is exactly one chunk goes there instead: first the chunk as it came,
-        framing included, then its body. That spares a relay taking the frame off and putting it on again.
+        With ``on_chunk``, a read that is exactly one chunk goes there instead, as it came, with the place where its
+        body begins; CR LF follow the body. That spares a relay taking the frame off and putting it on again.
         """
         self._on_data, self._on_end, self._on_error = on_data, on_end, on_error
         self.on_chunk = on_chunk
@@ -168,7 +167,7 @@ class StreamingResponse:
         return True
 
     def _take(self) -> bytes:
-        data = self._buffer.popleft()
+        data = self._buffer.pop(0)
         self._buffered_bytes -= len(data)
         if self._held and self._buffered_bytes < _BUFFER_HIGH_BYTES // 4:
             self._held = False
@@ -226,10 +225,10 @@ class StreamingResponse:
         self._on_data = self._on_end = self._on_error = self.on_chunk = None
 
 
-Observe = Callable[[bytes], bytes]
+Observe = Callable[[bytes, int], bytes]
 
 
-def unchanged(data: bytes) -> bytes:
+def unchanged(data: bytes, at: int) -> bytes:  # noqa: ARG001 - the body may begin anywhere
     """Pass data on as it is: the observer that looks at nothing."""
     return data
 
@@ -242,9 +241,9 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
     Args:
         upstream: Response whose head has been looked at.
         responder: Started response.
-        observe: Sees the body bytes of each read and returns what to send in their place (usually the
-            same object, which is cheapest); an exception it raises aborts the upstream and comes out of
-            this call.
+        observe: Sees each read and returns what to send in its place, usually the same object, which is cheapest: body
+            bytes and 0, or one whole chunk as it came and where its body begins. An exception it raises aborts the
+            upstream and comes out of this call.
 
     Raises:
         ClientDisconnected: the client left first.
@@ -253,33 +252,33 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     write, write_framed = responder.write, responder.write_framed
 
-    def on_chunk(framed: bytes, body: bytes) -> None:
+    def on_chunk(framed: bytes, at: int) -> None:
         try:
-            sent = observe(body)
-            if sent is body:
+            sent = observe(framed, at)
+            if sent is framed and write_framed is not None:
                 write_framed(framed)
             else:
                 write(sent)
         except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
-            fail(exc)
+            stop(exc)
 
     def on_data(data: bytes) -> None:
         try:
-            write(observe(data))
+            write(observe(data, 0))
         except Exception as exc:  # noqa: BLE001 - carried to the caller, which is the task root
-            fail(exc)
+            stop(exc)
 
     def finish(error: BaseException | None = None) -> None:
         if not done.done():
             done.set_result(None) if error is None else done.set_exception(error)
 
-    def fail(error: Exception) -> None:
+    def stop(error: Exception) -> None:
         upstream.abort()
         finish(error)
 
-    upstream.set_sink(on_data, finish, finish, on_chunk=on_chunk if responder.takes_chunks else None)
+    upstream.set_sink(on_data, finish, finish, on_chunk=None if write_framed is None else on_chunk)
     gone = ClientDisconnected("the client closed the connection during the relay")
-    responder.on_disconnect(lambda: finish(gone))
+    responder.on_disconnect(lambda: stop(gone))
     responder.on_resume(upstream.resume)
     responder.on_pause(upstream.pause)
     try:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.engine.core.kv_blocks import BlockPool, KvJournal
-from penstock.engine.core.preemption import PreemptionKind
-from penstock.engine.core.requests import EngineRequest, RequestState, Status
+from penstock.engine.core.requests import EngineRequest, PreemptionKind, RequestState, Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.engine.core.batching import Batch, Batcher, BatchLimits
-from penstock.engine.core.counters import EngineCounters
 from penstock.engine.core.kv_blocks import BlockPool, KvFact, KvJournal
 from penstock.engine.core.latency import LatencyModel
-from penstock.engine.core.lease import LeaseTerms, Read
-from penstock.engine.core.pinned_prompts import PinnedPrompts
-from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms, SwapSpace
-from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
+from penstock.engine.core.lease import LeaseTerms, PinnedPrompts
+from penstock.engine.core.preemption import PreemptionCosts, PreemptionTerms
+from penstock.engine.core.requests import (
+    EngineCounters,
+    EngineRequest,
+    EngineRole,
+    FinishReason,
+    RequestState,
+)
 from penstock.engine.core.tiered_batching import TieredBatcher
 from penstock.engine.core.transfer import Link, LinkTerms, Transfer
 
@@ -102,7 +106,7 @@ class Engine:
     """One worker's scheduler, cache, leases and link.
 
     Attributes:
-        pinned: Prompts kept for other workers; to be changed through the engine alone.
+        pinned: Prompts kept for other workers.
     """
 
     def __init__(self, settings: EngineSettings, latency: LatencyModel) -> None:
@@ -133,8 +137,7 @@ class Engine:
         if terms is None:
             return None
         costs = PreemptionCosts(settings.kv_bytes_per_token, terms.host_link, self._latency.prefill)
-        swap = SwapSpace(terms.host_blocks, terms.host_link)
-        return TieredBatcher(settings.limits, self._pool, self._journal, terms=terms, costs=costs, swap=swap)
+        return TieredBatcher(settings.limits, self._pool, self._journal, terms=terms, costs=costs)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -177,19 +180,7 @@ class Engine:
         """Return the tokens that ``state`` has generated so far."""
         return self._batcher.outputs_of(state)
 
-    def find(self, request_id: str) -> RequestState | None:
-        """Return a request in flight."""
-        return self._requests.get(request_id)
-
-    # -- leases ---------------------------------------------------------------------------------------
-
-    def extend_leases(self, request_ids: Iterable[str], now_s: float) -> list[str]:
-        """Take a heartbeat; return the ids without a lease."""
-        return self.pinned.renew(request_ids, now_s)
-
-    def end_leases(self, reads: Iterable[Read]) -> list[str]:
-        """Release blocks that were read; return the ids without a lease, which are counted."""
-        return self.pinned.read(reads)
+    # -- the cache ------------------------------------------------------------------------------------
 
     def cached_blocks(self, keys: Sequence[int]) -> int:
         """Return how many leading blocks of a prompt with these keys are cached now."""
@@ -332,7 +323,7 @@ class Engine:
             self._note_tiers(self._tiered, batch, now_s)
 
     def _note_tiers(self, tiered: TieredBatcher, batch: Batch, now_s: float) -> None:
-        tiered.start_copies(batch, self.settings.kv_bytes_per_token, now_s)
+        tiered.start_copies(batch, now_s)
         for state in batch.dropped:
             del self._requests[state.request.request_id]
             tiered.release(state)

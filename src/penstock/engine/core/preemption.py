@@ -8,23 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from penstock.engine.core.latency import PrefillModel
-from penstock.engine.core.requests import RequestState
+from penstock.engine.core.requests import PreemptionKind, RequestState
 from penstock.engine.core.transfer import Link, LinkTerms
 
 RESUME_HEADROOM_FRACTION = 0.05
 """Chosen: share of the KV blocks that must stay free beyond a resumed request's own, so that the next blocks
 that running requests need do not throw it out again."""
-
-
-class PreemptionKind(StrEnum):
-    """What becomes of a victim's KV."""
-
-    SWAP = "swap"
-    RECOMPUTE = "recompute"
-    DROP = "drop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +63,6 @@ class PreemptionCosts:
         """Return twice the fixed latency and the bytes of ``tokens`` cached tokens."""
         return 2 * (self.link.latency_s + tokens * self.kv_bytes_per_token / self.link.bytes_per_s)
 
-    def recompute_s(self, tokens: int) -> float:
-        """Return the prefill of ``tokens``: the prompt's and those generated."""
-        return self.prefill.ttft_s(tokens)
-
     def cheapest(
         self, tokens: int, *, can_swap: bool, drop_above_s: float | None = None
     ) -> tuple[PreemptionKind, float]:
@@ -84,7 +71,7 @@ class PreemptionCosts:
         Dropping never is cheapest by itself: who asks again pays the same prefill and every output once more.
         It happens where both other ways cost more than ``drop_above_s``.
         """
-        kind, cost_s = PreemptionKind.RECOMPUTE, self.recompute_s(tokens)
+        kind, cost_s = PreemptionKind.RECOMPUTE, self.prefill.ttft_s(tokens)
         if can_swap and (swap_s := self.swap_s(tokens)) < cost_s:
             kind, cost_s = PreemptionKind.SWAP, swap_s
         if drop_above_s is not None and cost_s > drop_above_s:

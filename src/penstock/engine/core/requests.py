@@ -1,10 +1,11 @@
-"""What the engine knows of a request: the immutable order and the state it passes through.
+"""What the engine knows of a request: the immutable order and the state it passes through; and what it counts.
 
-The batcher and the engine write `RequestState`; servers and simulators only read it.
+The engine writes `RequestState` and `EngineCounters`; servers, metrics and simulators only read them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,6 +42,26 @@ class Status(StrEnum):
     DECODING = "decoding"
     SWAPPING = "swapping"
     FINISHED = "finished"
+
+
+class PreemptionKind(StrEnum):
+    """What becomes of a victim's KV."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+    DROP = "drop"
+
+
+class LeaseTerm(StrEnum):
+    """Which of its terms a lease ran out of.
+
+    ``initial``: nobody had moved its end yet; ``extension``: heartbeats had, and then stopped; ``decoder_ttl``: the
+    fixed life of blocks that a decode worker keeps for the conversation's next turn.
+    """
+
+    INITIAL = "initial"
+    EXTENSION = "extension"
+    DECODER_TTL = "decoder_ttl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +139,26 @@ class RequestState:
         """Remember when the request first entered a batch; fetching its KV is still waiting."""
         if self.first_scheduled_s is None:
             self.first_scheduled_s = now_s
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Monotonic counts since start, in requests or tokens as vLLM counts them.
+
+    ``preemptions_by`` counts the same preemptions by kind and the victim's priority, ``lease_expiries`` leases by the
+    term that ran out, ``lease_renewals`` those whose end a heartbeat has moved, each time.
+    """
+
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
+    lease_renewals: int = 0
+    notifications_after_expiry: int = 0
+    steps: int = 0
+    lease_expiries: Counter[LeaseTerm] = field(default_factory=Counter)
+    preemptions_by: Counter[tuple[PreemptionKind, int]] = field(default_factory=Counter)

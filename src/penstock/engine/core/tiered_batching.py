@@ -27,13 +27,12 @@ from penstock.engine.core.preemption import (
     RESUME_HEADROOM_FRACTION,
     Candidate,
     PreemptionCosts,
-    PreemptionKind,
     PreemptionTerms,
     Reservation,
     SwapSpace,
     choose_victims,
 )
-from penstock.engine.core.requests import EngineRequest, RequestState, Status
+from penstock.engine.core.requests import EngineRequest, PreemptionKind, RequestState, Status
 
 
 class TieredBatcher(Batcher):
@@ -47,7 +46,6 @@ class TieredBatcher(Batcher):
         *,
         terms: PreemptionTerms,
         costs: PreemptionCosts,
-        swap: SwapSpace,
     ) -> None:
         super().__init__(limits, pool, journal)
         self._terms = terms
@@ -55,7 +53,7 @@ class TieredBatcher(Batcher):
         self._reservation = Reservation(pool.capacity, terms.reserved_blocks(pool.capacity))
         self._headroom = int(RESUME_HEADROOM_FRACTION * pool.capacity)
         self._copying: dict[RequestState, int] = {}
-        self.swap = swap
+        self.swap = SwapSpace(terms.host_blocks, terms.host_link)
 
     @property
     def reserved_free(self) -> int:
@@ -125,8 +123,9 @@ class TieredBatcher(Batcher):
 
     # -- copies ---------------------------------------------------------------------------------------
 
-    def start_copies(self, batch: Batch, kv_bytes_per_token: int, now_s: float) -> None:
+    def start_copies(self, batch: Batch, now_s: float) -> None:
         """Put the copies that ``batch`` planned on their links."""
+        kv_bytes_per_token = self._costs.kv_bytes_per_token
         for state in batch.swapped_out:
             self.swap.out.start(state, state.computed * kv_bytes_per_token, now_s)
         for state, tokens in batch.swapped_in:

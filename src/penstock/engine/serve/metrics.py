@@ -10,7 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 from prometheus_client.utils import floatToGoString
 
@@ -18,12 +19,15 @@ from penstock.core import metric_names as names
 from penstock.core.clock import LagTracker
 from penstock.core.histogram import REQUEST_BOUNDS_S, TOKEN_GAP_BOUNDS_S, TTFT_BOUNDS_S, BucketCounts
 from penstock.core.tiers import TierPriority, tier_of
-from penstock.engine.core.counters import EngineCounters
 from penstock.engine.core.engine import Engine, StepOutcome
-from penstock.engine.core.lease import LeaseTerm
-from penstock.engine.core.preemption import PreemptionKind
 from penstock.engine.core.request_slots import RequestSlots
-from penstock.engine.core.requests import FinishReason, RequestState
+from penstock.engine.core.requests import (
+    EngineCounters,
+    FinishReason,
+    LeaseTerm,
+    PreemptionKind,
+    RequestState,
+)
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.core.transfer import Transfer
 from penstock.engine.serve.settings import ServeSettings
@@ -71,7 +75,6 @@ _BY_REQUESTS, _BY_TOKENS = "max_num_queued_reqs", "max_num_queued_tokens"
 """vLLM's reasons of a rejection; a simulated worker rejects by number alone."""
 
 Read = Callable[[], float]
-Counted = TypeVar("Counted", bound=StrEnum)
 
 
 class IgnoredNotification(StrEnum):
@@ -106,7 +109,7 @@ class EngineMetrics:
         self.failed_notifications = 0
         self.heartbeats_sent = 0
         self.heartbeats_received = 0
-        self._ignored: Counter[IgnoredNotification] = Counter()
+        self.ignored: Counter[IgnoredNotification] = Counter()
         tokens = token_buckets(settings.max_model_len)
         self._ttft = self._histogram(names.VLLM_TTFT, TTFT_BOUNDS_S)
         self._itl = self._histogram(names.VLLM_ITL, TOKEN_GAP_BOUNDS_S)
@@ -142,14 +145,6 @@ class EngineMetrics:
         """Count a KV hand-over."""
         self._transfer_s.observe(transfer.done_s - transfer.started_s)
         self._transfer_bytes.observe(transfer.bytes)
-
-    def count_ended(self, reason: FinishReason) -> None:
-        """Count a request that ended before its time."""
-        self.finished[reason] += 1
-
-    def count_ignored(self, why: IgnoredNotification, number: int = 1) -> None:
-        """Count notifications, or request ids in them, that changed nothing."""
-        self._ignored[why] += number
 
     def observe_finished(self, state: RequestState) -> None:
         """Count a request that ran to its end."""
@@ -247,7 +242,7 @@ class EngineMetrics:
             names.ENGINE_LEASED_BLOCKS: [("", lambda: engine.pinned.blocks)],
             names.ENGINE_OLDEST_LEASE: [("", self._oldest_lease_s)],
             names.VLLM_SLEEP_STATE: [
-                (f',sleep_state="{state}"', _constant(state == "awake"))
+                (f',sleep_state="{state}"', partial(int, state == "awake"))
                 for state in ("awake", "weights_offloaded", "discard_all")
             ],
         }
@@ -274,18 +269,19 @@ class EngineMetrics:
         }
         listed = {name: [("", read)] for name, read in plain.items()}
         listed[names.ENGINE_PREEMPTIONS] = [
-            (f',kind="{kind}",tier="{tier.name.lower()}"', _read_preemptions(counters, kind, tier))
+            (f',kind="{kind}",tier="{tier.name.lower()}"', partial(_preemptions, counters, kind, tier))
             for kind in PreemptionKind
             for tier in TierPriority
         ]
         listed[names.ENGINE_LEASE_EXPIRIES] = [
-            (f',term="{term}"', _read_count(counters.lease_expiries, term)) for term in LeaseTerm
+            (f',term="{term}"', partial(counters.lease_expiries.__getitem__, term)) for term in LeaseTerm
         ]
         listed[names.ENGINE_IGNORED_NOTIFICATIONS] = [
-            (f',reason="{why}"', _read_count(self._ignored, why)) for why in IgnoredNotification
+            (f',reason="{why}"', partial(self.ignored.__getitem__, why)) for why in IgnoredNotification
         ]
         listed[names.VLLM_REQUEST_SUCCESS] = [
-            (f',finished_reason="{reason}"', self._read_finished(reason)) for reason in FinishReason
+            (f',finished_reason="{reason}"', partial(self.finished.__getitem__, reason))
+            for reason in FinishReason
         ]
         return listed
 
@@ -294,26 +290,14 @@ class EngineMetrics:
         granted_s = self._timeline.engine.pinned.oldest_s
         return 0.0 if granted_s is None else max(0.0, self._now_s() - granted_s)
 
-    def _read_finished(self, reason: FinishReason) -> Read:
-        return lambda: self.finished[reason]
 
-
-def _read_count(counts: Counter[Counted], key: Counted) -> Read:
-    return lambda: counts[key]
-
-
-def _read_preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPriority) -> Read:
+def _preemptions(counters: EngineCounters, kind: PreemptionKind, tier: TierPriority) -> int:
     # A client of the worker may send any integer.
-    return lambda: sum(
+    return sum(
         count
         for (of_kind, priority), count in counters.preemptions_by.items()
         if of_kind is kind and tier_of(priority) is tier
     )
-
-
-def _constant(value: bool) -> Read:  # noqa: FBT001 - a gauge's 0 or 1
-    number = int(value)
-    return lambda: number
 
 
 def _escape(label: str) -> str:

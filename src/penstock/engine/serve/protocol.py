@@ -17,19 +17,22 @@ from pydantic import BaseModel, Field, ValidationError
 
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN
 from penstock.engine.core.kv_blocks import count_tokens
+from penstock.engine.core.lease import MAX_RANKS
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.fields import (
+    MAX_PROMPTS,
     ChatFields,
     Fields,
     RequestError,
     SamplingFields,
+    chat_prompt,
+    completion_prompts,
     read_fields,
+    read_response_fields,
     read_sampling,
     read_tools,
     too_small,
 )
-from penstock.engine.serve.notifications import MAX_RANKS
-from penstock.engine.serve.prompts import MAX_PROMPTS, chat_prompt, completion_prompts, read_response_fields
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.vocabulary import find_stop, words
 

@@ -15,15 +15,17 @@ import orjson
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import PenstockError
-from penstock.core.http.messages import Headers, error_body
+from penstock.core.http.messages import REQUEST_ID, Headers, error_body, well_formed_id
 from penstock.core.http.server import HttpServer, Request, Responder, ServerLimits
-from penstock.core.logs import get_logger
+from penstock.core.logs import bind_task, get_logger
+from penstock.core.tracing import Tracing
 from penstock.engine.core.request_slots import RequestSlots, SlotState
 from penstock.engine.serve import metrics, notifications, protocol
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.protocol import Api, EngineCall
 from penstock.engine.serve.settings import ServeSettings
-from penstock.engine.serve.streams import Names, Reply
+from penstock.engine.serve.streams import Reply
+from penstock.engine.serve.trace import EngineTrace
 from penstock.engine.serve.worker import ServedWorker
 
 Ticket: TypeAlias = "asyncio.Future[bool]"
@@ -83,7 +85,6 @@ _DRAIN_POLL_S = 0.02
 _CLOSE_GRACE_S = 5.0
 _RETRY_AFTER_S = b"1"
 """Chosen: the least that HTTP can say; the worker does not know when a slot becomes free."""
-_REQUEST_ID = b"x-request-id"
 _ID_PREFIXES = {Api.COMPLETIONS: "cmpl-", Api.CHAT: "chatcmpl-", Api.RESPONSES: "resp_"}
 
 Route = Callable[[Request, Responder], Awaitable[None]]
@@ -96,7 +97,9 @@ class EngineServer:
         state: ``starting`` → ``ready`` → ``draining``; only ``ready`` takes requests.
     """
 
-    def __init__(self, settings: ServeSettings, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, settings: ServeSettings, group: asyncio.TaskGroup, tracing: Tracing | None = None
+    ) -> None:
         self.settings = settings
         self.state = "starting"
         flags = settings.flags
@@ -106,6 +109,8 @@ class EngineServer:
             self._handle, limits=_LIMITS, is_vital=lambda request: not request.path.startswith("/v1/")
         )
         self._serial = itertools.count()
+        role = settings.engine.role.value
+        self._trace = None if tracing is None else EngineTrace(tracing, self.worker.clock, role=role)
         self._created_s = int(time.time())
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): partial(self._generate, api=Api.COMPLETIONS),
@@ -131,9 +136,10 @@ class EngineServer:
     async def start(self) -> None:
         """Listen, then become ready after the simulated start-up time."""
         flags = self.settings.flags
-        self.worker.start_publishing()
+        if self.worker.publisher is not None:
+            self.worker.publisher.start()
         await self._http.start(flags.host, flags.port)
-        self.worker.listen_as(str(uuid.uuid4()), self.port)
+        self.worker.port = self.port
         await asyncio.sleep(self.worker.clock.to_real_s(flags.startup_s))
         if self.state == "starting":
             self.state = "ready"
@@ -164,8 +170,10 @@ class EngineServer:
         await route(request, responder)
 
     async def _generate(self, request: Request, responder: Responder, *, api: Api) -> None:
-        given_id = request.headers.get(_REQUEST_ID)
-        headers = () if given_id is None else ((_REQUEST_ID, given_id),)
+        given_id = well_formed_id(request.headers.get(REQUEST_ID))
+        headers = () if given_id is None else ((REQUEST_ID, given_id),)
+        if given_id is not None:
+            bind_task(request_id=given_id.decode())
         if self.state != "ready":
             _refuse(responder, f"This worker is {self.state}.", headers)
             return
@@ -174,32 +182,42 @@ class EngineServer:
         except RequestError as exc:
             remote = protocol.rejected_remote(request.body, self.settings)
             if remote is not None:
-                self.worker.rejected(remote)
+                self.worker.reading.release(remote)
             responder.send(exc.status, exc.body(), headers=headers)
             return
         try:
             async with self._gate.enter(responder) as is_wanted:
                 if is_wanted:
-                    await self._reply(call, responder, headers)
+                    await self._reply(call, request, responder, headers)
         except AtCapacity as exc:
             _refuse(responder, str(exc), headers)
 
     async def _reply(
-        self, call: EngineCall, responder: Responder, headers: tuple[tuple[bytes, bytes], ...]
+        self,
+        call: EngineCall,
+        request: Request,
+        responder: Responder,
+        headers: tuple[tuple[bytes, bytes], ...],
     ) -> None:
-        given_id = dict(headers).get(_REQUEST_ID)
+        given_id = dict(headers).get(REQUEST_ID)
         name = uuid.uuid4().hex if given_id is None else given_id.decode("latin-1")
+        response_id = f"{_ID_PREFIXES[call.api]}{name}"
         reply = Reply(
             call,
             responder,
-            names=Names(f"{_ID_PREFIXES[call.api]}{name}", next(self._serial)),
+            response_id=response_id,
+            # Two requests may carry one id.
+            request_id=f"{response_id}-{next(self._serial):08x}",
             headers=headers,
             interval=self.settings.flags.stream_interval,
             worker=self.worker,
         )
         responder.on_disconnect(lambda: self._abort(reply))
+        span = None if self._trace is None else self._trace.begin(request)
         self.worker.submit(reply)
         await reply.done
+        if self._trace is not None and span is not None:
+            self._trace.end(span, reply.streams[0])
 
     def _abort(self, reply: Reply) -> None:
         for stream in reply.streams:
@@ -233,7 +251,7 @@ class EngineServer:
         try:
             message = notifications.parse(request.body)
         except ValueError as exc:
-            self.worker.metrics.count_ignored(metrics.IgnoredNotification.MALFORMED)
+            self.worker.metrics.ignored[metrics.IgnoredNotification.MALFORMED] += 1
             responder.send(400, error_body(str(exc), kind="BadRequestError", code=400))
             return
         unknown = self.worker.notified(message)
@@ -245,15 +263,18 @@ def _refuse(responder: Responder, message: str, headers: Headers) -> None:
     responder.send(503, body, headers=(*headers, (b"retry-after", _RETRY_AFTER_S)))
 
 
-async def serve(settings: ServeSettings, stop: asyncio.Event) -> None:
-    """Run one worker until ``stop`` is set, then drain it."""
+async def serve(settings: ServeSettings, stop: asyncio.Event, tracing: Tracing | None = None) -> None:
+    """Run one worker until ``stop`` is set, then drain it; ``tracing`` makes its requests' spans."""
     try:
         async with asyncio.TaskGroup() as group:
-            await _serve_until(stop, EngineServer(settings, group))
+            await _serve_until(stop, EngineServer(settings, group, tracing))
     except ExceptionGroup as failures:  # the task group wraps even the one error that this function promises
         if len(failures.exceptions) == 1 and isinstance(failures.exceptions[0], PenstockError):
             raise failures.exceptions[0] from None
         raise
+    finally:
+        if tracing is not None:
+            await tracing.close()
     log.info("worker stopped")
 
 

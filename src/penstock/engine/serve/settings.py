@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock.api import PreemptionConfig
+from penstock.api.base import Number
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag, time_scale
@@ -22,8 +24,8 @@ from penstock.engine.core.lease import LeaseTerms
 from penstock.engine.core.preemption import PreemptionTerms
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.core.transfer import LinkTerms
+from penstock.engine.profiles import Profile
 from penstock.engine.serve.kv_publisher import KvEventsConfig, parse_events_config
-from penstock.engine.serve.preemption_config import parse_preemption_config
 
 log = get_logger(__name__)
 
@@ -309,3 +311,35 @@ def _parse_transfer_config(flags: ServeFlags) -> _KvTransferConfig:
     if config.ignored:
         log.info("kv-transfer-config keys without meaning here are ignored", keys=config.ignored)
     return config
+
+
+DEFAULT_PREEMPTIONS, DEFAULT_RESERVED_FRACTION = 3, 0.3
+"""Chosen; `PreemptionConfig` says so to users."""
+
+
+class PreemptionFlag(PreemptionConfig):
+    """The JSON's keys: those of ``spec.engine.preemption``, and the link's to host memory.
+
+    The link is PCIe 4.0 x16 by default, 25 GB/s in practice for each GPU.
+    """
+
+    swap_link_gigabytes_per_second: Annotated[Number, Field(gt=0)] = 25.0
+    swap_link_latency_ms: Annotated[Number, Field(ge=0)] = 1.0
+
+    def terms(self, profile: Profile, block_size: int) -> PreemptionTerms:
+        """Return the core's terms for a worker of ``profile`` with blocks of ``block_size`` tokens."""
+        block_bytes = profile.kv.bytes_per_token * block_size
+        bytes_per_s = self.swap_link_gigabytes_per_second * 1e9 * profile.tensor_parallel
+        most, reserved = self.max_per_request, self.premium_reserved_fraction
+        return PreemptionTerms(
+            max_per_request=DEFAULT_PREEMPTIONS if most is None else most,
+            reserved_fraction=DEFAULT_RESERVED_FRACTION if reserved is None else reserved,
+            host_blocks=int((self.swap_gigabytes or 0) * 1e9 // block_bytes),
+            host_link=LinkTerms(self.swap_link_latency_ms / 1000, bytes_per_s),
+            drop_above_s=self.drop_above_seconds,
+        )
+
+
+def parse_preemption_config(text: str) -> PreemptionFlag:
+    """Return what ``text`` says."""
+    return read_json_flag(PreemptionFlag, text, "--preemption-config")

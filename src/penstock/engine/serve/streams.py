@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.core.http.messages import error_body
@@ -30,24 +29,6 @@ if TYPE_CHECKING:
 OutputsOf = Callable[[RequestState], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Ids of one answer.
-
-    Attributes:
-        response_id: What the client sees.
-        serial: Makes the engine's ids unique, because two requests may carry one id.
-    """
-
-    response_id: str
-    serial: int
-
-    def request_id(self, choice: Choice) -> str:
-        """Return the engine's id of a choice."""
-        place = f"-{choice.index}" if choice.index else ""
-        return f"{self.response_id}-{self.serial:08x}{place}"
-
-
 class Stream:
     """The state of one choice.
 
@@ -56,6 +37,7 @@ class Stream:
         is_held: Nothing may be sent yet, because its KV is not known to have been read in time.
         is_read_sent: The prefill worker has been told that its blocks were read.
         done: Set when the choice is complete or no client is left to read it.
+        transfer_s: When its KV began and ended to arrive, simulated seconds; None: it was computed here.
     """
 
     def __init__(self, reply: Reply, choice: Choice, request_id: str) -> None:
@@ -65,6 +47,7 @@ class Stream:
         self.is_held = reply.call.remote is not None
         self.is_read_sent = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.transfer_s: tuple[float, float] | None = None
         self.state: RequestState | None = None
         self._events: ChoiceEvents | ResponseFormat | None = None
         self._sent = 0
@@ -166,11 +149,13 @@ class Reply:
         call: EngineCall,
         responder: Responder,
         *,
-        names: Names,
+        response_id: str,
+        request_id: str,
         headers: Sequence[tuple[bytes, bytes]],
         interval: int,
         worker: ServedWorker,
     ) -> None:
+        """Begin an answer that the client knows by ``response_id``, the engine by ``request_id``, which is unique."""
         self.call = call
         self.is_paused = False
         self.interval = 1 if call.events_differ else interval
@@ -178,11 +163,14 @@ class Reply:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._responder = responder
         self._headers = headers
-        self._outputs_of = worker.outputs_of
+        self._outputs_of = worker.engine.outputs_of
         self._finished: list[Finished] = []
         make = ResponseFormat if call.api is Api.RESPONSES else CompletionFormat
-        self._format = make(call, names.response_id, int(time.time()))
-        self.streams = tuple(Stream(self, choice, names.request_id(choice)) for choice in call.choices)
+        self._format = make(call, response_id, int(time.time()))
+        self.streams = tuple(
+            Stream(self, choice, f"{request_id}-{choice.index}" if choice.index else request_id)
+            for choice in call.choices
+        )
         if call.stream:
             responder.on_pause(self._pause)
             responder.on_resume(self._resume)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,10 +20,9 @@ from penstock.engine.core.request_slots import RequestSlots
 from penstock.engine.core.requests import EngineRequest, EngineRole, FinishReason, RequestState
 from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.kv_publisher import KvPublisher
-from penstock.engine.serve.kv_reading import KvReading
 from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification
-from penstock.engine.serve.notifications import Notification
-from penstock.engine.serve.protocol import EngineCall, RemoteKv
+from penstock.engine.serve.notifications import KvReading, Notification
+from penstock.engine.serve.protocol import EngineCall
 from penstock.engine.serve.settings import LoadFailurePolicy, ServeSettings
 from penstock.engine.serve.streams import Reply, Stream
 
@@ -35,7 +35,12 @@ _TIMER_S = 0.001
 
 
 class ServedWorker:
-    """One simulated engine and its clients."""
+    """One simulated engine and its clients.
+
+    Attributes:
+        publisher: Of changes of the KV cache; None: the settings ask for none.
+        port: Where other workers reach this one, once it listens.
+    """
 
     def __init__(
         self,
@@ -52,16 +57,16 @@ class ServedWorker:
         self.metrics = EngineMetrics(settings, self.timeline, self.lag, slots, now_s=clock.now_s)
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, Stream] = {}
-        self._reading = KvReading(
+        self.reading = KvReading(
             group, settings, self.metrics, on_lost=self._fail_load, on_confirmed=self._let_go_on
         )
-        self._publisher = (
+        self.publisher = (
             KvPublisher(settings.kv_events, settings.engine.limits.block_size)
             if settings.kv_events.is_on
             else None
         )
-        self._engine_id = ""
-        self._port = 0
+        self.port = 0
+        self._engine_id = str(uuid.uuid4())
         self._timer: asyncio.Handle | None = None
         self._timer_due_s = math.inf
         self._early_for_s = -math.inf
@@ -69,25 +74,15 @@ class ServedWorker:
     @property
     def is_idle(self) -> bool:
         """Whether no request, transfer, pinned prompt, answer or notification is left."""
-        return self.timeline.is_idle and not self._streams and self._reading.is_idle
-
-    @property
-    def kv_events_endpoint(self) -> str | None:
-        """Where changes of the KV cache are published, once started; None: nowhere."""
-        return None if self._publisher is None else self._publisher.endpoint
-
-    def start_publishing(self) -> None:
-        """Publish changes of the KV cache from now on, where the settings ask for it."""
-        if self._publisher is not None:
-            self._publisher.start()
+        return self.timeline.is_idle and not self._streams and self.reading.is_idle
 
     async def close(self) -> None:
         """Stop the timer and close connections to other workers and subscribers."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._publisher is not None:
-            self._publisher.close()
-        await self._reading.close()
+        if self.publisher is not None:
+            self.publisher.close()
+        await self.reading.close()
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -98,23 +93,19 @@ class ServedWorker:
             self._streams[stream.request_id] = stream
             remote = stream.call.remote
             if remote is not None:
-                self._reading.track(stream, remote)
+                self.reading.track(stream, remote)
             self.timeline.submit(_request(stream, keys[stream.choice.prompt], now_s))
         self._arm()
-
-    def outputs_of(self, state: RequestState) -> int:
-        """Return how many tokens a request has."""
-        return self.engine.outputs_of(state)
 
     def abort(self, stream: Stream, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request whose client is gone, or whose KV could not be fetched."""
         if self._streams.pop(stream.request_id, None) is None:
             return
         now_s = self.clock.now_s()
-        self._reading.forget(stream, is_read_pending=True)
+        self.reading.forget(stream, is_read_pending=True)
         # A held request may have ended in the engine, but to its client it has not.
         if self.timeline.abort(stream.request_id, now_s) or stream.is_held:
-            self.metrics.count_ended(reason)
+            self.metrics.finished[reason] += 1
         stream.abandon()
         self.timeline.retry(now_s)
         self._arm()
@@ -122,22 +113,18 @@ class ServedWorker:
     def notified(self, message: Notification) -> list[str]:
         """Take another worker's message; return the ids without a lease, which are ignored."""
         if message.engine_id != self._engine_id:
-            self.metrics.count_ignored(IgnoredNotification.WRONG_ENGINE)
+            self.metrics.ignored[IgnoredNotification.WRONG_ENGINE] += 1
             return message.ids
         now_s = self.clock.now_s()
         self._catch_up(now_s)
         # Heartbeats first: one message may hold a heartbeat and, queued a moment later, the read of the same id.
-        unknown = self.engine.extend_leases(message.heartbeats, now_s)
+        unknown = self.engine.pinned.renew(message.heartbeats, now_s)
         self.metrics.heartbeats_received += bool(message.heartbeats)
-        self.metrics.count_ignored(IgnoredNotification.UNKNOWN_REQUEST, len(unknown))
-        unknown += self.engine.end_leases(message.reads)
+        self.metrics.ignored[IgnoredNotification.UNKNOWN_REQUEST] += len(unknown)
+        unknown += self.engine.pinned.read(message.reads)
         self.timeline.retry(now_s)
         self._arm()
         return unknown
-
-    def rejected(self, remote: RemoteKv) -> None:
-        """A request was refused whose KV another worker keeps for it: nobody else will fetch it."""
-        self._reading.release(remote)
 
     def clear_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing changed, while any block is in use."""
@@ -156,12 +143,12 @@ class ServedWorker:
     # -- time -----------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        if self._publisher is not None and (facts := self.engine.take_kv_facts()):
-            self._publisher.publish(facts)
+        if self.publisher is not None and (facts := self.engine.take_kv_facts()):
+            self.publisher.publish(facts)
 
     def _arm(self) -> None:
         self._publish()
-        due = [at for at in (self.timeline.next_due_s(), self._reading.next_s()) if at is not None]
+        due = [at for at in (self.timeline.next_due_s(), self.reading.next_s()) if at is not None]
         due_s = min(due, default=math.inf)
         if due_s == self._timer_due_s and self._timer is not None:
             return
@@ -185,7 +172,7 @@ class ServedWorker:
         self._timer = None
         self._timer_due_s = math.inf
         self._catch_up(now_s)
-        self._reading.send_due(now_s)
+        self.reading.send_due(now_s)
         self._arm()
 
     def _catch_up(self, now_s: float) -> None:
@@ -214,11 +201,12 @@ class ServedWorker:
             self.metrics.observe_transfer(transfer)
             stream = self._streams.get(transfer.state.request.request_id)
             if stream is not None:
-                self._reading.arrived(stream)
+                stream.transfer_s = (transfer.started_s, transfer.done_s)
+                self.reading.arrived(stream)
         for state in events.declined:
             stream = self._streams.get(state.request.request_id)
             if stream is not None:
-                self._reading.declined(stream)
+                self.reading.declined(stream)
         for state in events.dropped:
             self._fail_dropped(state)
         for request_id in events.expired:
@@ -226,13 +214,13 @@ class ServedWorker:
 
     def _fail_dropped(self, state: RequestState) -> None:
         """Tell a client whose request gave way to a higher tier and would have cost too much to bring back."""
-        self.metrics.count_ended(FinishReason.ERROR)
+        self.metrics.finished[FinishReason.ERROR] += 1
         stream = self._streams.pop(state.request.request_id, None)
         if stream is not None:
             stream.fail(
                 "Preempted by a request of a higher tier; try again later.", 503, "ServiceUnavailable"
             )
-            self._reading.forget(stream, is_read_pending=True)
+            self.reading.forget(stream, is_read_pending=True)
 
     def _deliver_finished(self, outcome: StepOutcome) -> None:
         for state in outcome.finished:
@@ -252,7 +240,7 @@ class ServedWorker:
 
     def _forget(self, stream: Stream) -> None:
         self._streams.pop(stream.request_id, None)
-        self._reading.forget(stream, is_read_pending=False)
+        self.reading.forget(stream, is_read_pending=False)
 
     # -- hand-over ------------------------------------------------------------------------------------
 
@@ -273,7 +261,7 @@ class ServedWorker:
             "remote_engine_id": self._engine_id,
             "remote_request_id": request_id,
             "remote_host": flags.kv_host or flags.host,
-            "remote_port": self._port,
+            "remote_port": self.port,
             "remote_num_tokens": tokens,
             "remote_blocks_expiry_time": expiry_s if is_decode else None,
             "tp_size": self.settings.engine.ranks,
@@ -282,11 +270,6 @@ class ServedWorker:
             "transfer_mode": "pull",
             "remote_prefill_cached_tokens": state.cached_tokens,
         }
-
-    def listen_as(self, engine_id: str, port: int) -> None:
-        """Set what decode workers are told."""
-        self._engine_id = engine_id
-        self._port = port
 
     def _let_go_on(self, stream: Stream) -> None:
         """Send what was held back until the KV was known to have been held while it was read."""

@@ -129,6 +129,15 @@ TIER_KEYS_FOLDER: Final = "/etc/penstock-tier-keys"
 """Where router pods find the Secret of keys that carry tiers, likewise."""
 
 
+def paused_by(graph: Mapping[str, Any]) -> str:
+    """Return what pauses a live GraphDeployment, in words; empty: nothing does."""
+    if graph["spec"].get("paused"):
+        return "spec.paused is true"
+    if (graph["metadata"].get("annotations") or {}).get(RECONCILE_ANNOTATION) == "disabled":
+        return f"annotation {RECONCILE_ANNOTATION} is disabled"
+    return ""
+
+
 def lease_name(
     component: str, *, cluster_wide: bool, graph: str | None = None, operator_class: str = OPERATOR_CLASS
 ) -> str:

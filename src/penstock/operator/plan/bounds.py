@@ -5,12 +5,9 @@ Pure. The desired number is whoever's owns the ScalingAdapter; the bounds are th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
 
-from penstock.api import GraphDeployment, ServiceSpec
-from penstock.kube.objects.names import RECONCILE_ANNOTATION
+from penstock.api import ServiceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +57,6 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
         gpus = f"{asked} replicas of {service.gpus} GPUs exceed planner.maxGpuBudget {max_gpu_budget}"
         return Bounded(held, "OverBudget", f"{gpus}; {held} are kept")
     return Bounded(asked)
-
-
-_DISABLED: Final = "disabled"
-_STAYS: Final = "children stay as they are, while budget, scheduling gates and drains hold"
-
-
-def pause_reason(graph: GraphDeployment, metadata: Mapping[str, Any]) -> str:
-    """Return why the graph's children are left as they are, and how that ends; empty: they are not.
-
-    Args:
-        graph: A valid graph.
-        metadata: The live object's.
-    """
-    if graph.spec.paused:
-        return f"spec.paused is true: {_STAYS}; set it to false to go on"
-    if (metadata.get("annotations") or {}).get(RECONCILE_ANNOTATION) == _DISABLED:
-        return f"annotation {RECONCILE_ANNOTATION} is {_DISABLED}: {_STAYS}; remove it to go on"
-    return ""
 
 
 def held(asked: Bounded, running: int | None) -> Bounded:

@@ -141,7 +141,7 @@ class ConditionFacts:
         failure: Why it cannot be brought about; None if it can.
         deleting: What a deletion waits for; empty unless the graph is being deleted.
         is_woken: Whether its routers hold requests until the planner has brought workers back from zero.
-        paused: Why its children are left as they are; empty: they are not.
+        paused: What keeps its children as they are; empty: nothing.
         url: Where clients reach it; empty: nowhere; None: unknown.
         served_model: Name that clients ask for; None: unknown.
     """
@@ -229,7 +229,8 @@ def _progressing(facts: ConditionFacts) -> ConditionResult:
     if facts.deleting:
         return ConditionResult(PROGRESSING, True, "Deleting", facts.deleting)
     if facts.paused:
-        return ConditionResult(PROGRESSING, False, "Paused", facts.paused)
+        stays = "children stay as they are, while budget, scheduling gates and drains hold"
+        return ConditionResult(PROGRESSING, False, "Paused", f"{facts.paused}: {stays}; remove it to go on")
     if steps:
         return ConditionResult(PROGRESSING, True, _reason(facts), "; ".join(steps))
     return ConditionResult(PROGRESSING, False, "Stable", "everything is as wanted")

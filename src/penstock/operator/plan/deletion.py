@@ -2,9 +2,10 @@
 
 Pure: what still exists decides the next step.
 
-1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun. Idle ones are ended.
-2. Once no router pod is left but those, workers can only be finishing: each is drained (`drain.plan_scale` with desired 0),
-   its workload deleted when none of its pods lives.
+1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun.
+2. Once no router pod is left, or all of them are idle, workers can only be finishing: each is drained (`drain.plan_scale`
+   with desired 0), its workload deleted when none of its pods lives. An idle router that still gets a request refuses it
+   then, for want of workers; one that got a worker before is not idle, and is waited for.
 3. When no pod of the graph is left, everything else is deleted: adapters, Services, and so on.
 4. When nothing is left, the finalizer goes.
 
@@ -80,20 +81,20 @@ class DeletionStep:
 
 
 def next_step(
-    children: Iterable[Child], pods: Sequence[PodView], *, ended: Collection[str] = ()
+    children: Iterable[Child], pods: Sequence[PodView], *, idle: Collection[str] = ()
 ) -> DeletionStep:
     """Return the next step of the deletion of a graph.
 
     Args:
         children: Every object that exists of it, pods aside.
         pods: Every pod that exists of it; finished ones are waited for too, their workload deletes them.
-        ended: Router pods that hold no request and end within a second or two.
+        idle: Router pods that leave and hold no request.
     """
     present = sorted(children)
     workloads = [child for child in present if child.is_workload]
     routers = [child for child in workloads if child.role == Role.ROUTER]
     router_pods = [
-        pod for pod in pods if pod.role == Role.ROUTER and not pod.finished and pod.name not in ended
+        pod for pod in pods if pod.role == Role.ROUTER and not pod.finished and pod.name not in idle
     ]
     if routers or router_pods:
         return DeletionStep(DeletionStage.ROUTERS, _undeleted(routers), message=_told("router", router_pods))

@@ -114,13 +114,16 @@ def adapter(
 
 
 def _rights(graph: GraphDeployment, context: BuildContext) -> list[dict[str, Any]]:
-    """Return the Role by which routers find workers, and its binding; some runtimes' workers ask the API as well."""
+    """Return the Role by which routers find workers and read their graph, and its binding; some runtimes' workers ask the API as well."""
     own = runtime_of(graph.spec.runtime).cluster.verbs
     verbs = {("discovery.k8s.io", "endpointslices"): ("get", "list", "watch"), **own}
     rules = [
         {"apiGroups": [group], "resources": [resource], "verbs": list(each)}
         for (group, resource), each in verbs.items()
     ]
+    # A router's live page shows what planner and operator say of the graph.
+    own_graph = {"apiGroups": ["penstock.dev"], "resources": ["graphdeployments"], "verbs": ["get"]}
+    rules.append({**own_graph, "resourceNames": [graph.name]})
     accounts = [
         {"kind": "ServiceAccount", "name": child_name(graph.name, suffix), "namespace": context.namespace}
         for suffix in ((ROUTER_SUFFIX, WORKER_SUFFIX) if own else (ROUTER_SUFFIX,))

@@ -51,7 +51,7 @@ from penstock.runtimes import (
     process_specs,
     runtime_of,
 )
-from penstock.runtimes.process import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
+from penstock.runtimes.protocol import SIDE_CHANNEL_PORT as SIDE_CHANNEL_PLACEHOLDER
 
 PORTS: Mapping[str, int] = {PORT: WORKER_PORT, SIDE_CHANNEL_PLACEHOLDER: SIDE_CHANNEL_PORT}
 """Values of the placeholders in commands and variables."""

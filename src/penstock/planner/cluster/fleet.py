@@ -14,9 +14,9 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from penstock.api import Environment, GraphDeployment, Role
-from penstock.api.manifests.former_defaults import without_former_defaults
 from penstock.core.errors import ClusterError, ConfigError, InvalidSpecError, PenstockError, Problem
 from penstock.core.logs import bind_task, get_logger
+from penstock.kube.objects.names import paused_by
 from penstock.performance.profile import PerformanceProfile
 from penstock.planner.cluster.profiles import POLL_S, ConfigMapProfiles, ProfileError
 from penstock.planner.cluster.status import PlannerReason, Report
@@ -35,12 +35,14 @@ class GraphPlan:
         config: Of the decision.
         services: Worker services by role.
         disabled: Why there is no planner; empty if there is one.
+        paused: Why it decides and does not act; empty if it acts.
     """
 
     options: PlannerOptions
     config: DecideConfig
     services: Mapping[Role, ScaledService]
     disabled: str = ""
+    paused: str = ""
 
 
 def parse(obj: Mapping[str, Any]) -> GraphDeployment:
@@ -49,10 +51,10 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
     Raises:
         InvalidSpecError: this version does not understand it.
     """
-    fields = {key: obj[key] for key in ("apiVersion", "kind", "metadata")}
-    fields["spec"] = without_former_defaults(obj["spec"])
     try:
-        return GraphDeployment.model_validate(fields)
+        return GraphDeployment.model_validate(
+            {key: obj[key] for key in ("apiVersion", "kind", "metadata", "spec")}
+        )
     except ValidationError as exc:
         problems = [
             Problem(".".join(map(str, error["loc"])), error["msg"], "graph")
@@ -62,7 +64,11 @@ def parse(obj: Mapping[str, Any]) -> GraphDeployment:
 
 
 def plan_of(
-    graph: GraphDeployment, overrides: Mapping[str, Any], performance: PerformanceProfile | None = None
+    graph: GraphDeployment,
+    overrides: Mapping[str, Any],
+    performance: PerformanceProfile | None = None,
+    *,
+    paused: str = "",
 ) -> GraphPlan:
     """Return a graph's plan.
 
@@ -70,13 +76,15 @@ def plan_of(
         graph: As watched.
         overrides: Options given to the process, by kebab-case name; they win over every graph's own.
         performance: What mode sla plans by; None in every other mode.
+        paused: What pauses the graph; empty: nothing does.
 
     Raises:
         ConfigError: the graph's planner cannot run so.
     """
     disabled = why_disabled(graph)
-    options = join(given={} if disabled else overrides, graph=None if disabled else graph)
-    return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled)
+    given = {**overrides, "no-operation": True} if paused else overrides
+    options = join(given={} if disabled else given, graph=None if disabled else graph)
+    return GraphPlan(options, options.decide_config(graph, performance), services_of(graph), disabled, paused)
 
 
 def why_disabled(graph: GraphDeployment) -> str:
@@ -195,7 +203,7 @@ class Fleet:
         """Run a graph's planner until it has to change; False if it failed."""
         try:
             graph = parse(live)
-            plan = await self._plan_of(key, graph)
+            plan = await self._plan_of(key, live, graph)
             if plan.disabled:
                 self._report(key, live, PlannerReason.DISABLED, plan.disabled)
                 await self._until_other(key, live, None)
@@ -234,7 +242,7 @@ class Fleet:
             worker.cancel()
             await asyncio.wait({worker, watcher})
 
-    async def _plan_of(self, key: Key, graph: GraphDeployment) -> GraphPlan:
+    async def _plan_of(self, key: Key, live: Object, graph: GraphDeployment) -> GraphPlan:
         """Return a graph's plan with what it is planned by.
 
         Raises:
@@ -243,11 +251,11 @@ class Fleet:
         """
         is_planned = not why_disabled(graph)
         performance = await self._profiles.read(key, graph) if is_planned else None
-        return plan_of(graph, self._overrides, performance)
+        return plan_of(graph, self._overrides, performance, paused=paused_by(live))
 
     async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
         """Return when the graph is gone or would be planned otherwise; without a plan, when it changes at all."""
-        generation, uid = live["metadata"].get("generation"), live["metadata"].get("uid")
+        planned, uid = _version(live), live["metadata"].get("uid")
         polled = plan is not None and self._profiles.is_read_again(parse(live))
         while True:
             await self._changed_within(key, POLL_S if polled else None)
@@ -255,11 +263,11 @@ class Fleet:
             now = self._graphs.graph(key)
             if now is None or now["metadata"].get("uid") != uid:
                 return
-            if not polled and now["metadata"].get("generation") == generation:
+            if not polled and _version(now) == planned:
                 continue
-            generation = now["metadata"].get("generation")
+            planned = _version(now)
             try:
-                if plan is None or await self._plan_of(key, parse(now)) != plan:
+                if plan is None or await self._plan_of(key, now, parse(now)) != plan:
                     return
             except ConfigError:
                 return
@@ -275,6 +283,11 @@ class Fleet:
 
     def _report(self, key: Key, live: Object, reason: PlannerReason, message: str) -> None:
         self._say(key, last_report(live, reason, " ".join(message.split())))
+
+
+def _version(live: Object) -> tuple[int | None, str]:
+    """Return what changes with everything that a plan depends on, but for the profile."""
+    return live["metadata"].get("generation"), paused_by(live)
 
 
 def last_report(live: Object, reason: PlannerReason, message: str) -> Report:

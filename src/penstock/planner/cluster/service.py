@@ -203,7 +203,7 @@ class LeaderSession:
         listener = self._metrics.of(*job.key)
         listener.begin(job.plan.config)
         dashboard = Dashboard.of(folder, job.plan.config, is_chosen=is_chosen)
-        files = FileObservers(folder, dashboard, self._files, listener)
+        files = FileObservers(folder, job.plan.config, dashboard, self._files, listener)
         ledger = Ledger(folder / FILE_NAME, rotate_bytes=LEDGER_BYTES)
         try:
             await self._spread(job.key, stop)
@@ -263,6 +263,7 @@ class LeaderSession:
             last_report(job.live, PlannerReason.OBSERVING, ""),
             job.plan.config,
             say=lambda report: self._say(job, report),
+            paused=job.plan.paused,
         )
         return [status, EventListener(lambda message: self._emit(job.key, message))]
 

@@ -83,6 +83,7 @@ class PlannerReason(StrEnum):
     BACKING_OFF = "BackingOff"
     SCALED_BY = "ScaledBy"
     NO_OPERATION = "NoOperation"
+    PAUSED = "Paused"
     METRICS_MISSING = "MetricsMissing"
     TARGET_UNAVAILABLE = "TargetUnavailable"
     DISABLED = "Disabled"
@@ -153,7 +154,9 @@ def is_said(report: Report, status: Mapping[str, Any]) -> bool:
 class StatusListener:
     """Turns one loop's ticks and decisions into reports."""
 
-    def __init__(self, first: Report, config: DecideConfig, *, say: Callable[[Report], None]) -> None:
+    def __init__(
+        self, first: Report, config: DecideConfig, *, say: Callable[[Report], None], paused: str = ""
+    ) -> None:
         self._report = first
         self._say = say
         self._known_s: float | None = None
@@ -164,10 +167,9 @@ class StatusListener:
         self._failed: dict[Role, str] = {}
         self._longest_s = MAX_BACKOFF_INTERVALS * config.adjustment_interval_s
         if config.no_operation:
-            self._calm = (
-                PlannerReason.NO_OPERATION,
-                "decides and records, changes nothing: planner.noOperation",
-            )
+            reason = PlannerReason.PAUSED if paused else PlannerReason.NO_OPERATION
+            why = paused or "planner.noOperation"
+            self._calm = (reason, f"decides and records, changes nothing: {why}")
         else:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 

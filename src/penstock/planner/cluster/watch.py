@@ -36,7 +36,15 @@ Key = tuple[str, str]
 
 Object = dict[str, Any]
 
-_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "resourceVersion",
+    "deletionTimestamp",
+    "annotations",
+)
 
 
 class Watch:
@@ -177,7 +185,7 @@ def _trim_graph(obj: Object) -> Object:
 
 def _trim_adapter(obj: Object) -> Object:
     """Keep the number of replicas, who set it, and why the API server refuses pods of it."""
-    metadata = {key: obj["metadata"][key] for key in (*_METADATA, "annotations") if key in obj["metadata"]}
+    metadata = {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]}
     return {"metadata": metadata, "spec": obj["spec"], "owner": _owner(obj), "refused": _refused(obj)}
 
 

@@ -6,7 +6,7 @@ in simulated seconds and returns what the driver has to do, in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
@@ -369,32 +369,33 @@ class RouterCore(RouterState[T]):
         for each in self._needed(role):
             if not pool.routable(each, now_s):
                 return []
-        holds = self.tiers is not None and role is self.entry
-        if holds and not self._lets_tiers_in(now_s):
+        if self.tiers is not None and role is self.entry and not self._lets_tiers_in(now_s):
             return []
-        busy, closed = self.busy[role], self._closed_to_dispatch(role)
-
-        def is_open(name: str) -> bool:
-            worker = pool.get(name)
-            if name in closed or (holds and not busy.has_blocks(name)):
-                return False
-            return worker is None or worker.breaker.is_closed or worker.breaker.allows(now_s, is_last=True)
-
-        is_any_open = pool.are_closed(role) and not closed and not (holds and busy.has_thresholds)
         effects: Effects[T] = []
-        for queued in queue.dispatch(now_s, None if is_any_open else is_open):
+        for queued in queue.dispatch(now_s, self._dispatch_check(role, now_s)):
             worker = pool.get(queued.worker)
             assert worker is not None  # noqa: S101 - `_follow` has named the pool's own workers
             self._count_dispatch(queued, role, now_s)
+            queued_s = max(0.0, now_s - queued.since_s)
             effects.append(
                 Assignment(
-                    queued.item,
-                    worker,
-                    queued.tokens,
-                    now_s=now_s,
-                    queued_s=max(0.0, now_s - queued.since_s),
-                    reason=queued.reason,
+                    queued.item, worker, queued.tokens, now_s=now_s, queued_s=queued_s, reason=queued.reason
                 )
             )
             self._load_changed(role, now_s, queued.worker)
         return effects
+
+    def _dispatch_check(self, role: Role, now_s: float) -> Callable[[str], bool] | None:
+        """Return what tells whether a worker may be sent one more request at this moment; None: all may."""
+        busy, closed, pool = self.busy[role], self._closed_to_dispatch(role), self.pool
+        needs_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
+        if not (closed or needs_blocks) and pool.are_closed(role):
+            return None
+
+        def is_open(name: str) -> bool:
+            worker = pool.get(name)
+            if name in closed or (needs_blocks and not busy.has_blocks(name)):
+                return False
+            return worker is None or worker.breaker.is_closed or worker.breaker.allows(now_s, is_last=True)
+
+        return is_open

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from penstock.api import WORKER_ROLES, Role
+from penstock.core.errors import ClusterError
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.informer import Informer
-from penstock.kube.kinds import ENDPOINT_SLICE
+from penstock.kube.kinds import ENDPOINT_SLICE, GRAPH_DEPLOYMENT
 from penstock.kube.objects.names import GRAPH_LABEL, HTTP_PORT, ROLE_LABEL
 from penstock.router.core.worker_spec import WorkerSpec
 
@@ -188,6 +189,16 @@ class KubernetesDiscovery:
     def routers(self) -> tuple[str, ...]:
         """Return the base URLs of the graph's routers as last seen."""
         return self._routers
+
+    async def graph(self) -> dict[str, Any]:
+        """Return the graph's object.
+
+        Raises:
+            ClusterError: it cannot be read, or discovery has not begun.
+        """
+        if self._client is None:
+            raise ClusterError(f"{self._graph}: discovery has not begun")
+        return await self._client.get(GRAPH_DEPLOYMENT, self._graph, namespace=self._namespace)
 
     async def close(self) -> None:
         """Stop watching."""

@@ -301,9 +301,8 @@ class GatewayResponder(Responder):
             self.exchange.put(messages.chunk(data, is_last=False))
 
     @property
-    def takes_chunks(self) -> bool:
-        """Whether bytes are sent with HTTP's framing: never."""
-        return False
+    def write_framed(self) -> None:
+        """Nothing: bytes are never sent with HTTP's framing."""
 
     def end(self) -> None:
         """Complete a started response."""

@@ -17,6 +17,7 @@ from penstock.core.http.client import Timeouts
 from penstock.core.http.messages import Request, Responder, error_body
 from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
+from penstock.core.tracing import Tracing
 from penstock.router.admission import Admission, LiveAssignment, NoWorker
 from penstock.router.gateway import messages
 from penstock.router.gateway.exchange import SUBSET, Exchange, GatewayResponder
@@ -113,9 +114,11 @@ class GatewayPicker(RouterServer):
 
     handler_type = GatewayHandler
 
-    def __init__(self, settings: RouterSettings, *, ext_proc_port: int) -> None:
+    def __init__(
+        self, settings: RouterSettings, tracing: Tracing | None = None, *, ext_proc_port: int
+    ) -> None:
         """Build all parts; nothing runs yet."""
-        super().__init__(settings)
+        super().__init__(settings, tracing)
         self._ext_proc_port = ext_proc_port
         self._max_body_bytes = settings.config.limits.max_body_bytes
         self._grpc: grpc.aio.Server | None = None

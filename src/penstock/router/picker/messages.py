@@ -85,6 +85,7 @@ def arrival_of(prompt: Prompt) -> Arrival:
         prompt.is_non_streaming,
         prompt.tier,
         prompt.tenant,
+        prompt.keys,
     )
 
 

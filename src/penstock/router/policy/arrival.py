@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Final, Generic, TypeVar
 
 from penstock.api import Tier
@@ -28,6 +28,7 @@ class Arrival:
         is_non_streaming: Its answer comes whole, so that nothing tells when its prompt was computed.
         tier: Its priority class; read where tiers are on.
         tenant: Whose it is; empty: nobody's in particular.
+        packed: The chain as bytes, where it came so; else it is packed here.
         prefix: The chain, packed; derived.
         rank: The tier's place, 0 is the highest; derived, because every worker is asked by it.
     """
@@ -41,12 +42,13 @@ class Arrival:
     is_non_streaming: bool = False
     tier: Tier = Tier.STANDARD
     tenant: str = ""
+    packed: InitVar[bytes | None] = None
     prefix: Prefix = field(init=False, repr=False, compare=False)
     rank: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, packed: bytes | None) -> None:
         """Pack the chain once, for all the indexes that it is looked up in."""
-        self.prefix = Prefix(self.chain)
+        self.prefix = Prefix(self.chain, packed)
         self.rank = _RANKS[self.tier]
 
     def avoiding(self, names: frozenset[str]) -> Arrival:

@@ -43,9 +43,9 @@ class Prefix:
 
     __slots__ = ("keys", "packed")
 
-    def __init__(self, keys: tuple[int, ...]) -> None:
+    def __init__(self, keys: tuple[int, ...], packed: bytes | None = None) -> None:
         self.keys = keys
-        self.packed = array("Q", keys).tobytes()
+        self.packed = array("Q", keys).tobytes() if packed is None else packed
 
 
 def space_seed(*parts: str) -> int:

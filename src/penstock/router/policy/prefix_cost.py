@@ -8,8 +8,9 @@ makes the load that it flees from. bench/dualmap measures it. Pure.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from math import inf
 from typing import Any, Final
 
 from penstock.router.policy.routing_policy import (
@@ -91,12 +92,12 @@ class Shortlist:
             self._idlest.remove(name)
 
     def candidates(
-        self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates
+        self, beginnings: Iterable[int], workers: WorkerQueues, estimates: Estimates
     ) -> list[WorkerQueue[Any]]:
-        """Return the workers to ask, each once, besides those to avoid; empty where those are all.
+        """Return the workers to ask, each once.
 
         Args:
-            arrival: The request.
+            beginnings: The request's, from `beginnings_of`.
             workers: All workers.
             estimates: Estimates.
         """
@@ -104,18 +105,18 @@ class Shortlist:
             workers[name] for name in dict.fromkeys((*self._idlest, *self._in_turn())) if name in workers
         ]
         # Of so few, sorting all is quicker than a heap.
-        idlest.sort(key=lambda each: (estimates.pending_tokens(each), each.index.count))
+        pending = estimates.pending_tokens
+        idlest.sort(key=lambda each: (pending(each), each.index.count))
         del idlest[_IDLEST:]
         self._idlest = [each.name for each in idlest]
-        found = {name: workers[name] for name in self._holders_of(arrival) if name in workers}
-        for each in idlest:
-            found.setdefault(each.name, each)
-        return _besides(found.values(), arrival.avoid)
+        known = self._holders
+        holders = chain.from_iterable([known[key] for key in beginnings if key in known])
+        return [workers[name] for name in dict.fromkeys((*holders, *self._idlest)) if name in workers]
 
-    def chosen(self, arrival: Arrival, name: str) -> None:
+    def chosen(self, beginnings: Iterable[int], name: str) -> None:
         """Remember that a worker will hold a prompt."""
         holders = self._holders
-        for key in _beginnings(arrival.chain):
+        for key in beginnings:
             known = holders.get(key, ())
             if known[:1] != (name,):
                 holders[key] = (name, *(each for each in known if each != name))[:_HOLDERS]
@@ -128,12 +129,8 @@ class Shortlist:
         self._turn = (first + _IN_TURN) % max(1, len(names))
         return names[first : first + _IN_TURN]
 
-    def _holders_of(self, arrival: Arrival) -> Iterator[str]:
-        known = self._holders
-        return chain.from_iterable([known[key] for key in _beginnings(arrival.chain) if key in known])
 
-
-def _beginnings(keys: tuple[int, ...]) -> list[int]:
+def beginnings_of(keys: tuple[int, ...]) -> list[int]:
     """Return the keys of a prompt's beginnings of 1, 2, 4, ... blocks, and of the whole."""
     found, blocks = [], 1
     while blocks < len(keys):
@@ -142,12 +139,30 @@ def _beginnings(keys: tuple[int, ...]) -> list[int]:
     return [*found, *keys[-1:]]
 
 
-def _besides(found: Iterable[WorkerQueue[Any]], avoid: Collection[str]) -> list[WorkerQueue[Any]]:
-    return [each for each in found if each.name not in avoid] if avoid else list(found)
-
-
 _NOISE = 0.02
 """Chosen: a last block that another prompt's does not share, and no more."""
+
+
+def cheapest(
+    pool: Sequence[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates
+) -> tuple[WorkerQueue[Any], int]:
+    """Return the worker to take, of nearly equals the one that remembers least, and its tokens to compute there.
+
+    Costs are computed of those alone that may be among the cheapest: nothing costs less than `HIT_WEIGHT` - 1 times its
+    own tokens, so that a hit rules out whatever holds nothing.
+    """
+    uncached = [each.uncached(arrival) for each in pool]
+    as_good, costs = inf, list[tuple[float, int]]()
+    for at in sorted(range(len(pool)), key=uncached.__getitem__):
+        own = uncached[at]
+        if (HIT_WEIGHT - 1) * own > as_good:
+            break
+        cost = prefix_cost(pool[at], arrival, own, estimates)
+        if cost <= as_good:
+            costs.append((cost, at))
+            as_good = min(as_good, cost * (1 + _NOISE))
+    _, at = min((pool[at].index.count, at) for cost, at in costs if cost <= as_good)
+    return pool[at], uncached[at]
 
 
 class PrefixCost:
@@ -173,18 +188,18 @@ class PrefixCost:
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the cheapest worker."""
-        is_large = len(workers) > ALL_UP_TO
-        pool = self._shortlist.candidates(arrival, workers, estimates) if is_large else []
-        pool = pool or eligible(workers, arrival.avoid)
-        uncached = [each.uncached(arrival) for each in pool]
-        costs = [prefix_cost(each, arrival, own, estimates) for each, own in zip(pool, uncached, strict=True)]
-        as_good = min(costs) * (1 + _NOISE)
-        _, at = min((pool[at].index.count, at) for at, cost in enumerate(costs) if cost <= as_good)
-        if is_large:
-            self._shortlist.chosen(arrival, pool[at].name)
-        return RoutingDecision(pool[at].name, "lowest prefix cost", uncached=uncached[at])
+        if len(workers) <= ALL_UP_TO:
+            worker, uncached = cheapest(eligible(workers, arrival.avoid), arrival, estimates)
+        else:
+            beginnings = beginnings_of(arrival.chain)
+            pool = self._shortlist.candidates(beginnings, workers, estimates)
+            if arrival.avoid:
+                pool = [each for each in pool if each.name not in arrival.avoid]
+            worker, uncached = cheapest(pool or eligible(workers, arrival.avoid), arrival, estimates)
+            self._shortlist.chosen(beginnings, worker.name)
+        return RoutingDecision(worker.name, "lowest prefix cost", uncached=uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
         """Remember of a large fleet which worker another router's prompt went to."""
         if len(workers) > ALL_UP_TO:
-            self._shortlist.chosen(arrival, worker)
+            self._shortlist.chosen(beginnings_of(arrival.chain), worker)

@@ -136,14 +136,17 @@ class Estimates:
         Its throughput over the time since it began, at most the whole prompt: those dispatched after it wait until its
         end is reported. 10,000 tokens/s, 8,000 to compute, begun 0.3 s ago: 3,000.
         """
-        if not worker.running:
-            return 0
-        tokens_per_s = self.tokens_per_s(worker)
+        running = worker.running
+        tokens_per_s = worker.throughput.mixed(self.throughput.tokens_per_s) if running else None
         if tokens_per_s is None:
             return 0
-        first = next(iter(worker.running.values()))
-        began_s = worker.progress_s if first.started_s is None else max(first.started_s, worker.progress_s)
-        return min(first.uncached, max(0, int((self.now_s - began_s) * tokens_per_s)))
+        first, began_s = next(iter(running.values())), worker.progress_s
+        if first.started_s is not None and first.started_s > began_s:
+            began_s = first.started_s
+        computed = int((self.now_s - began_s) * tokens_per_s)
+        if computed >= first.uncached:
+            return first.uncached
+        return max(0, computed)
 
     def pending_tokens(self, worker: WorkerQueue[Any], arrival: Arrival | None = None) -> int:
         """Return the uncached tokens that a worker computes before a request that comes now; None: of any tier."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 from penstock.api import SheddingConfig, Tier
-from penstock.core.percentiles import percentile
+from penstock.core.histogram import percentile
 from penstock.router.policy.tiers import PRIORITIES, SloTarget, TierSettings
 
 EVALUATE_S: Final = 1.0

@@ -118,19 +118,20 @@ class PrefillThroughput:
 
     A mean of rates instead would let a prompt of ten new tokens, which takes the time of a launch, weigh as much
     as one of ten thousand.
+
+    Attributes:
+        tokens_per_s: The estimate; None while nothing was measured.
     """
 
-    __slots__ = ("_seconds", "_tokens")
+    __slots__ = ("_seconds", "_tokens", "tokens_per_s")
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
         """Start with a throughput, as if measured over one second, or without one."""
-        self._tokens = tokens_per_s or 0.0
-        self._seconds = 1.0 if tokens_per_s else 0.0
+        self._set(tokens_per_s or 0.0, 1.0 if tokens_per_s else 0.0)
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Return the estimate, or None while nothing was measured."""
-        return self._tokens / self._seconds if self._seconds > 0 and self._tokens > 0 else None
+    def _set(self, tokens: float, seconds: float) -> None:
+        self._tokens, self._seconds = tokens, seconds
+        self.tokens_per_s: float | None = tokens / seconds if seconds > 0 and tokens > 0 else None
 
     def learn(self, tokens: int, took_s: float) -> None:
         """Take one measurement in.
@@ -141,13 +142,11 @@ class PrefillThroughput:
                 clock that steps back counts as 0.
         """
         if tokens > 0:
-            self._tokens = self._tokens * _DECAY + tokens
-            self._seconds = self._seconds * _DECAY + max(0.0, took_s)
+            self._set(self._tokens * _DECAY + tokens, self._seconds * _DECAY + max(0.0, took_s))
 
     def learn_other(self, tokens_per_s: float) -> None:
         """Take another router's word, as if measured over a second."""
-        self._tokens = self._tokens * _DECAY + tokens_per_s
-        self._seconds = self._seconds * _DECAY + 1.0
+        self._set(self._tokens * _DECAY + tokens_per_s, self._seconds * _DECAY + 1.0)
 
     def is_own(self, idle_s: float) -> bool:
         """Return whether enough was measured here, and lately enough, to be told from the fleet's."""
@@ -156,8 +155,7 @@ class PrefillThroughput:
     def idled(self, idle_s: float) -> None:
         """Let what was measured weigh less after a time without work, simulated seconds."""
         weight = _weight(idle_s)
-        self._tokens *= weight
-        self._seconds *= weight
+        self._set(self._tokens * weight, self._seconds * weight)
 
     def mixed(self, fleet: float | None, idle_s: float = 0.0) -> float | None:
         """Return the estimate, tokens/s, borrowing from the fleet's while little was measured here; None: nothing known.
@@ -168,6 +166,8 @@ class PrefillThroughput:
         """
         if fleet is None:
             return self.tokens_per_s
+        if idle_s == 0:
+            return (self._tokens + _BORROWED_S * fleet) / (self._seconds + _BORROWED_S)
         weight = _weight(idle_s)
         return (self._tokens * weight + _BORROWED_S * fleet) / (self._seconds * weight + _BORROWED_S)
 

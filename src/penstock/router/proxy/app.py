@@ -15,9 +15,10 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import ClientDisconnected, NotFoundError
-from penstock.core.http.messages import Headers, error_body
+from penstock.core.http.messages import REQUEST_ID, Headers, error_body, request_id
 from penstock.core.http.server import Request, Responder
-from penstock.core.logs import get_logger
+from penstock.core.logs import bind_task, get_logger
+from penstock.core.tracing import Tracing
 from penstock.router.access_log import AccessLog
 from penstock.router.metrics import RouterMetrics
 from penstock.router.metrics_page import MetricsPage
@@ -26,7 +27,7 @@ from penstock.router.picker.links import PATH as PICKER_PATH
 from penstock.router.picker.messages import SESSION_BYTES
 from penstock.router.proxy.admin import Admin
 from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck, is_of_this_machine
-from penstock.router.proxy.call import CompletionCall, request_id
+from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import (
     PATHS,
     SMALL_BYTES,
@@ -36,12 +37,14 @@ from penstock.router.proxy.completion import (
     check_size,
     parse_completion,
 )
-from penstock.router.proxy.failures import QUEUE_TIMEOUT, REJECTIONS
+from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTIONS
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader, TokenEstimator
 from penstock.router.proxy.tiers import LiveTiers
+from penstock.router.proxy.trace import begin_trace
 from penstock.router.settings import RouterSettings
 from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdError
+from penstock.router.ui.live_page import LivePage
 
 log = get_logger(__name__)
 _DEBUG_LOGGER = logging.getLogger(__name__)
@@ -52,6 +55,7 @@ _CLIENT_LEFT = 499
 _OVERLOADED = (429, 503)
 """Answers to those for whom there is no room."""
 _PASSED_ON = (b"traceparent", b"tracestate")
+_WATCHED = frozenset({"/metrics", "/health", "/ready", "/ui"})
 _JSON_TYPE = (b"content-type", b"application/json")
 _REFUSAL_KINDS = {401: "authentication_error", 403: "permission_error"}
 """OpenAI's types of error, by status."""
@@ -75,6 +79,8 @@ class RouterApp:
         reader: PromptReader | None,
         access_log: AccessLog | None,
         tiers: LiveTiers | None,
+        live_page: LivePage,
+        tracing: Tracing | None,
     ) -> None:
         """Tie the parts; None stands for parts that the graph does not have."""
         self._model = settings.model
@@ -91,6 +97,8 @@ class RouterApp:
         self._reader = reader
         self._access_log = access_log
         self._tiers = tiers
+        self._live_page = live_page
+        self._tracing = tracing
         # A key that carries a tier authenticates, too; a router without keys stays open.
         self._keys = KeyCheck(settings.api_keys and settings.api_keys | settings.tier_keys.keys)
         self._admin_check = AdminCheck(settings.admin_keys, is_local=settings.is_local)
@@ -132,8 +140,8 @@ class RouterApp:
         if path in PATHS:
             await self._complete(path, request, responder)
             return
-        own_id = request_id(request.headers.get(b"x-request-id"))
-        headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        own_id = request_id(request.headers.get(REQUEST_ID))
+        headers = ((REQUEST_ID, own_id), *self._cors.headers(path, request.headers))
         endpoint = ApiEndpoint.OTHER
         try:
             if path.startswith("/v1/models"):
@@ -141,17 +149,13 @@ class RouterApp:
                 self._require(request, "GET")
                 self._keys.check(request.headers.get(b"authorization"))
                 responder.send(200, self._models(path), headers=headers)
-            elif path == "/metrics":
-                self._require(request, "GET")
-                responder.send(200, self._page.render(), content_type=self._page.content_type)
-                return
             elif path == PICKER_PATH and self._group is not None:
                 self._require(request, "GET")
                 self._group.accept(request, responder)
                 return
-            elif path in {"/health", "/ready"}:
+            elif path in _WATCHED or path.startswith("/ui/"):
                 self._require(request, "GET")
-                responder.send(*(self._admin.health() if path == "/health" else self._admin.ready()))
+                await self._answer_watcher(path, request, responder)
                 return
             elif path == "/workers" or path.startswith("/workers/"):
                 endpoint = ApiEndpoint.WORKERS
@@ -168,8 +172,9 @@ class RouterApp:
 
     async def _complete(self, path: str, request: Request, responder: Responder) -> None:
         arrived_real_s = time.monotonic()
-        own_id = request_id(request.headers.get(b"x-request-id"))
-        headers = ((b"x-request-id", own_id), *self._cors.headers(path, request.headers))
+        own_id = request_id(request.headers.get(REQUEST_ID))
+        bind_task(request_id=own_id.decode())
+        headers = ((REQUEST_ID, own_id), *self._cors.headers(path, request.headers))
         call: CompletionCall | None = None
         try:
             if not request.body:
@@ -181,6 +186,8 @@ class RouterApp:
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
             call = self._call(parsed, request, responder, headers, arrived_real_s)
+            if self._tracing is not None:
+                call.trace = begin_trace(self._tracing, request, call)
             if self._reader is not None:
                 keyed = self._reader.read_at_once(call.request) or await self._reader.read(call.request)
                 call.take_keys(keyed)
@@ -253,7 +260,7 @@ class RouterApp:
         return request.headers.get(self._session_header, b"")[:SESSION_BYTES].decode("latin-1")
 
     def _upstream_headers(self, request: Request, own_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
-        headers = [_JSON_TYPE, (b"x-request-id", own_id)]
+        headers = [_JSON_TYPE, (REQUEST_ID, own_id)]
         sent = request.headers
         headers += [(name, sent[name]) for name in _PASSED_ON if name in sent]
         is_own = (
@@ -279,6 +286,17 @@ class RouterApp:
         metrics.requests[endpoint.value, status] += 1
         if call is not None:
             self._count(endpoint, call, status, e2e_s)
+            if call.trace is not None:
+                call.trace.finish(call, status)
+            if _failed_at_worker(call, status):
+                log.warning(
+                    "request failed",
+                    error=call.error,
+                    status=status,
+                    prefill_worker=call.prefill_worker,
+                    worker=call.worker,
+                    retries=call.tries.retries,
+                )
         if self._access_log is not None or _DEBUG_LOGGER.isEnabledFor(logging.DEBUG):
             line = _access_line(endpoint, own_id, status, e2e_s, call)
             log.debug("request answered", **line)
@@ -321,6 +339,17 @@ class RouterApp:
                 code="model_not_found",
             )  # fmt: skip
         return orjson.dumps({**self._model_card, "id": asked})
+
+    async def _answer_watcher(self, path: str, request: Request, responder: Responder) -> None:
+        """Answer those who ask again and again; they are not counted among the requests."""
+        if path == "/metrics":
+            responder.send(200, self._page.render(), content_type=self._page.content_type)
+        elif path == "/health":
+            responder.send(*self._admin.health())
+        elif path == "/ready":
+            responder.send(*self._admin.ready())
+        else:
+            await self._live_page.answer(request, responder, self._admin_check)
 
     def _answer_workers(self, path: str, request: Request, responder: Responder, headers: Headers) -> None:
         parts = path.strip("/").split("/")
@@ -371,6 +400,15 @@ class RouterApp:
         kind = _REFUSAL_KINDS.get(refusal.status, "invalid_request_error")
         body = error_body(refusal.message, kind=kind, code=refusal.code)
         responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
+
+
+def _failed_at_worker(call: CompletionCall, status: int) -> bool:
+    """Return whether a request failed that workers had, neither for want of room nor by its client's doing."""
+    if call.error is None or not (call.worker or call.prefill_worker):
+        return False
+    return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, "shutdown", *REJECTIONS} and (
+        status >= 500 or status == 200
+    )
 
 
 def _access_line(

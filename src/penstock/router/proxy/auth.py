@@ -154,6 +154,11 @@ class AdminCheck:
         self._keys = KeyCheck(keys)
         self._is_local = is_local
 
+    @property
+    def is_off(self) -> bool:
+        """Whether no request passes, whatever key it carries."""
+        return self._keys.is_open and not self._is_local
+
     def check(self, headers: Mapping[bytes, bytes]) -> None:
         """Let a request pass.
 

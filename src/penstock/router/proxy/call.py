@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import re
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.api import Tier
 from penstock.core.http.server import Responder
@@ -15,19 +13,8 @@ from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.kv_transfer import Prefilled
 from penstock.router.proxy.prefix import Keyed
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
-_PREFIX = os.urandom(8).hex()
-_NUMBERS = itertools.count(1)
-
-
-def request_id(sent: bytes | None) -> bytes:
-    """Return the client's request id if it is one, else a new one.
-
-    Accepted: 1 to 128 of ``A-Z a-z 0-9 . _ : + / = -``; anything else could break logs or headers.
-    """
-    if sent is not None and _REQUEST_ID.fullmatch(sent):
-        return sent
-    return f"{_PREFIX}-{next(_NUMBERS):x}".encode()
+if TYPE_CHECKING:
+    from penstock.router.proxy.trace import RequestTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +56,7 @@ class CompletionCall:
         prefill_worker: Name of the last prefill worker.
         worker: Name of the last worker of the answering stage.
         error: Reason of the failure, or None.
+        trace: Its spans; None: none are made.
     """
 
     __slots__ = (
@@ -87,6 +75,7 @@ class CompletionCall:
         "request",
         "responder",
         "session",
+        "trace",
         "transfer",
         "tries",
         "ttft_s",
@@ -126,6 +115,7 @@ class CompletionCall:
         self.session = session
         self.identity = identity
         self.error: str | None = None
+        self.trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
         """Keep the prefix keys, and the number of tokens where they tell it."""

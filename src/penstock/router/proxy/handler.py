@@ -6,6 +6,7 @@ Called by ``app`` with a parsed request; answers it whatever happens, except whe
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -212,10 +213,14 @@ class CompletionHandler:
         admission, is_entry = self._admission, role is self._entry
         while True:
             is_admitted = is_entry and (again or bool(call.tries.avoid))
+            if call.trace is not None:
+                call.trace.waits(role.value)
             assignment = await admission.wait(role, self._arrival(call, role), again=is_admitted)
             worker = assignment.worker
             try:
                 call.queued_s += assignment.queued_s
+                if call.trace is not None:
+                    call.trace.assigned(assignment, self._clock.to_real_s(assignment.queued_s))
                 if is_entry:
                     self._metrics.queue_time.observe(assignment.queued_s)
                 if role is Role.PREFILL:
@@ -270,6 +275,8 @@ class CompletionHandler:
         response = None
         try:
             timeouts = Timeouts(*self._phases_real_s, max(0.001, self._left_real_s(call)))
+            if call.trace is not None:
+                call.trace.sent(call, assignment)
             response = await self._send(call, assignment, body, timeouts)
             if response.status != 200:
                 raise await _error_reply(response, assignment.worker.name)
@@ -282,6 +289,8 @@ class CompletionHandler:
         finally:
             if response is not None:
                 response.abort()
+            if call.trace is not None:
+                call.trace.answered(sys.exception())
 
     async def _send(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
@@ -435,6 +444,8 @@ class CompletionHandler:
 
     def _note_first_token(self, call: CompletionCall, assignment: LiveAssignment) -> None:
         self._admission.prefilled(assignment)
+        if call.trace is not None:
+            call.trace.first_token()
         if self._admission.core.tiers is not None:
             ttft_s = self._clock.to_model_s(call.age_real_s())
             self._admission.record_tier_event(call.tier, TierFirstToken(ttft_s))

@@ -95,7 +95,10 @@ def _names_role_only(choices: list[Any]) -> bool:
 _USAGE = b'"usage":'
 ERROR_EVENT: Final = b'data: {"error"'
 """How an error event begins."""
-_NULL_USAGE_END = b'"usage":null}\n\n'
+_NULL_USAGE = b'"usage":null}\n\n'
+_CHOICES = b'"choices":[{'
+_PLAIN_END, _NULL_USAGE_END = b"}]}\n\n", b'}],"usage":null}\n\n'
+_LINE_ENDS = len(b"\n\n\r\n")
 _DONE = b"[DONE]"
 _RESPONSE_EVENT = b"event: response."
 _RESPONSE_ENDS = (b".completed", b".incomplete", b".failed")
@@ -123,6 +126,9 @@ class RelayMeter:
         "_speed",
         "_splitter",
         "_tail",
+        "_usual_chunk_end",
+        "_usual_end",
+        "_usual_start",
         "has_error",
         "is_done",
         "tokens",
@@ -160,6 +166,8 @@ class RelayMeter:
         self._prefilled = prefilled
         self._splitter = EventSplitter()
         self._tail = self._splitter.tail
+        # How the stream's plain events begin and end, once a token was seen; no event is like that before.
+        self._usual_start = self._usual_end = self._usual_chunk_end = b"\0"
         self.has_error = False
         self.is_done = False
         self.tokens = 0
@@ -176,29 +184,31 @@ class RelayMeter:
         """Whether the text has come to its end; ``[DONE]`` without a blank line behind it will do."""
         return self.is_done or payload(bytes(self._tail)) == _DONE
 
-    def observe(self, data: bytes) -> bytes:
-        """Take the bytes of one read and return what to send on.
+    def observe(self, data: bytes, at: int = 0) -> bytes:
+        """Take one read and return what to send on.
+
+        Args:
+            data: Bytes of the body, or one whole chunk as it came.
+            at: Where the body begins in a chunk, > 0; CR LF follow it. 0: data is all body.
 
         Raises:
             StreamBroken: an event is too long to be one.
             WrongAnswer: a usage event cannot be rewritten.
         """
         now_real_s = time.monotonic()
-        if self.tokens and not self._tail and data.startswith(b"data: {") and data.endswith(b"}\n\n"):
-            if data.count(b"\n") == 2:
-                # One event: the usual read.
-                at = data.find(_USAGE)
-                is_plain = at < 0 or data.startswith(_NULL_USAGE_END, at)
-                count = 1 if is_plain and not data.startswith(ERROR_EVENT) else 0
-            else:
-                count = _plain_events(data)
+        end = self._usual_chunk_end if at else self._usual_end
+        if data.startswith(self._usual_start, at) and data.endswith(end) and not self._tail:
+            is_single = data.find(b"\n", at) >= len(data) - _LINE_ENDS
+            count = 1 if is_single else _plain_events(data[at:-2] if at else data)
             if count:
                 self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
                 self._last_real_s = now_real_s
                 self.tokens += count
                 self._assignment.grow(count)
                 return data
-        return self._observe_slowly(data, now_real_s)
+        body = data[at:-2] if at else data
+        sent = self._observe_slowly(body, now_real_s)
+        return data if sent is body else sent
 
     def rest(self) -> bytes:
         """Return the bytes held back of an event that never ended; for a stream that ended in order."""
@@ -219,7 +229,15 @@ class RelayMeter:
                 is_same = False
         if count:
             self._count_tokens(count, now_real_s)
+            self._learn_usual(events[-1])
         return data if is_same or self._prefilled is None else b"".join(events)
+
+    def _learn_usual(self, event: bytes) -> None:
+        """Remember what a stream's events have in common before and behind their choices, where that tells no usage."""
+        start, choices, rest = event.partition(_CHOICES)
+        end = rest[rest.rfind(b"}]") :]
+        if start.startswith(b"data: {") and end in {_PLAIN_END, _NULL_USAGE_END} and _USAGE not in start:
+            self._usual_start, self._usual_end, self._usual_chunk_end = start + choices, end, end + b"\r\n"
 
     def _count_tokens(self, count: int, now_real_s: float) -> None:
         if self.ttft_s is None:
@@ -283,7 +301,7 @@ class RelayMeter:
 def _plain_events(data: bytes) -> int:
     """Return how many events of one line each a read holds, none an error's or with usage; 0: it holds others, too."""
     count = data.count(b"}\n\ndata: {") + 1
-    has_usage = _USAGE in data and data.count(_USAGE) != data.count(_NULL_USAGE_END)
+    has_usage = _USAGE in data and data.count(_USAGE) != data.count(_NULL_USAGE)
     return 0 if data.count(b"\n") != 2 * count or ERROR_EVENT in data or has_usage else count
 
 

@@ -32,8 +32,14 @@ from penstock.runtimes.engine_flags import (
     parallel_flags,
     stream_flags,
 )
-from penstock.runtimes.process import PORT, SIDE_CHANNEL_PORT, RuntimeContext, WorkerCommand
-from penstock.runtimes.protocol import ClusterNeeds, Runtime
+from penstock.runtimes.protocol import (
+    PORT,
+    SIDE_CHANNEL_PORT,
+    ClusterNeeds,
+    Runtime,
+    RuntimeContext,
+    WorkerCommand,
+)
 
 _IMPORT_S: Final = 30.0
 """Real seconds. Chosen: finding a module takes milliseconds, on a busy machine a second."""

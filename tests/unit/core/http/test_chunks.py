@@ -64,7 +64,7 @@ async def collect(response):
         lambda data: seen.append((None, data)),
         lambda: done.set_result("end"),
         lambda error: done.set_result(type(error)),
-        on_chunk=lambda framed, body: seen.append((framed, body)),
+        on_chunk=lambda framed, at: seen.append((framed, framed[at:-2])),
     )
     return seen, await asyncio.wait_for(done, 5)
 

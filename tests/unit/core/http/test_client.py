@@ -265,7 +265,7 @@ def test_urls_that_cannot_be_sent_are_named(url, reason):
 def test_urls_are_split(url, origin, path, host):
     """Origin, target and host header come from the URL; credentials are not sent."""
     target = parse_http_url(url)
-    assert (target.origin, target.path, target.host) == (origin, path, host)
+    assert (target.origin, target.line) == (origin, b"%b HTTP/1.1\r\nhost: %b\r\n" % (path, host))
 
 
 async def test_headers_with_line_breaks_are_refused(serve, pool):

@@ -15,12 +15,12 @@ def pod(name, role, **more):
     return PodView(name, role=role, service="frontend" if role == "router" else role, **more)
 
 
-def test_an_idle_router_that_ends_is_waited_for_only_by_what_it_needs():
+def test_an_idle_router_is_waited_for_only_by_what_it_needs():
     """Workers go beside it; Services and the rest behind it."""
     ending = pod("r", "router", terminating=True)
-    step = next_step([DECODE, CONFIG], [ending, pod("d", "decode")], ended={"r"})
+    step = next_step([DECODE, CONFIG], [ending, pod("d", "decode")], idle={"r"})
     assert (step.stage, step.drain) == (DeletionStage.WORKERS, ("decode",))
-    assert next_step([CONFIG], [ending], ended={"r"}).delete == ()
+    assert next_step([CONFIG], [ending], idle={"r"}).delete == ()
 
 
 def test_then_workers_are_drained_and_deleted():

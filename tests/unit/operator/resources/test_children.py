@@ -154,15 +154,21 @@ def test_an_eviction_takes_one_replica_at_a_time(objects):
         }
 
 
-def test_routers_may_watch_slices_and_nothing_else(objects):
-    """The Role reads EndpointSlices and is bound to the routers' account alone."""
+def test_routers_may_watch_slices_read_their_graph_and_nothing_else(objects):
+    """The Role reads EndpointSlices and the one graph, and is bound to the routers' account alone."""
     found = objects()
     assert found["Role", "llama-router"]["rules"] == [
         {
             "apiGroups": ["discovery.k8s.io"],
             "resources": ["endpointslices"],
             "verbs": ["get", "list", "watch"],
-        }
+        },
+        {
+            "apiGroups": ["penstock.dev"],
+            "resources": ["graphdeployments"],
+            "verbs": ["get"],
+            "resourceNames": ["llama"],
+        },
     ]
     binding = found["RoleBinding", "llama-router"]
     assert binding["roleRef"]["name"] == "llama-router"

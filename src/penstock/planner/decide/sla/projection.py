@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock.api import Role
-from penstock.performance.queueing import wait_quantile_s
+from penstock.performance.capacity import wait_quantile_s
 from penstock.planner.decide.adaptive.memory import KvLoad
 from penstock.planner.decide.sla import learning, queueing
 from penstock.planner.decide.sla.workers import ProfiledWorkers

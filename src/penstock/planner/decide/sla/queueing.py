@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from penstock.api import Role
-from penstock.performance.queueing import wait_probability
+from penstock.performance.capacity import wait_probability
 
 _HALVINGS = 30
 """Bisection to a part in a thousand million."""

@@ -20,7 +20,7 @@ from penstock.api.manifests.validation import validate
 from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
 from penstock.runtimes.dynamo.importer.beta import as_alpha
-from penstock.runtimes.dynamo.importer.flags import read_router_flags, read_worker_flags
+from penstock.runtimes.dynamo.importer.flags import read_planner, read_router_flags, read_worker_flags
 from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_GROUP,
     SERVICES,
@@ -33,7 +33,6 @@ from penstock.runtimes.dynamo.importer.left_out import (
     refuse_what_no_graph_runs,
     why_left_out,
 )
-from penstock.runtimes.dynamo.importer.planner import read_planner
 from penstock.runtimes.dynamo.importer.pods import read_env, read_pod
 from penstock.runtimes.dynamo.importer.services import (
     MOCKER_MODULE,

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document
+from penstock.api.manifests.validation import shown
 from penstock.api.rule import KeyPath, dotted
 from penstock.runtimes.dynamo.importer.command import SHELLS, Command
 from penstock.runtimes.dynamo.importer.services import (

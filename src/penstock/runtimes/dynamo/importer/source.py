@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from penstock.api.manifests.messages import shown
 from penstock.api.manifests.nodes import Document
+from penstock.api.manifests.validation import shown
 from penstock.api.rule import KeyPath, dotted
 from penstock.core.errors import Problem
 

@@ -1,0 +1,183 @@
+"""OpenTelemetry traces over OTLP/HTTP in JSON, where OTEL_* asks for them; router and simulated workers make spans with it.
+
+Nothing of OpenTelemetry is imported, and nothing is measured, unless an endpoint is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.core.logs import get_logger
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+log = get_logger(__name__)
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_SPOKEN: Final = ("http/protobuf", "http/json")
+"""What collectors take at one address. JSON is sent: the protobuf exporter shares files with xds-protos, so that one of
+them would overwrite the other's."""
+_CLOSE_S: Final = 3.0
+"""Real seconds for the last spans to leave. Chosen: a collector answers in milliseconds, and a pod's end must not wait
+for one that does not."""
+_POLL_S: Final = 0.02
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+def open_tracing(service: str) -> Tracing | None:
+    """Return what makes spans, or None where the environment asks for none; sampling follows OTEL_TRACES_SAMPLER.
+
+    Args:
+        service: Name of this program, unless OTEL_SERVICE_NAME gives another.
+    """
+    environment = os.environ
+    variable = next((each for each in _ENDPOINTS if environment.get(each)), None)
+    is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if variable is None or is_off or environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return None
+    protocol = next((each for each in _PROTOCOLS if environment.get(each)), None)
+    if protocol is not None and environment[protocol] not in _SPOKEN:
+        log.warning(
+            "no traces: of OTLP only HTTP is spoken, mostly at port 4318", **{protocol: environment[protocol]}
+        )
+        return None
+    try:
+        from opentelemetry.exporter.otlp.json.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as exc:
+        log.warning(
+            "no traces: install penstock[tracing], or unset the variable", variable=variable, missing=exc.name
+        )
+        return None
+    named = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": service}
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    log.info("traces leave", endpoint=environment[variable])
+    return Tracing(provider)
+
+
+class Tracing:
+    """One process's spans, on their way to a collector."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        """Take what samples and exports."""
+        from opentelemetry import trace  # noqa: PLC0415 - an extra
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - an extra
+            TraceContextTextMapPropagator,
+        )
+
+        self._provider = provider
+        self._extract = TraceContextTextMapPropagator().extract
+        self.start_span = provider.get_tracer("penstock").start_span
+        self.nest = trace.set_span_in_context
+        self.kinds = trace.SpanKind
+        self.error = trace.StatusCode.ERROR
+
+    def begin(
+        self, name: str, headers: Mapping[bytes, bytes], *, began_ns: int, attributes: Attributes
+    ) -> TraceSpan:
+        """Return the span of a request that came in, a child of its ``traceparent`` where it has one.
+
+        Args:
+            name: Of the span.
+            headers: Of the request.
+            began_ns: Nanoseconds since 1970.
+            attributes: Of the span.
+        """
+        sent = {
+            name: headers[name.encode()].decode("latin-1")
+            for name in ("traceparent", "tracestate")
+            if name.encode() in headers
+        }
+        span = self.start_span(
+            name,
+            self._extract(sent) if sent else None,
+            kind=self.kinds.SERVER,
+            attributes=dict(attributes),
+            start_time=began_ns,
+        )
+        return TraceSpan(self, span)
+
+    async def close(self) -> None:
+        """Send what is left, within `_CLOSE_S`."""
+        thread = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        thread.start()
+        until_s = time.monotonic() + _CLOSE_S
+        while thread.is_alive() and time.monotonic() < until_s:  # noqa: ASYNC110 - a thread's end sets no event
+            await asyncio.sleep(_POLL_S)
+
+
+class TraceSpan:
+    """One span, which may have children; one that is not sampled costs next to nothing."""
+
+    __slots__ = ("_span", "_tracing", "is_recorded")
+
+    def __init__(self, tracing: Tracing, span: Span) -> None:
+        """Take a span that has begun."""
+        self._tracing = tracing
+        self._span = span
+        self.is_recorded = span.is_recording()
+
+    @property
+    def traceparent(self) -> bytes:
+        """The header by which what is called continues the trace."""
+        context = self._span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}".encode()
+
+    def child(
+        self, name: str, attributes: Attributes, *, began_ns: int | None = None, is_call: bool = False
+    ) -> TraceSpan:
+        """Return a span within this one.
+
+        Args:
+            name: Of the span.
+            attributes: Of the span.
+            began_ns: Nanoseconds since 1970; None: now.
+            is_call: It lasts while another process works.
+        """
+        if not self.is_recorded:
+            return self
+        tracing = self._tracing
+        span = tracing.start_span(
+            name,
+            tracing.nest(self._span),
+            kind=tracing.kinds.CLIENT if is_call else tracing.kinds.INTERNAL,
+            attributes=dict(attributes),
+            start_time=began_ns,
+        )
+        return TraceSpan(tracing, span)
+
+    def note(self, event: str) -> None:
+        """Add an event of now."""
+        if self.is_recorded:
+            self._span.add_event(event)
+
+    def set(self, attributes: Mapping[str, Any]) -> None:
+        """Set attributes; those of None are unknown and left out."""
+        if self.is_recorded:
+            known = {key: value for key, value in attributes.items() if value is not None}
+            self._span.set_attributes(known)
+
+    def fail(self, problem: BaseException | str) -> None:
+        """Mark it as failed, with the exception if there is one."""
+        if not self.is_recorded:
+            return
+        if isinstance(problem, BaseException):
+            self._span.record_exception(problem)
+        self._span.set_status(self._tracing.error, str(problem))
+
+    def end(self, ended_ns: int | None = None) -> None:
+        """End it; None: now."""
+        if self.is_recorded:
+            self._span.end(ended_ns)

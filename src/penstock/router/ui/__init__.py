@@ -1,0 +1,1 @@
+"""The live page of one graph, which its router serves at ``/ui``."""

@@ -1,0 +1,253 @@
+"""``/ui``, a page without anything from elsewhere, and ``/ui/state``, the JSON that it asks for each second; read-only.
+
+The page holds no facts and is for everyone who may ask at all; its state is for administrators, as drains are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from typing import Any, Final
+
+import orjson
+
+from penstock.api import PlannerMode, Role
+from penstock.core.http.messages import Request, Responder
+from penstock.core.printable import printable
+from penstock.router.admission import Admission
+from penstock.router.core.worker import Worker, WorkerState
+from penstock.router.metrics import RouterMetrics
+from penstock.router.proxy.auth import AdminCheck
+from penstock.router.proxy.completion import RequestRefused
+from penstock.router.settings import RouterSettings
+from penstock.router.ui.history import STEP_S, Gauges, History, Targets
+from penstock.router.ui.planner import PlannerReader, PlannerState
+
+_REFRESH_REAL_S: Final = 30.0
+"""Chosen: between two readings of the planner's part while nobody looks; one call of the API server."""
+_SHOWN_WORKERS: Final = 64
+"""Chosen: what a page has room for; those that are not ready come first, and the others are counted."""
+_POLICY: Final = (
+    b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", _POLICY),
+)
+
+
+class LivePage:
+    """Serves the page and puts its state together."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        admission: Admission,
+        metrics: RouterMetrics,
+        planner: PlannerReader,
+        *,
+        now_s: Callable[[], float],
+        discovery_problem: Callable[[], str | None],
+        routers: Callable[[], int],
+    ) -> None:
+        """Tie the parts.
+
+        Args:
+            settings: The router's.
+            admission: Holds the workers and the tiers.
+            metrics: Counters.
+            planner: Reads the planner's part.
+            now_s: Returns simulated seconds.
+            discovery_problem: Returns why the workers may be out of date, or None.
+            routers: Returns how many routers the graph has, 0 where that is unknown.
+        """
+        self._settings = settings
+        self._pool = admission.core.pool
+        self._queue = admission.core.entry_queue
+        self._metrics = metrics
+        self._tiers = admission.core.tiers
+        self._planner = planner
+        self._now_s = now_s
+        self._began_s = now_s()
+        self._discovery_problem = discovery_problem
+        self._routers = routers
+        self._gpus: Mapping[str, int] | None = None
+        targets = Targets(settings.config.ttft_slo_seconds, None)
+        self._history = History(metrics, self._tiers, self._gauges, targets)
+        self.tick()
+        self._page = resources.files(__package__).joinpath("page.html").read_bytes()
+
+    def tick(self) -> None:
+        """Mark the history; called each 0.1 s."""
+        self._history.tick(self._now_s())
+
+    async def follow(self) -> None:
+        """Keep the planner's part known while nobody looks."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_REFRESH_REAL_S)
+
+    async def refresh(self) -> PlannerState:
+        """Return the planner's part; GPUs and targets come from there, too."""
+        planner = await self._planner.read()
+        self._gpus = planner.gpus_per_replica
+        rules = planner.rules or {}
+        ttft_s = rules.get("ttft_s") or self._settings.config.ttft_slo_seconds
+        self._history.targets = Targets(ttft_s, rules.get("itl_s"))
+        return planner
+
+    async def answer(self, request: Request, responder: Responder, check: AdminCheck) -> None:
+        """Answer a GET; ``check`` says who may see the state.
+
+        Raises:
+            RequestRefused: 401, 403 as for every administrator; 404 for a path that is neither.
+        """
+        if request.path in {"/ui", "/ui/"}:
+            if check.is_off:
+                check.check(request.headers)
+            responder.send(200, self._page, content_type="text/html; charset=utf-8", headers=_HEADERS)
+            return
+        if request.path != "/ui/state":
+            raise RequestRefused(404, f"path: {request.path[:200]} is not served here", code="not_found")
+        # What the page itself asks for has no origin; one of another site is refused as ever.
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if (name, value) != (b"sec-fetch-site", b"same-origin")
+        }
+        check.check(headers)
+        responder.send(200, orjson.dumps(await self.state()), headers=_HEADERS)
+
+    async def state(self) -> dict[str, Any]:
+        """Return everything that the page shows; what is unknown is null."""
+        planner = await self.refresh()
+        settings, now_s, queue = self._settings, self._now_s(), self._queue
+        minute = self._history.minute(now_s)
+        return {
+            "model": settings.model,
+            "at_s": now_s - self._began_s,
+            "wall_s": time.time(),
+            "speed": settings.speed,
+            "step_s": STEP_S,
+            "routers": self._routers(),
+            "lag_p99_s": self._metrics.lag.p99_s(),
+            "discovery_problem": self._discovery_problem(),
+            "pools": self._pools(planner.desired),
+            "workers": self._workers(now_s),
+            "worker_count": sum(1 for _ in self._pool),
+            "gpus": {"used": self._gpus_held(), "budget": planner.budget},
+            "queue": {"requests": len(queue), "tokens": queue.tokens, "oldest_s": queue.oldest_s(now_s)},
+            "minute": minute,
+            "tiers": self._tier_rows(minute.pop("tiers"), now_s),
+            "signals": self._signals(minute, planner.rules or {}),
+            "cost": self._history.cost.to_json(planner.budget),
+            "planner": asdict(planner),
+            "series": [{**point, "at_s": point["at_s"] - self._began_s} for point in self._history.series()],
+        }
+
+    # ------------------------------------------------------------------ parts
+
+    def _gauges(self) -> Gauges:
+        now_s = self._now_s()
+        ready = dict.fromkeys((role.value for role in self._settings.roles), 0)
+        for worker in self._pool:
+            ready[worker.spec.role.value] += worker.state(now_s)[0] is WorkerState.READY
+        return Gauges(ready, self._gpus_held(), len(self._queue), self._kv_mean())
+
+    def _gpus_held(self) -> int | None:
+        gpus = self._gpus
+        return None if gpus is None else sum(gpus[worker.spec.role] for worker in self._pool)
+
+    def _kv_mean(self) -> float | None:
+        role = self._settings.roles[-1]
+        known = [
+            each.kv_usage_fraction
+            for each in self._pool
+            if each.spec.role is role and each.spec.ready and each.kv_usage_fraction is not None
+        ]
+        return math.fsum(known) / len(known) if known else None
+
+    def _pools(self, desired: Mapping[str, int]) -> list[dict[str, Any]]:
+        now_s = self._now_s()
+        pools = []
+        for role in self._settings.roles:
+            states = Counter(_shown_state(each, now_s)[0] for each in self._pool if each.spec.role is role)
+            pools.append(
+                {
+                    "role": role.value,
+                    "ready": states.pop("ready", 0),
+                    "desired": desired.get(role.value),
+                    "others": dict(states),
+                    "gpus_per_replica": None if self._gpus is None else self._gpus[role],
+                }
+            )
+        return pools
+
+    def _workers(self, now_s: float) -> list[dict[str, Any]]:
+        rows = []
+        for worker in self._pool:
+            state, reason = _shown_state(worker, now_s)
+            rows.append(
+                {
+                    "name": worker.name,
+                    "role": worker.spec.role.value,
+                    "state": state,
+                    "reason": reason,
+                    "requests": self._pool.inflight_requests(worker.name),
+                    "kv_usage_fraction": worker.kv_usage_fraction,
+                }
+            )
+        rows.sort(key=lambda row: row["state"] == "ready")
+        return printable(rows[:_SHOWN_WORKERS])
+
+    def _tier_rows(self, minute: dict[str, dict[str, int]], now_s: float) -> list[dict[str, Any]]:
+        control = self._tiers
+        if control is None:
+            return []
+        return [
+            {
+                "tier": tier.value,
+                "waiting": self._queue.room.tiers.get(tier, 0),
+                **minute.get(tier.value, {}),
+                "shed_fraction": control.monitor.shed_fraction(tier),
+                "compliance": control.monitor.compliance(tier, now_s),
+            }
+            for tier in control.counts
+        ]
+
+    def _signals(self, minute: Mapping[str, Any], rules: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what the planner reads here, as this router has it, and the thresholds of a mode that has them."""
+        is_load = rules.get("mode") == PlannerMode.LOAD
+        kv, waiting = (rules["kv"], rules["queue"]) if is_load else ((None, None), (None, None))
+        requests: float = len(self._queue)
+        is_per_worker = is_load and rules["is_queue_per_worker"]
+        if is_per_worker:
+            requests /= max(1, self._gauges().ready.get(Role.PREFILL.value, 0))
+        role = self._settings.roles[-1].value
+        found: list[tuple[str, str, float | None, Sequence[float | None]]] = [
+            ("queue per prefill worker" if is_per_worker else "queue", "", requests, waiting),
+            (f"KV usage of {role}", "%", self._kv_mean(), kv),
+            ("TTFT p99", "s", minute["ttft"]["p99_s"], (None, minute["ttft"]["target_s"])),
+        ]
+        itl = minute["itl"]
+        if itl["target_s"] is not None:
+            found.append(("ITL p99", "s", itl["p99_s"], (None, itl["target_s"])))
+        return [
+            {"name": name, "unit": unit, "value": value, "down": down, "up": up}
+            for name, unit, value, (down, up) in found
+        ]
+
+
+def _shown_state(worker: Worker, now_s: float) -> tuple[str, str]:
+    """Return a worker's state in one word, and why; what its supervisor calls starting is no fault."""
+    state, reason = worker.state(now_s)
+    is_starting = not worker.spec.ready and worker.spec.reason in {"requested", "starting"}
+    return ("starting", "") if is_starting else (state.value, reason)

@@ -1,0 +1,339 @@
+"""The live page: who may see it, what it says of fleet, traffic and planner, and how a browser shows it."""
+
+import re
+import shutil
+import subprocess
+import time
+
+import orjson
+import pytest
+
+from penstock.api import GraphSpec
+from penstock.core.errors import NotFoundError
+from penstock.router.metrics import RouterMetrics
+from penstock.router.ui.history import Gauges, History, Targets
+from penstock.router.ui.planner import GraphStatusReader, PlannerState, graph_planner_state
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+SPEC = {
+    "model": {"name": "llama"},
+    "services": {
+        "frontend": {"role": "router"},
+        "prefill": {"role": "prefill", "replicas": 1, "gpusPerReplica": 2},
+        "decode": {"role": "decode", "replicas": 1, "gpusPerReplica": 1},
+    },
+    "planner": {"mode": "load", "maxGpuBudget": 6},
+}
+CHANGE = {
+    "id": "d000007",
+    "at_s": 30.0,
+    "roles": {
+        "decode": {
+            "current": 1,
+            "desired": 2,
+            "sentence": "decode 1 -> 2: KV 0.95 > 0.90",
+            "reason": "kv_above",
+        },
+        "prefill": {
+            "current": 1,
+            "desired": 1,
+            "sentence": "prefill 1: the queue is short",
+            "reason": "held",
+        },
+    },
+}
+
+
+def planner_file(**other):
+    """What a planner writes of itself."""
+    rules = {
+        "mode": "load",
+        "kv": [0.5, 0.9],
+        "queue": [0.2, 0.5],
+        "is_queue_per_worker": False,
+        "ttft_s": 5.0,
+        "itl_s": None,
+    }
+    return {
+        "wall_s": time.time(),
+        "at_s": 140.0,
+        "elapsed_s": 40.0,
+        "phase": "observing",
+        "next_decision_s": 150.0,
+        "desired": {"prefill": 1, "decode": 2},
+        "gpus": 4,
+        "max_gpu_budget": 6,
+        "decisions": [CHANGE],
+        "newest": CHANGE,
+        "rules": rules,
+        **other,
+    }
+
+
+@pytest.fixture
+async def graph(harness, tmp_path):
+    """Start a router whose statefile names a planner; returns it and what writes the planner's file."""
+
+    async def start(content=None, *, workers=None, **settings):
+        workers = workers or await harness.pair()
+        path = harness.write_state(tmp_path / "llama.json", workers)
+        state = orjson.loads(path.read_bytes())
+        state["arbiter"]["planner_log_dir"] = str(tmp_path)
+        path.write_bytes(orjson.dumps(state))
+        if content is not None:
+            (tmp_path / "state.json").write_bytes(orjson.dumps(content))
+        spec = GraphSpec.model_validate(SPEC)
+        return await harness.router(statefile=path, disaggregated=True, graph=spec, **settings)
+
+    return start
+
+
+async def state_of(router, **headers):
+    """Return the page's state."""
+    pairs = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
+    answer = await router.get("/ui/state", headers=pairs)
+    return answer.status, orjson.loads(answer.body)
+
+
+async def test_the_state_says_what_fleet_and_planner_do(graph):
+    """Replicas with the planner's wish, GPUs against its budget, signals against its thresholds, its changes."""
+    router = await graph(planner_file())
+    await router.post(max_tokens=2)
+    status, state = await state_of(router, sec_fetch_site=b"same-origin")
+    assert status == 200
+    assert [(each["role"], each["ready"], each["desired"]) for each in state["pools"]] == [
+        ("prefill", 1, 1),
+        ("decode", 1, 2),
+    ]
+    assert state["gpus"] == {"used": 3, "budget": 6}
+    signals = {each["name"]: each for each in state["signals"]}
+    assert (signals["queue"]["down"], signals["queue"]["up"]) == (0.2, 0.5)
+    assert (signals["KV usage of decode"]["value"], signals["KV usage of decode"]["up"]) in {
+        (0.25, 0.9),
+        (None, 0.9),
+    }
+    assert state["planner"]["standing"] == "current"
+    assert state["planner"]["next_decision_s"] == 10.0
+    (change,) = state["planner"]["changes"]
+    assert (change["sentence"], change["reason"]) == ("decode 1 -> 2: KV 0.95 > 0.90", "kv_above")
+    assert (state["minute"]["arrivals"], state["minute"]["completed"]) == (1, 1)
+    assert await router.metric("penstock_router_requests_total", endpoint="other", code="200") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "standing", "words"),
+    [
+        (None, "missing", "has not written of itself yet"),
+        ({"wall_s": 1.0}, "missing", "not readable"),
+        (planner_file(wall_s=1_700_000_000.0), "stale", "hangs or is gone"),
+    ],
+)
+async def test_a_planner_that_is_not_there_is_shown_as_missing(graph, content, standing, words):
+    """Neither its absence nor its silence is taken for calm; the graph's own budget and thresholds stay."""
+    router = await graph(content)
+    _, state = await state_of(router)
+    assert state["planner"]["standing"] == standing
+    assert words in state["planner"]["words"]
+    assert (state["gpus"]["budget"], state["planner"]["rules"]["mode"]) == (6, "load")
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers", "page", "state"),
+    [
+        ({}, {}, 200, 200),
+        ({}, {"sec_fetch_site": b"cross-site"}, 200, 403),
+        ({}, {"origin": b"http://127.0.0.1"}, 200, 403),
+        ({}, {"x_forwarded_for": b"10.0.0.9"}, 200, 403),
+        ({"api_keys": frozenset({b"client"})}, {}, 403, 403),
+        ({"api_keys": frozenset({b"client"})}, {"authorization": b"Bearer client"}, 403, 403),
+        ({"admin_keys": frozenset({b"admin"})}, {}, 200, 401),
+        ({"admin_keys": frozenset({b"admin"})}, {"authorization": b"Bearer admin"}, 200, 200),
+    ],
+)
+async def test_the_state_is_for_administrators(harness, settings, headers, page, state):
+    """Open to programs of this machine, else by the admin key or off; the page without facts needs no key."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, **settings)
+    assert (await state_of(router, **headers))[0] == state
+    answer = await router.get("/ui")
+    assert answer.status == page
+    if page == 200:
+        assert b"default-src 'none'" in answer.headers[b"content-security-policy"]
+        assert not re.search(rb"(?:src|href)=.?(?:https?:)?//", answer.body)
+    assert (await router.get("/ui/other")).status == 404
+    assert (await router.post("/ui")).status == 405
+
+
+async def test_a_fixed_fleet_says_that_nothing_scales_it(harness):
+    """Without a graph the GPUs are unknown, not zero, and a minute of tiers is told by tier."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, config={"tiers": {"enabled": True}})
+    await router.post(max_tokens=2)
+    _, state = await state_of(router)
+    assert (state["planner"]["standing"], state["gpus"]["used"], state["cost"]) == ("off", None, None)
+    tiers = {each["tier"]: each for each in state["tiers"]}
+    assert (tiers["standard"]["arrivals"], tiers["premium"]["arrivals"], tiers["standard"]["shed"]) == (
+        1,
+        0,
+        0,
+    )
+
+
+def test_history_marks_the_last_quarter_of_an_hour():
+    """Rates of a step, latencies of a minute, a rejected request counted as late; GPU-seconds of the whole time."""
+    metrics, gpus = RouterMetrics(), [2]
+    gauges = lambda: Gauges({"decode": 1}, gpus[0], 3, None)  # noqa: E731 - short
+    history = History(metrics, None, gauges, Targets(1.0, 0.01))
+    for second in range(1201):
+        if second == 600:
+            gpus[0] = 4
+        history.tick(float(second))
+        metrics.arrivals += 2
+        metrics.refused += second % 2
+        metrics.ttft.observe(0.5)
+        metrics.itl.observe(0.02, 3)
+    series = history.series()
+    assert (len(series), series[-1]["at_s"] - series[0]["at_s"]) == (180, 895.0)
+    assert (series[-1]["arrivals_per_s"], series[-1]["gpus"], series[-1]["kv_usage_fraction"]) == (
+        2.0,
+        4,
+        None,
+    )
+    assert series[-1]["ttft_in_time"] == pytest.approx(2 / 3)
+    minute = history.minute(1201.0)
+    assert (minute["arrivals"], minute["itl"]["in_time"]) == (112, 0.0)
+    cost = history.cost.to_json(8)
+    assert (cost["elapsed_s"], cost["gpu_seconds"]) == (1200.0, 600 * 2 + 600 * 4)
+    assert {name: each["gpu_seconds"] for name, each in cost["fixed"].items()} == {
+        "most": 4800.0,
+        "budget": 9600.0,
+    }
+
+
+def test_complete_answers_have_no_share_in_time():
+    """One rejection among requests without a first token does not make the share zero."""
+    metrics = RouterMetrics()
+    history = History(metrics, None, lambda: Gauges({}, None, 0, None), Targets(1.0, None))
+    history.tick(0.0)
+    metrics.arrivals, metrics.refused, metrics.completed = 9, 1, 8
+    minute = history.minute(10.0)
+    assert (minute["refused"], minute["ttft"]["in_time"], minute["ttft"]["p99_s"]) == (1, None, None)
+    assert history.cost.to_json(8) is None
+
+
+def graph_object(**planner):
+    """A GraphDeployment as the API server has it."""
+    condition = {"type": "PlannerActive", "status": "True", "reason": "Observing", "message": "decides"}
+    services = {"prefill": {"desired": 1}, "decode": {"desired": 3}, "frontend": {"desired": 2}}
+    return {"spec": SPEC, "status": {"planner": planner, "services": services, "conditions": [condition]}}
+
+
+def test_on_kubernetes_the_graphs_object_says_it():
+    """Wishes by role, budget and thresholds from its spec; each change is remembered once."""
+    first = graph_planner_state(
+        graph_object(lastDecision="decode 1 -> 2", decisionId="d1"), before=PlannerState("missing", "")
+    )
+    assert (first.standing, first.desired, first.budget) == ("current", {"prefill": 1, "decode": 3}, 6)
+    assert first.gpus_per_replica == {"prefill": 2, "decode": 1, "aggregated": 1}
+    same = graph_planner_state(graph_object(lastDecision="decode 1 -> 2", decisionId="d1"), before=first)
+    later = graph_planner_state(graph_object(lastDecision="decode 2 -> 3", decisionId="d2"), before=same)
+    assert [each["id"] for each in later.changes] == ["d2", "d1"]
+    assert graph_planner_state({"spec": SPEC}, before=later).standing == "missing"
+
+
+async def test_an_api_server_that_is_away_makes_the_planner_stale():
+    """What it said last stays, under why it is not current."""
+
+    class Source:
+        async def graph(self):
+            if self.is_away:
+                raise NotFoundError("graphdeployments llama: not found")
+            return graph_object(lastDecision="decode 1 -> 2", decisionId="d1")
+
+    source = Source()
+    source.is_away = True
+    reader = GraphStatusReader(source)
+    assert (await reader.read()).standing == "missing"
+    source.is_away, reader._read_s = False, 0.0
+    assert (await reader.read()).standing == "current"
+    source.is_away, reader._read_s = True, 0.0
+    state = await reader.read()
+    assert (state.standing, state.changes[0]["id"]) == ("stale", "d1")
+    assert "not found" in state.words
+
+
+# ---------------------------------------------------------------- in a browser
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH; apt-get install chromium")
+
+
+def browse(url, *, width, tmp_path):
+    """Return the document that a real browser makes of a page."""
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    command += [f"--window-size={width},900", "--virtual-time-budget=4000", "--dump-dom", url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@needs_browser
+@pytest.mark.slow
+async def test_a_browser_shows_the_running_graph(graph, tmp_path):
+    """Served by the router under its own policy, the page fills itself and reports no fault."""
+    import asyncio
+
+    router = await graph(planner_file(decisions=[{**CHANGE, "id": "<i>d7</i>"}]))
+    await router.post(max_tokens=2)
+    shown = await asyncio.to_thread(browse, router.url + "/ui", width=1300, tmp_path=tmp_path)
+    assert "decode 1 -&gt; 2: KV 0.95 &gt; 0.90" in shown
+    assert "&lt;i&gt;d7&lt;/i&gt;" in shown
+    assert re.search(r'<span id="status" role="status">live, ', shown)
+    assert "3 <small>of 6</small>" in shown
+
+
+STATES = {
+    "running": ({}, 200, ["this fleet", "live,"]),
+    "gone": (
+        {"planner": {"standing": "stale", "words": "the planner last wrote 15 s ago"}},
+        200,
+        ["gone or silent", "15 s ago"],
+    ),
+    "off": (
+        {"planner": {"standing": "off", "words": "a fixed fleet", "changes": []}},
+        200,
+        ["No planner: a fixed fleet", "Without a planner"],
+    ),
+    "locked": ({}, 401, ["give the router's admin key", "no access"]),
+}
+
+
+@needs_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("width", [1300, 400])
+async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, width):
+    """No sideways scrolling at 400 px, all controls reachable, and each state in words."""
+    import asyncio
+
+    other, status, words = STATES[name]
+    router = await graph(planner_file())
+    await router.post(max_tokens=2)
+    _, state = await state_of(router)
+    state["planner"] |= other.get("planner", {})
+    state["workers"][0] |= {"name": "a-worker-with-quite-a-long-name-" * 4, "reason": "x" * 200}
+    page = (await router.get("/ui")).body.decode()
+    body = state if status == 200 else {"error": {"message": "missing or unknown admin key"}}
+    answer = f"{{ok: {str(status == 200).lower()}, status: {status}, json: async () => ({orjson.dumps(body).decode()})}}"
+    probe = "document.body.dataset.fits = document.documentElement.scrollWidth <= innerWidth"
+    script = f"window.fetch = async () => ({answer}); setTimeout(() => {{ document.querySelector('details').open = true; {probe}; }}, 1500);"
+    stub = tmp_path / "page.html"
+    stub.write_text(page.replace("<script>", f"<script>{script}</script><script>", 1))
+    shown = await asyncio.to_thread(browse, stub.as_uri(), width=width, tmp_path=tmp_path)
+    assert 'data-fits="true"' in shown
+    for each in words:
+        assert each.replace("->", "-&gt;") in shown
+    assert shown.count("<button") == 2

@@ -1,0 +1,224 @@
+"""Spans of requests, received by a collector of the test's own over OTLP."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import orjson
+import pytest
+
+from penstock.core.http.server import HttpServer
+from penstock.core.tracing import open_tracing
+from penstock.engine.core.requests import EngineRole
+from penstock.engine.serve.server import EngineServer
+from penstock.engine.serve.settings import ServeFlags, resolve
+
+PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+JSON = (b"content-type", b"application/json")
+
+
+class Collector:
+    """Takes what exporters send: pairs of a service's name and a span as OTLP's JSON has it."""
+
+    def __init__(self):
+        self.spans = []
+        self.server = HttpServer(self._take)
+
+    async def _take(self, request, responder):
+        assert (request.path, request.headers[b"content-type"]) == ("/v1/traces", b"application/json")
+        for resource in orjson.loads(request.body)["resourceSpans"]:
+            name = attributes(resource["resource"])["service.name"]
+            self.spans += [(name, span) for scope in resource["scopeSpans"] for span in scope["spans"]]
+        responder.send(200, b"{}")
+
+    def one(self, name):
+        """Return the one span of a name."""
+        (span,) = [span for _, span in self.spans if span["name"] == name]
+        return span
+
+    def named(self):
+        """Return the spans' names by when they began."""
+        return [span["name"] for _, span in sorted(self.spans, key=lambda each: began_ns(each[1]))]
+
+
+def attributes(span):
+    """Return a span's attributes; of numbers, whole ones are text in JSON."""
+    found = {}
+    for each in span["attributes"]:
+        ((kind, value),) = each["value"].items()
+        found[each["key"]] = int(value) if kind == "intValue" else value
+    return found
+
+
+def began_ns(span):
+    """Return when a span began."""
+    return int(span["startTimeUnixNano"])
+
+
+def ended_ns(span):
+    """Return when a span ended."""
+    return int(span["endTimeUnixNano"])
+
+
+@pytest.fixture
+async def collector(monkeypatch):
+    """Start a collector, and name it as the environment does."""
+    collector = Collector()
+    await collector.server.start("127.0.0.1", 0)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server.port}")
+    yield collector
+    await collector.server.close(grace_s=0)
+
+
+async def ended(router):
+    """Stop a router, which sends its last spans."""
+    await router.server.close()
+
+
+async def test_a_request_is_one_trace_through_prefill_and_decode(harness, collector):
+    """The client's trace goes on: queue, pick and call of each stage, each worker a child of its own call."""
+    prefill, decode = await harness.pair()
+    router = await harness.router(prefill, decode, tracing=open_tracing("penstock-router"))
+    stream = await router.client.request(
+        "POST",
+        router.url + "/v1/completions",
+        body=b'{"model": "llama", "prompt": "secret", "stream": true, "max_tokens": 2}',
+        headers=(JSON, (b"traceparent", PARENT), (b"x-request-id", b"mine-1")),
+    )
+    assert stream.status == 200
+    await ended(router)
+    assert collector.named() == [
+        "POST /v1/completions",
+        "queue",
+        "pick",
+        "prefill",
+        "queue",
+        "pick",
+        "decode",
+    ]
+    assert {service for service, _ in collector.spans} == {"penstock-router"}
+    assert {span["traceId"] for _, span in collector.spans} == {TRACE}
+    root = collector.one("POST /v1/completions")
+    assert root["parentSpanId"] == "b7ad6b7169203331"
+    others = [span for _, span in collector.spans if span is not root]
+    assert {span["parentSpanId"] for span in others} == {root["spanId"]}
+    assert all(began_ns(span) <= ended_ns(span) for span in others)
+    for worker, name in ((prefill, "prefill"), (decode, "decode")):
+        sent = f"00-{TRACE}-{collector.one(name)['spanId']}-01".encode()
+        assert worker.seen[0].headers[b"traceparent"] == sent
+    found = attributes(root)
+    assert (found["penstock.request_id"], found["http.response.status_code"]) == ("mine-1", 200)
+    assert (found["gen_ai.usage.output_tokens"], found["gen_ai.usage.input_tokens"]) == (2, 40)
+    assert [event["name"] for event in collector.one("decode")["events"]] == ["first token"]
+    assert b"secret" not in orjson.dumps(collector.spans)
+
+
+async def test_failures_are_recorded_where_they_happen(harness, collector):
+    """A call that broke and the request that failed by it are errors; the retry has spans of its own."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(
+        worker, config={"retries": {"maxPerRequest": 1}}, tracing=open_tracing("penstock-router")
+    )
+    worker.script = [harness.answers.drop(), harness.answers.drop()]
+    assert (await router.post()).status == 502
+    await ended(router)
+    calls = [span for _, span in collector.spans if span["name"] == "aggregated"]
+    assert [span["status"]["code"] for span in calls] == [2, 2]
+    assert [event["name"] for event in calls[0]["events"]] == ["exception"]
+    assert [attributes(span).get("penstock.retries") for span in calls] == [None, 1]
+    root = collector.one("POST /v1/completions")
+    assert (root["status"]["code"], attributes(root)["error.type"]) == (2, "upstream_broken")
+
+
+async def test_a_request_that_gets_no_worker_ends_in_its_queue(harness, collector, tmp_path):
+    """The wait is shown as what failed."""
+    path = harness.write_state(tmp_path / "llama.json", [])
+    config = {"prefillQueue": {"maxWaitSeconds": 0.2}}
+    router = await harness.router(
+        statefile=path,
+        disaggregated=False,
+        ready=False,
+        config=config,
+        tracing=open_tracing("penstock-router"),
+    )
+    assert (await router.post()).status == 503
+    await ended(router)
+    assert (collector.named(), collector.one("queue")["status"]["code"]) == (
+        ["POST /v1/completions", "queue"],
+        2,
+    )
+
+
+async def test_what_is_not_sampled_leaves_no_span_but_keeps_its_trace(harness, collector, monkeypatch):
+    """The client's decision holds, and workers are told of it."""
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, tracing=open_tracing("penstock-router"))
+    await router.post(headers=(JSON, (b"traceparent", PARENT[:-2] + b"00")))
+    sent = worker.seen[0].headers[b"traceparent"].decode()
+    assert (sent[3:35], sent[-2:]) == (TRACE, "00")
+    await ended(router)
+    assert collector.spans == []
+
+
+async def test_a_collector_that_is_away_neither_delays_nor_fails_requests(harness, monkeypatch):
+    """Requests are served as ever, and the router's end waits for it within a bound."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    worker = await harness.worker("aggregated")
+    router = await harness.router(worker, tracing=open_tracing("penstock-router"))
+    assert (await router.post()).status == 200
+    async with asyncio.timeout(5):
+        await ended(router)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, None),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "only HTTP",
+        ),
+    ],
+)
+def test_traces_are_off_unless_asked_for(monkeypatch, caplog, variables, words):
+    """Without an endpoint nothing is made; what cannot be spoken is said."""
+    caplog.set_level(logging.WARNING)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert open_tracing("penstock-router") is None
+    assert (words or "") in caplog.text
+
+
+async def test_simulated_workers_continue_the_trace(harness, collector):
+    """Each worker's span is a child of the router's call of it; decode's has the KV transfer within."""
+    async with asyncio.TaskGroup() as group:
+        engines = []
+        for role in ("prefill", "decode"):
+            flags = ServeFlags(
+                model="llama", profile="h200-llama-3.1-8b-tp1", role=EngineRole(role), port=0, speed=20.0
+            )
+            engine = EngineServer(resolve(flags), group, open_tracing("penstock-engine"))
+            await engine.start()
+            engines.append(engine)
+        workers = [
+            SimpleNamespace(name=role, role=role, url=engine.url)
+            for role, engine in zip(("prefill", "decode"), engines, strict=True)
+        ]
+        router = await harness.router(*workers, tracing=open_tracing("penstock-router"), speed=20.0)
+        assert (await router.post(prompt="a " * 400, max_tokens=3)).status == 200
+        await ended(router)
+        for engine in engines:
+            await engine.close(grace_s=0)
+            await engine._trace._tracing.close()
+    by_id = {span["spanId"]: span for _, span in collector.spans}
+    served = [span for _, span in collector.spans if span["name"] == "llm_request"]
+    assert sorted(by_id[span["parentSpanId"]]["name"] for span in served) == ["decode", "prefill"]
+    transfer = collector.one("kv transfer")
+    parent = by_id[transfer["parentSpanId"]]
+    assert attributes(parent)["penstock.role"] == "decode"
+    assert began_ns(parent) <= began_ns(transfer) <= ended_ns(transfer)
+    assert attributes(parent)["gen_ai.usage.completion_tokens"] == 3
+    assert len({span["traceId"] for span in by_id.values()}) == 1
