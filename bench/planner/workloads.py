@@ -283,6 +283,13 @@ def _traces(data: Path | None) -> list[Case]:
             needs_data=True,
             seeds=1,
         ),
+        _hours(
+            "two-days",
+            "packaged Mooncake slice over two days of four hours, 0.04/s to 0.64/s, 14B",
+            "day:rate=0.04,peak=16,period_s=14400,step_length_s=3600,duration_s=28800,requests=mooncake,max_tokens=24000",
+            profile=A100_14B,
+            budget=16,
+        ),
     ]
 
 

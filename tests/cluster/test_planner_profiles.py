@@ -10,11 +10,16 @@ from accounts import account
 from operating import until
 from planning import is_now
 
+from penstock.api import Role
 from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
 from penstock.planner.cluster import fleet
 from penstock.planner.cluster.fleet import parse
+from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
+from penstock.planner.decide.codec import to_plain
+from penstock.planner.learnt import Learnt, as_json
 
 pytestmark = pytest.mark.cluster
 
@@ -33,13 +38,13 @@ async def profile_of(world):
     )
 
 
-async def keep(world, text):
-    """Write a profile's ConfigMap."""
+async def keep(world, text, name="fast", key="profile.json"):
+    """Write a ConfigMap."""
     obj = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": "fast", "namespace": world.namespace},
-        "data": {"profile.json": text},
+        "metadata": {"name": name, "namespace": world.namespace},
+        "data": {key: text},
     }
     await world.client.apply(obj, field_manager="penstock-profiler")
 
@@ -86,6 +91,21 @@ async def test_a_graph_without_a_profile_disturbs_no_other(world):
     async with world.planning():
         await until(lambda: is_now(world.reason(), "ProfileMissing"), "the one waits")
         await until(lambda: is_now(world.reason("other"), "Observing"), "the other is planned")
+
+
+async def test_a_new_graph_starts_from_what_another_planner_had_learnt(world):
+    """It waits for the ConfigMap that planner.memory names; its ledger begins with what that holds."""
+    known = AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startup_s=77.0)})
+    gpus = {Role.PREFILL: 1, Role.DECODE: 1}
+    export = as_json(Learnt(model="m", gpus=gpus, memory=to_plain(adaptive_memory.write(known))))
+    await world.make_graph(mode="adaptive", memory="learnt")
+    async with world.planning():
+        await until(lambda: is_now(world.reason(), "Misconfigured"), "the ConfigMap is missing")
+        assert "spec.planner.memory: ConfigMap learnt is not there" in await message(world)
+        await keep(world, export.decode(), "learnt", "memory.json")
+        await until(lambda: is_now(_is_planned(world), True), "it is planned")
+    header = world.ledger().records[0]
+    assert header["state"]["memory"]["adaptive"]["roles"]["prefill"]["startup_s"] == 77.0
 
 
 async def test_get_is_all_that_the_planner_needs_of_config_maps(crds, world):

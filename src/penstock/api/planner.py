@@ -163,6 +163,12 @@ class PlannerConfig(SpecModel):
         description="Time without any request after which the last replica of every role goes, modes adaptive and sla; "
         "the next request brings one of each back. Seconds; null: never.",
     )
+    memory: Text | None = Field(
+        default=None,
+        description="What a planner of the same model and workers had learnt, to start from, modes adaptive and sla: the file "
+        "that `penstock planner memory export` writes, on Kubernetes the name of a ConfigMap with the key memory.json; null: "
+        "nothing. A ledger that remembers something wins.",
+    )
     objective: ObjectiveConfig = Field(
         default=ObjectiveConfig(),
         description="What requests in time may cost, modes adaptive and sla: floors are chosen by it.",
@@ -209,6 +215,7 @@ _LOAD = (PlannerMode.LOAD,)
 READ_IN_MODES: Mapping[str, tuple[PlannerMode, ...]] = {
     "adjustment_interval_seconds": _LOAD,
     "max_step": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
+    "memory": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "objective": (PlannerMode.ADAPTIVE, PlannerMode.SLA),
     "decode_kv_scale_up_threshold": _LOAD,
     "decode_kv_scale_down_threshold": _LOAD,

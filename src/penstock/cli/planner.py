@@ -31,7 +31,7 @@ from penstock.planner import explain as explaining
 from penstock.planner import replay as replaying
 from penstock.planner.decide.codec import to_plain
 from penstock.planner.decide.pipeline import decide as decide_once
-from penstock.planner.learnt import start_from
+from penstock.planner.learnt import LEARNING, start_from
 from penstock.planner.ledger import read_ledger
 from penstock.planner.options import PlannerOptions, join, stated
 from penstock.planner.service import PlannerService, run_until_stopped
@@ -100,7 +100,9 @@ def _refuse(run: RunFlags, cluster: ClusterFlags, said: Mapping[str, Any]) -> No
     if run.speed != 1:
         raise ConfigError(f"--speed: {run.speed:g}; pods live in real time, leave it out on Kubernetes")
     if "memory" in said:
-        raise ConfigError("--memory: is of one graph, and this process plans all of a cluster; leave it out")
+        raise ConfigError(
+            "--memory: is of one graph, and this process plans all of a cluster; name a ConfigMap in the graph's planner.memory"
+        )
     if "router-url" in said:
         raise ConfigError("--router-url: routers are found by their pods on Kubernetes; leave it out")
 
@@ -324,6 +326,10 @@ def run(**given: Any) -> None:
     if options.prometheus_url is not None:
         require_client()
     performance = _performance(options, graph, is_profile_given=said.get("profile") is not None)
+    if said.get("memory") is not None and options.mode not in LEARNING:
+        raise ConfigError(
+            f"--memory: mode {options.mode} learns nothing; leave it out or give --mode adaptive"
+        )
     memory = start_from(options, graph)
     if flags.dry_run:
         option.echo_json(options.model_dump(mode="json", by_alias=True))

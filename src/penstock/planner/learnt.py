@@ -31,6 +31,9 @@ from penstock.planner.options import PlannerOptions
 VERSION: Final = 1
 """Raised when a reader of the old version would misunderstand the file."""
 
+LEARNING: Final = frozenset({PlannerMode.ADAPTIVE.value, PlannerMode.SLA.value})
+"""Modes that learn; in any other a memory to start from is not read."""
+
 log = get_logger(__name__)
 
 
@@ -136,27 +139,38 @@ def as_json(known: Learnt) -> bytes:
 def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
     """Return what the planner starts from where its ledger has no memory: nothing without ``--memory``.
 
-    What another graph's replicas and requests were doing is left out.
-
     Raises:
         ConfigError: the file cannot be read, or was learnt from another model or other workers.
     """
-    if options.memory is None:
+    if options.memory is None or options.mode not in LEARNING:
         return {}
     path = Path(options.memory).expanduser()
-    if options.mode not in {PlannerMode.ADAPTIVE, PlannerMode.SLA}:
-        raise ConfigError(
-            f"--memory: mode {options.mode} learns nothing; leave it out or give --mode adaptive"
-        )
     if not path.exists() and (options.log_folder() / FILE_NAME).exists():
         # A planner that restarts must not end for a file that it took up long ago.
         log.warning("--memory is not there: only the ledger is taken up", path=str(path))
         return {}
-    known = _read(path)
+    return memory_in(read_text(path), f"--memory: {path}", options, graph)
+
+
+def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
+    """Return what a planner starts from by an export.
+
+    What another graph's replicas and requests were doing is left out.
+
+    Args:
+        text: Exported.
+        origin: Of the text, for messages.
+        options: Of the planner that starts.
+        graph: Its graph; None: unknown.
+
+    Raises:
+        ConfigError: the text is no export, or was learnt from another model or other workers.
+    """
+    known = _parsed(text, origin)
     if known.model != options.served_model_name:
         raise ConfigError(
-            f"--memory: {path} was learnt from model {known.model}, this planner's is {options.served_model_name}; "
-            "give a file of the same model"
+            f"{origin}: was learnt from model {known.model}, this planner's is {options.served_model_name}; give an export "
+            "of the same model"
         )
     if graph is not None:
         config = options.decide_config(graph)
@@ -165,8 +179,8 @@ def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory
         }
         if workers != known.gpus:
             raise ConfigError(
-                f"--memory: {path} was learnt from workers of {_told(known.gpus)}, this graph's are {_told(workers)}; give a "
-                "file of a graph of the same shape"
+                f"{origin}: was learnt from workers of {_told(known.gpus)}, this graph's are {_told(workers)}; give an export "
+                "of a graph of the same shape"
             )
     return carried(known.memory)
 
@@ -175,28 +189,28 @@ def _told(gpus: Mapping[Role, int]) -> str:
     return ", ".join(f"{role.value} {count} GPUs" for role, count in sorted(gpus.items()))
 
 
-def _read(path: Path) -> Learnt:
+def _parsed(text: str, origin: str) -> Learnt:
     try:
-        plain = orjson.loads(read_text(path))
+        plain = orjson.loads(text)
     except orjson.JSONDecodeError as exc:
-        raise ConfigError(f"--memory: {path}: not JSON ({exc}); export it again") from exc
+        raise ConfigError(f"{origin}: not JSON ({exc}); export it again") from exc
     version = plain.get("version") if isinstance(plain, dict) else None
     if version != VERSION:
         raise ConfigError(
-            f"--memory: {path}: version {version!r}, this one reads {VERSION}; export it with `penstock planner memory export`"
+            f"{origin}: version {version!r}, this one reads {VERSION}; export it with `penstock planner memory export`"
         )
     try:
         known = Learnt.model_validate(plain)
         memories = _Memories.model_validate_json(orjson.dumps(known.memory), strict=True)
     except ValidationError as exc:
-        raise ConfigError(f"--memory: {path}: {findings(exc, root='file', most=1)}; export it again") from exc
+        raise ConfigError(f"{origin}: {findings(exc, root='file', most=1)}; export it again") from exc
     for role, past in memories.adaptive.hindsight.items():
         if any(len(each) != past.sizes for each in _by_floor(past)) or past.floor > past.sizes:
             raise ConfigError(
-                f"--memory: {path}: memory.adaptive.hindsight.{role.value} has lists of different lengths; export it again"
+                f"{origin}: memory.adaptive.hindsight.{role.value} has lists of different lengths; export it again"
             )
     if any(number < 0 or not math.isfinite(number) for number in _numbers(carried(known.memory))):
-        raise ConfigError(f"--memory: {path}: has a number below 0; export it again")
+        raise ConfigError(f"{origin}: has a number below 0; export it again")
     return known
 
 

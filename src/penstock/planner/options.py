@@ -158,11 +158,7 @@ class PlannerOptions(BaseModel):
     )
     router_url: _Url | None = Field(None, description="Router, http://host:port; default: the statefile's.")
     metrics_max_age: float = _declared("metrics.max_age_seconds")
-    memory: str | None = Field(
-        None,
-        description="File of `penstock planner memory export` to start from, modes adaptive and sla; a ledger that remembers "
-        "something wins.",
-    )
+    memory: str | None = _declared("memory")
     adjustment_deadline: Annotated[float, Field(gt=0)] = Field(
         600, description="Longest wait for a new replica before it is rolled back; simulated seconds."
     )

@@ -30,8 +30,10 @@ from penstock.planner.core.records import Change
 from penstock.planner.core.state import CoreSettings, begin
 from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.decision import Decision
+from penstock.planner.decide.memories import carried, resumed
 from penstock.planner.decide.observation import Demand, Observation, PoolCounts, Pull, summarise
 from penstock.planner.decide.reading import Reading, assess
+from penstock.planner.decide.state import Memory
 from penstock.simulator.fleet import State
 from penstock.simulator.kernel import Order
 from penstock.simulator.scenario import Fault
@@ -97,12 +99,20 @@ class SimulatedObservation:
 class VirtualPlanner:
     """One planner."""
 
-    def __init__(self, config: DecideConfig, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, config: DecideConfig, *, deadline_s: float = DEADLINE_S, memory: Memory | None = None
+    ) -> None:
         self._core = PlannerCore(
-            CoreSettings(config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger)
+            CoreSettings(
+                config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
+            )
         )
         self.decisions: list[Decision] = []
         self._start(0.0, first_sequence=0)
+
+    def learnt(self, now_s: float) -> Memory:
+        """Return what another graph's planner may start from."""
+        return carried(resumed(self._state.decided, -now_s, 0.0).memory)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Do what is due."""
@@ -164,7 +174,7 @@ class Control:
         self._scenario = state.scenario
         # Twice the cold start where that is longer than the default, as a user would set it.
         deadline_s = max(DEADLINE_S, 2 * self._scenario.cold_start_s)
-        self.planner = VirtualPlanner(config, deadline_s=deadline_s)
+        self.planner = VirtualPlanner(config, deadline_s=deadline_s, memory=self._scenario.memory)
         self._known: SimulatedObservation | None = None
 
     def start(self) -> None:

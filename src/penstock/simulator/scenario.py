@@ -20,6 +20,7 @@ from penstock.engine.core.transfer import LinkTerms
 from penstock.engine.profiles import performance
 from penstock.engine.serve.settings import PreemptionFlag
 from penstock.planner.decide.config import DecideConfig
+from penstock.planner.decide.state import Memory
 from penstock.router.core.worker_spec import WorkerSize
 from penstock.runtimes.engine_flags import preemption_config
 from penstock.workload.traces import BLOCK_TOKENS
@@ -282,6 +283,7 @@ class Scenario:
         pools: Either prefill and decode, or aggregated.
         router: The graph's router section.
         planner: Its rules; None: no planner.
+        memory: What the planner starts from, learnt by another one.
         seed: Of everything random: ring positions, and what the caller drew arrivals from.
     """
 
@@ -289,6 +291,7 @@ class Scenario:
     router: RouterConfig = field(default_factory=RouterConfig)
     routers: RouterGroup = field(default_factory=RouterGroup)
     planner: DecideConfig | None = None
+    memory: Memory = field(default_factory=dict)
     resizes: Sequence[Resize] = ()
     failures: Sequence[WorkerFailure] = ()
     faults: Faults = field(default_factory=Faults)

@@ -12,8 +12,10 @@ from click.testing import CliRunner
 from sla_load import FEW_POINTS
 
 from penstock.api import Role
+from penstock.api.manifests import load_graph
 from penstock.cli.planner import planner
-from penstock.core.errors import ConfigError, LedgerError
+from penstock.core.errors import ConfigError, LedgerError, NotFoundError
+from penstock.planner.cluster.profiles import memory_of
 from penstock.planner.decide.adaptive import memory as adaptive_memory
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.observation import Demand
@@ -219,10 +221,50 @@ def test_a_missing_file_ends_a_first_start_and_no_restart(busy, tmp_path):
     assert start_from(_options(gone, **{"log-dir": str(busy.folder)}), None) == {}
 
 
-def test_a_mode_that_learns_nothing_and_a_cluster_refuse_a_memory(tmp_path):
-    """Both would ignore it."""
-    with pytest.raises(ConfigError, match="mode load learns nothing"):
-        start_from(_options(tmp_path / "m.json", mode="load"), None)
-    arguments = ["run", "--environment", "kubernetes", "--memory", "m.json", "--dry-run"]
+def test_a_mode_that_learns_nothing_refuses_the_flag_and_ignores_the_key(tmp_path):
+    """A graph keeps its key when a flag chooses another mode; on a cluster a flag would be every graph's."""
+    assert start_from(_options(tmp_path / "m.json", mode="load"), None) == {}
+    run = ["run", "--memory", "m.json", "--dry-run"]
+    with pytest.raises(ConfigError, match="--memory: mode load learns nothing"):
+        CliRunner().invoke(planner, [*run, "--mode", "load"], catch_exceptions=False)
     with pytest.raises(ConfigError, match="--memory: is of one graph"):
-        CliRunner().invoke(planner, arguments, catch_exceptions=False)
+        CliRunner().invoke(planner, [*run, "--environment", "kubernetes"], catch_exceptions=False)
+
+
+class _ConfigMaps:
+    """An API server with at most one ConfigMap, named memory."""
+
+    def __init__(self, data=None):
+        self._data = data
+
+    async def get(self, _kind, name, *, namespace):
+        if self._data is None:
+            raise NotFoundError(f"configmaps {namespace}/{name} not found")
+        return {"metadata": {}, "data": self._data}
+
+
+async def test_on_kubernetes_the_export_lies_in_a_config_map(busy, tmp_path):
+    """The same text under memory.json starts a planner with the same."""
+    file = _exported(busy, tmp_path)
+    options, graph = _options("memory"), load_graph(GRAPH)
+    client = _ConfigMaps({"memory.json": file.read_text()})
+    found = await memory_of(client, "serving", options, graph, has_ledger=False)
+    assert found == start_from(_options(file), graph)
+    assert found["adaptive"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "ConfigMap memory is not there; create it"),
+        ({}, "ConfigMap memory holds no memory.json; create it"),
+        ({"memory.json": "{"}, "ConfigMap memory: memory.json: not JSON"),
+    ],
+)
+async def test_a_config_map_that_cannot_be_used_keeps_a_new_graph_waiting(data, message):
+    """The message says what to run; once there is a ledger a ConfigMap that has gone is passed over."""
+    inputs = (_ConfigMaps(data), "serving", _options("memory"), load_graph(GRAPH))
+    with pytest.raises(ConfigError, match=f"spec.planner.memory: {message}"):
+        await memory_of(*inputs, has_ledger=False)
+    if data is None:
+        assert await memory_of(*inputs, has_ledger=True) == {}

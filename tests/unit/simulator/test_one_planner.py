@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.core.errors import ClusterError
+from penstock.planner.decide.adaptive import memory as adaptive_memory
+from penstock.planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.planner.decide.decision import Reason
 from penstock.planner.decide.observation import Demand, PoolCounts
@@ -316,3 +318,11 @@ def test_a_script_reaches_scale_ups_refusals_and_roll_backs():
     reasons = {role.reason for decision in decisions for role in decision.roles}
     assert {Reason.ABOVE_THRESHOLD, Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF} <= reasons
     assert {is_taken for _, _, _, is_taken in calls} == {True, False}
+
+
+def test_a_virtual_planner_starts_from_what_another_had_learnt():
+    """And hands on what it knows, which at its start is the same."""
+    memory = adaptive_memory.write(AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startup_s=77.0)}))
+    planner = VirtualPlanner(DecideConfig(), memory=memory)
+    assert planner.learnt(0.0) == memory
+    assert VirtualPlanner(DecideConfig()).learnt(0.0) == {}

@@ -1,4 +1,4 @@
-"""What a graph of mode sla is planned by: the ConfigMap that ``planner.sla.profile`` names, or the simulated engine's own.
+"""The ConfigMaps that a graph is planned by: mode sla's ``planner.sla.profile``, and ``planner.memory`` to start from.
 
 Read by name, not watched: the planner may get ConfigMaps and needs to list none. What was read is parsed once for each
 of its versions.
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from penstock.api import GraphDeployment, GraphSpec, PlannerMode
 from penstock.core.errors import ConfigError, NotFoundError, UnavailableError
+from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP
 from penstock.kube.objects.names import PROFILE_KEY
@@ -19,6 +20,9 @@ from penstock.performance.profile import PerformanceProfile, read_profile
 from penstock.performance.quality import check_fits
 from penstock.planner.cluster.status import PlannerReason
 from penstock.planner.cluster.watch import Key
+from penstock.planner.decide.state import Memory
+from penstock.planner.learnt import LEARNING, memory_in
+from penstock.planner.options import PlannerOptions
 
 POLL_S: Final = 15.0
 """Real seconds between two looks at a ConfigMap; chosen: a new profile counts within that, for four small reads a minute
@@ -27,8 +31,15 @@ and graph of mode sla."""
 READ_S: Final = 10.0
 """Real seconds for one read. Chosen: a busy API server answers within."""
 
+MEMORY_KEY: Final = "memory.json"
+"""Of a ConfigMap that a planner starts from."""
+
+_HOW_TO_EXPORT: Final = "create it with `kubectl create configmap NAME --from-file=memory.json`, of what `penstock planner memory show --json` prints"
+
 EngineProfile = Callable[[GraphSpec], PerformanceProfile]
 """Reads the profile off a simulated engine; raises ConfigError."""
+
+log = get_logger(__name__)
 
 
 class ProfileError(ConfigError):
@@ -94,13 +105,10 @@ class ConfigMapProfiles:
 
     async def _kept(self, key: Key, name: str) -> PerformanceProfile:
         try:
-            async with asyncio.timeout(READ_S):
-                found = await self._client.get(CONFIG_MAP, name, namespace=key[0])
+            found = await _config_map(self._client, key[0], name)
         except NotFoundError as exc:
             message = f"spec.planner.sla.profile: ConfigMap {name} is not there; {_what_to_run(key[1], name)}"
             raise ProfileError(PlannerReason.PROFILE_MISSING, message) from exc
-        except TimeoutError as exc:
-            raise UnavailableError(f"ConfigMap {name}: no answer within {READ_S:g} s") from exc
         version = str(found["metadata"].get("resourceVersion", ""))
         known = self._parsed.get(key)
         if known is not None and known[:2] == (name, version):
@@ -108,6 +116,46 @@ class ConfigMapProfiles:
         profile = _parsed(found.get("data") or {}, key, name)
         self._parsed[key] = (name, version, profile)
         return profile
+
+
+async def memory_of(
+    client: KubeClient, namespace: str, options: PlannerOptions, graph: GraphDeployment, *, has_ledger: bool
+) -> Memory:
+    """Return what a graph's planner starts from where its ledger remembers nothing: nothing without ``planner.memory``.
+
+    Args:
+        client: To read the ConfigMap with.
+        namespace: Of the graph.
+        options: Of its planner.
+        graph: As the model.
+        has_ledger: The planner goes on, so that a ConfigMap which is gone by now is only logged.
+
+    Raises:
+        ConfigError: there is no such ConfigMap, or what it holds is no export or not of such a graph.
+        ClusterError: the API server refused, failed or did not answer.
+    """
+    name = options.memory
+    if name is None or options.mode not in LEARNING:
+        return {}
+    origin = f"spec.planner.memory: ConfigMap {name}"
+    try:
+        data = (await _config_map(client, namespace, name)).get("data") or {}
+    except NotFoundError as exc:
+        if has_ledger:
+            log.warning("planner.memory is not there: only the ledger is taken up", config_map=name)
+            return {}
+        raise ConfigError(f"{origin} is not there; {_HOW_TO_EXPORT}") from exc
+    if MEMORY_KEY not in data:
+        raise ConfigError(f"{origin} holds no {MEMORY_KEY}; {_HOW_TO_EXPORT}")
+    return memory_in(data[MEMORY_KEY], f"{origin}: {MEMORY_KEY}", options, graph)
+
+
+async def _config_map(client: KubeClient, namespace: str, name: str) -> Mapping[str, Any]:
+    try:
+        async with asyncio.timeout(READ_S):
+            return await client.get(CONFIG_MAP, name, namespace=namespace)
+    except TimeoutError as exc:
+        raise UnavailableError(f"ConfigMap {name}: no answer within {READ_S:g} s") from exc
 
 
 def _fitting(profile: PerformanceProfile, spec: GraphSpec, name: str) -> PerformanceProfile:

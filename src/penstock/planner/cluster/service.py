@@ -25,10 +25,11 @@ from penstock.kube.objects.names import (
 )
 from penstock.planner.cluster.events import DecisionEventWriter, EventListener
 from penstock.planner.cluster.fleet import Fleet, PlannerJob, last_report
-from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile
+from penstock.planner.cluster.profiles import ConfigMapProfiles, EngineProfile, memory_of
 from penstock.planner.cluster.status import PlannerReason, Report, StatusListener, StatusWriter
 from penstock.planner.cluster.watch import GraphWatch, Key, Watch
 from penstock.planner.dashboard import Dashboard
+from penstock.planner.decide.state import Memory
 from penstock.planner.files import FileObservers, FileThread
 from penstock.planner.ledger import FILE_NAME, Ledger
 from penstock.planner.loop import LoopSettings, ModelTime, PlannerLoop
@@ -185,9 +186,17 @@ class LeaderSession:
         """Plan one graph until ``stop`` is set.
 
         Raises:
-            ConfigError: the log folder cannot be made, or another planner holds its ledger.
+            ConfigError: the log folder cannot be made, another planner holds its ledger, or what the graph names to start
+                from cannot be used.
         """
         folder = made_folder(self._service.folder(job.key))
+        memory = await memory_of(
+            self._client,
+            job.key[0],
+            job.plan.options,
+            job.graph,
+            has_ledger=(folder / FILE_NAME).exists(),
+        )
         view = self._watch.of(job.key)
         sources = self._sources(job, view)
         is_chosen = self._service.log_dir is not None
@@ -199,7 +208,7 @@ class LeaderSession:
         try:
             await self._spread(job.key, stop)
             loop = PlannerLoop(
-                self._settings(job),
+                self._settings(job, memory),
                 target=KubernetesTarget(
                     self._client,
                     job.graph,
@@ -221,7 +230,7 @@ class LeaderSession:
                     source.close()
             files.close()
 
-    def _settings(self, job: PlannerJob) -> LoopSettings:
+    def _settings(self, job: PlannerJob, memory: Memory) -> LoopSettings:
         options = job.plan.options
         return LoopSettings(
             config=job.plan.config,
@@ -236,6 +245,7 @@ class LeaderSession:
                 "speed": SPEED,
             },
             first_sequence=self._newest_sequence(job),
+            memory=memory,
         )
 
     def _newest_sequence(self, job: PlannerJob) -> int:
