@@ -28,7 +28,7 @@ from paper import CLAIMS
 from penstock.api import QueueOrder
 from penstock.simulator.output import open_directory, to_json
 from penstock.simulator.scoreboard import attainment_over_time
-from penstock.simulator.sweep import RunSpec, goodputs, run_all, simulate, summarise
+from penstock.simulator.sweep import RunSpec, figures_of, goodputs, map_all, simulate, summarise
 
 PARTS = ("comparison", "engines", "ours", "ablation", "depths", "routers", "elasticity", "order", "scaling")
 WINDOW_S = 60.0
@@ -57,11 +57,10 @@ class Bench:
             or self.cases[0]
         )
 
-    def run(self, name: str, title: str, specs: list[RunSpec], work: Any = None) -> None:
+    def run(self, name: str, title: str, specs: list[RunSpec], work: Any = figures_of) -> None:
         """Run one part and keep it."""
         began_s = time.monotonic()
-        options = {} if work is None else {"work": work}
-        runs = run_all(specs, processes=self.processes, **options)
+        runs = map_all(work, specs, processes=self.processes)
         found = {"summary": summarise(runs), "goodput": goodputs(runs), "runs": runs, "window_s": WINDOW_S}
         self.keep(name, {"title": title, "seeds": len({run["seed"] for run in runs}), **found})
         print(f"{name}: {len(runs)} runs in {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)

@@ -8,8 +8,8 @@ start-up times.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
 
@@ -241,29 +241,84 @@ class _SpentError(Exception):
     """The effort is used up."""
 
 
-class _Bench:
-    """Simulates fleets on one traffic until its effort is used up."""
+class _Comparison:
+    """Simulates fleets on one traffic until its effort is used up, and keeps what they did.
 
-    def __init__(self, traffic: Sequence[TraceRequest], effort: Effort, on_fleet: OnFleet) -> None:
-        self.traffic = traffic
+    Attributes:
+        reference: What the fixed fleets and the oracle are held against.
+        affordable_gpus: Size of the largest fixed fleets that cost no more than the reference; None: unknown, or none.
+        scaled: By the planner and by other autoscalers.
+        fixed: With the GPUs that each holds, the fewest first.
+        scheduled: By the oracle.
+    """
+
+    def __init__(
+        self, traffic: Sequence[TraceRequest], effort: Effort, on_fleet: OnFleet, reference: FleetOutcome
+    ) -> None:
+        self._traffic = traffic
         self._effort = effort
         self._on_fleet = on_fleet
         self._simulated = 0
         self._begun_s = time.process_time()
         self._last_s = 0.0
+        self.reference = reference
+        self.affordable_gpus: int | None = None
+        self.scaled: list[FleetOutcome] = []
+        self.fixed: list[tuple[int, FleetOutcome]] = []
+        self.scheduled: list[FleetOutcome] = []
 
-    def require(self) -> None:
+    def simulate(self, setting: Setting, duration_s: float, *, is_distorted: bool) -> None:
+        """Simulate the most telling fleets first; ``duration_s`` is the measured run's."""
+        base, planner = setting.base, setting.planner
+
+        def planned(mode: str) -> Scenario:
+            return replace(base, planner=configured(planner, mode, base.pools))
+
+        if setting.has_ledger:
+            self.scaled.append(self._run(planner.mode, FleetKind.PLANNER, planned(planner.mode)))
+            if is_distorted:
+                self.reference = self.scaled[-1]
+        if planner.mode != Mode.HPA:
+            self.scaled.append(self._run(Mode.HPA.value, FleetKind.AUTOSCALER, planned(Mode.HPA)))
+        self._search_fixed(setting, duration_s)
+        for aim in _AIMS:
+            self._require()
+            foreseen = with_schedule(planned(Mode.ORACLE), self._traffic, aim)
+            self.scheduled.append(self._run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen))
+            if self.is_as_good(self.scheduled[-1]):
+                return
+
+    def is_as_good(self, other: FleetOutcome) -> bool:
+        """Tell whether a fleet keeps as many requests in time as the reference."""
+        return other.in_time >= self.reference.in_time
+
+    def _search_fixed(self, setting: Setting, duration_s: float) -> None:
+        """Try fixed fleets until one is as good as the reference, and those that cost as much."""
+        by_size = setting.fleets(self._traffic)
+        if self.reference.gpu_hours is not None and duration_s:
+            mean = self.reference.gpu_hours * 3600 / duration_s
+            self.affordable_gpus = max((gpus for gpus in by_size if gpus <= mean * _EQUAL), default=None)
+        is_enough = False
+        for gpus, fleets in by_size.items():
+            if is_enough and gpus != self.affordable_gpus:
+                continue
+            for fleet in fleets:
+                each = self._run(setting.name_of(fleet), FleetKind.FIXED, setting.with_fleet(fleet))
+                self.fixed.append((gpus, each))
+                is_enough |= self.is_as_good(each)
+
+    def _require(self) -> None:
         """Check that one more fleet fits."""
         is_late = time.process_time() - self._begun_s + self._last_s > self._effort.cpu_s
         if self._simulated == self._effort.fleets or is_late:
             raise _SpentError
 
-    def run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
+    def _run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
         """Return what a scenario does."""
-        self.require()
+        self._require()
         begun_s = time.process_time()
         self._on_fleet(name)
-        recording = Simulation(scenario, self.traffic).run(self._watch)
+        recording = Simulation(scenario, self._traffic).run(self._watch)
         self._simulated += 1
         self._last_s = time.process_time() - begun_s
         ttft = recording.requests.ttft_s
@@ -271,7 +326,7 @@ class _Bench:
             ttft[~np.isnan(ttft)],
             name=name,
             kind=kind,
-            requests=len(self.traffic),
+            requests=len(self._traffic),
             slo_s=scenario.slo_s,
             gpu_hours=recording.gpu_s / 3600,
         )
@@ -280,38 +335,6 @@ class _Bench:
         """Give a fleet up that takes longer than everything may."""
         if time.process_time() - self._begun_s > self._effort.cpu_s:
             raise _SpentError
-
-
-@dataclass(slots=True)
-class _Tried:
-    """What was simulated so far.
-
-    Attributes:
-        reference: What the fixed fleets and the oracle are held against.
-        duration_s: Of the measured run.
-        affordable_gpus: Size of the largest fixed fleets that cost no more than the reference; None: unknown, or none.
-        scaled: By the planner and by other autoscalers.
-        fixed: With the GPUs that each holds, the fewest first.
-        scheduled: By the oracle.
-    """
-
-    reference: FleetOutcome
-    duration_s: float
-    affordable_gpus: int | None = None
-    scaled: list[FleetOutcome] = field(default_factory=list)
-    fixed: list[tuple[int, FleetOutcome]] = field(default_factory=list)
-    scheduled: list[FleetOutcome] = field(default_factory=list)
-
-    def is_as_good(self, other: FleetOutcome) -> bool:
-        """Tell whether a fleet keeps as many requests in time as the reference."""
-        return other.in_time >= self.reference.in_time
-
-    def largest_affordable(self, sizes: Iterable[int]) -> int | None:
-        """Return the largest size that costs no more than the reference; None: unknown, or none does."""
-        if self.reference.gpu_hours is None or not self.duration_s:
-            return None
-        mean = self.reference.gpu_hours * 3600 / self.duration_s
-        return max((gpus for gpus in sizes if gpus <= mean * _EQUAL), default=None)
 
 
 def compare(
@@ -337,10 +360,9 @@ def compare(
         duration_s=duration_s,
     )
     effort = effort or Effort()
-    bench = _Bench(traffic, effort, on_fleet or (lambda _name: None))
-    tried, notes = _Tried(served, duration_s), list(setting.notes)
+    tried, notes = _Comparison(traffic, effort, on_fleet or (lambda _name: None), served), list(setting.notes)
     try:
-        _simulate(bench, setting, tried, is_distorted=report.load.summary["lag"]["is_distorted"])
+        tried.simulate(setting, duration_s, is_distorted=report.load.summary["lag"]["is_distorted"])
     except _SpentError:
         notes.append(
             f"the search was ended after {effort.fleets} fleets or {effort.cpu_s:g} s of processor time;"
@@ -355,43 +377,7 @@ def compare(
     return Counterfactual(setting.base.slo_s, shown, tuple(each for _, each in tried.fixed), tuple(notes))
 
 
-def _simulate(bench: _Bench, setting: Setting, tried: _Tried, *, is_distorted: bool) -> None:
-    """Fill ``tried``, the most telling fleets first."""
-    base, planner = setting.base, setting.planner
-
-    def planned(mode: str) -> Scenario:
-        return replace(base, planner=configured(planner, mode, base.pools))
-
-    if setting.has_ledger:
-        tried.scaled.append(bench.run(planner.mode, FleetKind.PLANNER, planned(planner.mode)))
-        if is_distorted:
-            tried.reference = tried.scaled[-1]
-    if planner.mode != Mode.HPA:
-        tried.scaled.append(bench.run(Mode.HPA.value, FleetKind.AUTOSCALER, planned(Mode.HPA)))
-    _search_fixed(bench, setting, tried)
-    for aim in _AIMS:
-        bench.require()
-        foreseen = with_schedule(planned(Mode.ORACLE), bench.traffic, aim)
-        tried.scheduled.append(bench.run(Mode.ORACLE.value, FleetKind.ORACLE, foreseen))
-        if tried.is_as_good(tried.scheduled[-1]):
-            return
-
-
-def _search_fixed(bench: _Bench, setting: Setting, tried: _Tried) -> None:
-    """Try fixed fleets until one is as good as the reference, and those that cost as much."""
-    by_size = setting.fleets(bench.traffic)
-    tried.affordable_gpus = tried.largest_affordable(by_size)
-    is_enough = False
-    for gpus, fleets in by_size.items():
-        if is_enough and gpus != tried.affordable_gpus:
-            continue
-        for fleet in fleets:
-            each = bench.run(setting.name_of(fleet), FleetKind.FIXED, setting.with_fleet(fleet))
-            tried.fixed.append((gpus, each))
-            is_enough |= tried.is_as_good(each)
-
-
-def _chosen_fixed(tried: _Tried) -> list[FleetOutcome]:
+def _chosen_fixed(tried: _Comparison) -> list[FleetOutcome]:
     """Return the cheapest fixed fleet that is as good, or else the best one, and the best that costs no more."""
     if not tried.fixed:
         return []
@@ -409,7 +395,7 @@ def _chosen_fixed(tried: _Tried) -> list[FleetOutcome]:
     return [replace(by_name[name], remark="; ".join(remark)) for name, remark in remarks.items()]
 
 
-def _chosen_schedule(tried: _Tried) -> list[FleetOutcome]:
+def _chosen_schedule(tried: _Comparison) -> list[FleetOutcome]:
     """Return the oracle's cheapest schedule that is as good, or else its best; a fixed fleet is one as well."""
     if not tried.scheduled:
         return []

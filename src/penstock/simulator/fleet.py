@@ -36,15 +36,10 @@ class SimulatedWorker:
 
     Attributes:
         name: ``role-number``, never used twice.
-        spec: Of its pool.
-        number: Of its pool, in order of joining.
-        state: See `State`.
         joined_s: When it was asked for.
         is_placed: A node has its GPUs.
-        server: Its inside; another one after each death.
         incarnation: Raised with each death.
         version: Of its wake-up event; older ones are void.
-        jobs: In flight there, by index.
         pending_tokens: Prompt tokens that it has yet to compute.
         prompt_tokens: Of the jobs in flight.
         ended_outputs: Tokens generated for jobs that have left.

@@ -33,9 +33,7 @@ class Heartbeats:
         """Renew a job's lease from now on, until its KV was read."""
         schedule = self._schedules.get(decoder.name)
         if schedule is None:
-            server = decoder.server
-            assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple
-            interval_s = server.engine.settings.lease.heartbeat_interval_s
+            interval_s = _engine(decoder).engine.settings.lease.heartbeat_interval_s
             schedule = self._schedules[decoder.name] = HeartbeatSchedule(interval_s)
         was_idle = schedule.next_s() is None
         schedule.track(_engine_id(job), job.name)

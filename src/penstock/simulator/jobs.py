@@ -30,8 +30,6 @@ class Job:
     """One request.
 
     Attributes:
-        index: Position in the workload, from 0.
-        request: As the workload has it.
         chain: One chained 64-bit key per begun block of 512 prompt tokens.
         sub_block_keys: Keys that stand for the first block together.
         attempt: Raised when it starts over; names the engines' requests.
@@ -43,8 +41,7 @@ class Job:
         tries: What the router has learnt from its tries.
         assignment: Its share of the first stage's worker; None before the first.
         decode_assignment: Its share of a decode worker; None before the first.
-        worker: Prefill (or aggregated) worker that has, or had, it.
-        incarnation: Of that worker, when it took the job.
+        worker: Prefill (or aggregated) worker that has, or had, it, and its incarnation then.
         decoder: Decode worker, or empty.
         pending_tokens: Prompt tokens that its worker is expected to compute; 0 once computed.
         cached_tokens: Prompt tokens found in a cache at the prefill.

@@ -22,9 +22,7 @@ class Requests:
     """Arrays over the jobs in order of arrival; NaN where something never happened.
 
     Attributes:
-        arrival_s, ttft_s, e2e_s, wait_s: Seconds; the wait is in the router.
-        prompt_tokens, output_tokens, cached_tokens: Tokens.
-        is_ok: Whether the job was served.
+        wait_s: In the router, seconds.
         is_rejected: Whether the router refused it.
     """
 
@@ -90,14 +88,10 @@ class Recording:
     """A run in full.
 
     Attributes:
-        requests: What became of each.
-        samples: In order of time.
         end_s: When the last job ended, virtual seconds.
-        events: How many events ran.
         computed_tokens: Prompt tokens computed by each entry worker that is left, by name.
         itl_s: Percentiles of inter-token gaps, by name; None without gaps.
-        changes: Of the planner.
-        decisions: How many it took, holds included.
+        decisions: How many the planner took, holds included.
         refused_joins: That the GPU budget did not allow.
         gpu_s: GPU-seconds held.
     """

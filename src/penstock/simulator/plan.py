@@ -37,7 +37,7 @@ from penstock.simulator.scenario import (
     unbounded_router,
     unsimulated,
 )
-from penstock.simulator.sweep import RunSpec, add_regrets, goodputs, run_all, simulate, summarise
+from penstock.simulator.sweep import RunSpec, add_regrets, figures_of, goodputs, map_all, simulate, summarise
 from penstock.simulator.workload import WorkloadSpec, prepare
 from penstock.workload.arrivals import OnLong, Spread
 
@@ -262,7 +262,7 @@ def run_plan(
     """Run everything and return the result as plain data, the same for the same plan."""
     first = plan.runs[0]
     workload = prepare(first.workload, seed=first.seed, qps=first.qps)
-    runs = run_all(plan.runs, processes=processes, on_done=on_done)
+    runs = map_all(figures_of, plan.runs, processes=processes, on_done=on_done)
     router = first.scenario.router.model_copy(update={"policy": "(each)"})
     scenario = replace(first.scenario, router=router)
     if plan.compares_planners:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from penstock.api import GraphDeployment, LeaseConfig, PlannerMode, Role, RouterConfig
+from penstock.api import GraphDeployment, PlannerMode, Role, RouterConfig
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag
 from penstock.engine.core.lease import LeaseTerms
@@ -402,7 +402,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
                 block_size=block_tokens,
                 max_num_batched_tokens=engine.max_batch_tokens or max(performance.BATCH_TOKENS, running),
                 max_num_seqs=running,
-                lease=_lease_terms(graph.spec.lease_of(service)),
+                lease=LeaseTerms(lease.duration_seconds, lease.decoder_blocks_ttl_seconds),
                 request_limit=engine.request_limit,
                 request_queue=engine.request_queue,
                 preemption=None if preemption is None else PreemptionFlag.model_validate(preemption),
@@ -410,6 +410,7 @@ def graph_pools(graph: GraphDeployment) -> tuple[PoolSpec, ...]:
             service.gpus,
         )
         for service in graph.spec.workers.values()
+        for lease in (graph.spec.lease_of(service),)
     )
 
 
@@ -418,7 +419,3 @@ def graph_slo_s(graph: GraphDeployment) -> float:
     spec = graph.spec
     is_target = spec.planner.mode == PlannerMode.SLA
     return spec.planner.sla.ttft_seconds if is_target else spec.router.ttft_slo_seconds
-
-
-def _lease_terms(lease: LeaseConfig) -> LeaseTerms:
-    return LeaseTerms(lease.duration_seconds, lease.decoder_blocks_ttl_seconds)

@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import takewhile
 from typing import Protocol
 
 from penstock.api import Role
@@ -73,41 +74,6 @@ class Server(Protocol):
         """Return whether nothing runs, waits or is pinned for others."""
 
 
-class TokenCache:
-    """Which blocks of 512 tokens are kept: least recently used out first, a prompt's end before its start."""
-
-    def __init__(self, capacity_tokens: int) -> None:
-        self._capacity = capacity_tokens
-        self._blocks: OrderedDict[int, int] = OrderedDict()
-        self.tokens = 0
-
-    def hit_tokens(self, job: Job) -> int:
-        """Return the tokens of the job's longest kept prefix."""
-        blocks = self._blocks
-        hits = 0
-        for key in job.chain:
-            if key not in blocks:
-                break
-            hits += 1
-        return min(hits * BLOCK_TOKENS, job.request.input_tokens)
-
-    def keep(self, job: Job) -> None:
-        """Note that the whole prompt is in memory now, and drop what no longer fits."""
-        blocks = self._blocks
-        last = len(job.chain) - 1
-        for place in range(last, -1, -1):
-            key = job.chain[place]
-            if key in blocks:
-                blocks.move_to_end(key)
-            else:
-                size = BLOCK_TOKENS if place < last else job.request.input_tokens - BLOCK_TOKENS * last
-                blocks[key] = size
-                self.tokens += size
-        while self.tokens > self._capacity:
-            _, size = blocks.popitem(last=False)
-            self.tokens -= size
-
-
 class SimpleServer:
     """Prefills one prompt at a time, in the order given: uncached tokens x a constant. Decode is not modelled.
 
@@ -116,7 +82,9 @@ class SimpleServer:
 
     def __init__(self, model: SimpleModel) -> None:
         self._model = model
-        self._cache = TokenCache(model.cache_tokens)
+        # Kept blocks of 512 tokens and their sizes, the least recently used first.
+        self._blocks: OrderedDict[int, int] = OrderedDict()
+        self._tokens = 0
         self._queue: deque[Job] = deque()
         self._running: Job | None = None
         self._end_s = 0.0
@@ -142,20 +110,35 @@ class SimpleServer:
                 return []
             job, at_s = self._running, self._end_s
             self._running = None
-            self._cache.keep(job)
+            self._keep(job)
             stages = (ServiceStage.PREFILLED, ServiceStage.FIRST_TOKEN, ServiceStage.ENDED)
             reports = [StageReport(job, stage, at_s) for stage in stages]
         if self._queue:
             job = self._queue.popleft()
             self._running = job
-            job.cached_tokens = min(self._cache.hit_tokens(job), job.request.input_tokens - 1)
+            job.cached_tokens = min(self.cached_tokens(job), job.request.input_tokens - 1)
             work = job.request.input_tokens - job.cached_tokens
             self._end_s = at_s + work * self._model.prefill_s_per_token
         return reports
 
     def cached_tokens(self, job: Job) -> int:
-        """Return the kept prefix."""
-        return self._cache.hit_tokens(job)
+        """Return the tokens of the job's longest kept prefix."""
+        hits = sum(1 for _ in takewhile(self._blocks.__contains__, job.chain))
+        return min(hits * BLOCK_TOKENS, job.request.input_tokens)
+
+    def _keep(self, job: Job) -> None:
+        """Note that the whole prompt is in memory now, and drop what no longer fits, a prompt's end before its start."""
+        blocks = self._blocks
+        last = len(job.chain) - 1
+        for place in range(last, -1, -1):
+            key = job.chain[place]
+            if key in blocks:
+                blocks.move_to_end(key)
+            else:
+                blocks[key] = BLOCK_TOKENS if place < last else job.request.input_tokens - BLOCK_TOKENS * last
+                self._tokens += blocks[key]
+        while self._tokens > self._model.cache_tokens:
+            self._tokens -= blocks.popitem(last=False)[1]
 
     def kv_usage_fraction(self, now_s: float) -> float:  # noqa: ARG002 - the same at any time
         """Return the running prompt's share of the cache; idle content can be dropped at any time."""

@@ -106,21 +106,17 @@ class Simulation:
             kernel.at(resize.at_s, Order.FLEET, self._scale, resize.role, resize.replicas)
         for failure in scenario.failures:
             kernel.at(failure.at_s, Order.FLEET, self._fail, failure)
-        self._schedule_faults()
+        for change in scenario.faults.budget:
+            kernel.at(change.at_s, Order.FLEET, self.fleet.set_limit, change.gpus)
+        for period in scenario.faults.periods:
+            if period.kind is Fault.ROUTER_DOWN:
+                kernel.at(period.to_s, Order.FLEET, self._tell_routers)
         self._succession.start()
         if self.control is not None:
             self.control.start()
         kernel.at(0.0, Order.SAMPLE, self._sample)
         self._scrapes.start()
         self._schedule_arrival()
-
-    def _schedule_faults(self) -> None:
-        kernel, faults = self.kernel, self.scenario.faults
-        for change in faults.budget:
-            kernel.at(change.at_s, Order.FLEET, self.fleet.set_limit, change.gpus)
-        for period in faults.periods:
-            if period.kind is Fault.ROUTER_DOWN:
-                kernel.at(period.to_s, Order.FLEET, self._tell_routers)
 
     def _make_server(self, role: Role) -> Server:
         pool: PoolSpec = self.scenario.pool(role)
@@ -220,7 +216,8 @@ class Simulation:
             job.pending_tokens = job.request.input_tokens - worker.server.cached_tokens(job)
             worker.pending_tokens += job.pending_tokens
             self.frontend.given(job, worker.name)
-        self._count_in(worker, job)
+        worker.jobs[job.index] = job
+        worker.prompt_tokens += job.request.input_tokens
         if slot is SlotState.QUEUED:
             return
         if worker.name in reached:
@@ -240,10 +237,6 @@ class Simulation:
             self._decode(job)
         else:
             self._submit(job, again=True)
-
-    def _count_in(self, worker: SimulatedWorker, job: Job) -> None:
-        worker.jobs[job.index] = job
-        worker.prompt_tokens += job.request.input_tokens
 
     def _deliver(self, worker: SimulatedWorker, job: Job) -> None:
         worker.server.add(job, self.kernel.now_s)

@@ -22,13 +22,8 @@ class SimulationState:
     """One run's state.
 
     Attributes:
-        scenario: What is simulated.
-        kernel: Its time.
-        fleet: Its workers.
         routers: Those that have picked so far; the last one does now.
-        jobs: In order of arrival.
         gaps: Between successive tokens, over all workers.
-        frontend: What routers count of requests.
     """
 
     scenario: Scenario

@@ -54,17 +54,6 @@ def figures_of(spec: RunSpec) -> dict[str, Any]:
     return simulate(spec)[2]
 
 
-def run_all(
-    specs: Sequence[RunSpec],
-    *,
-    processes: int | None = None,
-    on_done: Callable[[int], None] | None = None,
-    work: Callable[[RunSpec], dict[str, Any]] = figures_of,
-) -> list[dict[str, Any]]:
-    """Return the figures of every run, in the order of ``specs``."""
-    return map_all(work, specs, processes=processes, on_done=on_done)
-
-
 def map_all(
     work: Callable[[T], dict[str, Any]],
     specs: Sequence[T],
@@ -72,7 +61,7 @@ def map_all(
     processes: int | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return ``work`` of every spec, in their order, side by side on several cores; see `run_all`."""
+    """Return ``work`` of every spec, such as `figures_of`, in their order, side by side on several cores."""
     cores = min(processes or os.cpu_count() or 1, max(1, len(specs)))
     if cores == 1:
         return list(_counted(map(work, specs), on_done))

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.errors import ConfigError, PortInUseError
 from penstock.core.simulated_tokens import token_ids
 from penstock.engine.core.kv_blocks import prefix_keys
-from penstock.engine.serve.kv_publisher import KvEventsConfig, KvPublisher, KvReplay, parse_events_config
+from penstock.engine.serve.kv_publisher import KvEventsConfig, KvPublisher, ReplayBuffer, parse_events_config
 
 msgspec = pytest.importorskip("msgspec", reason="the extra kv-events is not installed")
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
@@ -197,11 +197,11 @@ async def test_what_was_published_is_replayed_from_a_number_on(serving):
     assert last == whole[1:]
 
 
-def test_a_buffer_is_bounded_in_size(monkeypatch):
+def test_a_buffer_is_bounded_in_number_and_size(monkeypatch):
     """The oldest go first."""
     monkeypatch.setattr("penstock.engine.serve.kv_publisher.MAX_BYTES", 10)
-    buffer = KvReplay(zmq, b"", 100)
-    for number in range(5):
-        buffer.add(bytes([number]), b"1234")
-
-    assert [number for number, _ in buffer._held] == [b"\x03", b"\x04"]
+    for batches, held in ((100, [3, 4]), (1, [4])):
+        buffer = ReplayBuffer(batches)
+        for number in range(5):
+            buffer.add(bytes([number]), b"1234")
+        assert buffer.since(bytes([0])) == [(bytes([number]), b"1234") for number in held]

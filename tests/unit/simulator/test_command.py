@@ -1,22 +1,17 @@
 """`penstock simulate` end to end, and what it refuses."""
 
 import io
-from pathlib import Path
 
 import orjson
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from penstock.api.manifests import load_graph
 from penstock.cli.main import cli
-from penstock.cli.simulate import simulate
 from penstock.core.errors import ConfigError
 from penstock.planner.decide import policy as registry
 from penstock.simulator.output import scoreboard
-from penstock.simulator.scenario import graph_pools
 
-SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "disaggregated.yaml"
 FAST = ("--limit", "60", "--jobs", "1")
 
 
@@ -62,27 +57,6 @@ def test_rejection_is_turned_on_by_an_option():
     assert off == none
     assert on["rejected"] > 0 == off["rejected"]
     assert on["ttft_s"]["p99"] < off["ttft_s"]["p99"] / 2
-
-
-def test_a_manifest_brings_workers_profile_and_planner():
-    """One worker of each, as in the sample; the planner's budget is the manifest's."""
-    result = run(
-        *FAST,
-        "--manifest",
-        str(SAMPLE),
-        "--planner",
-        "--policy",
-        "least-loaded",
-        "--prefill",
-        "2",
-        "--json",
-    )
-
-    settings = orjson.loads(result.stdout)["settings"]
-    assert [(pool["role"], pool["replicas"]) for pool in settings["pools"]] == [("prefill", 2), ("decode", 1)]
-    assert settings["pools"][0]["model"]["profile"] == "a100-llama-8b-bf16-tp1"
-    assert settings["max_gpus"] == 8
-    assert settings["planner"]["max_gpu_budget"] == 8
 
 
 def test_planners_are_compared_under_one_router():
@@ -160,6 +134,9 @@ def test_pictures_and_a_page_that_stands_alone_are_written(tmp_path):
         (("--fail", "x:y"), r"--fail x:y: must be SECONDS\[-BACK\]:WORKER"),
         (("--fault", "rain:1-2"), "--fault rain:1-2: must be KIND:FROM-TO"),
         (("--fault", "router-down:5-2"), "fault router-down: 5-2 must be"),
+        (("--fail", "5-4:prefill-0"), "--fail, its return: 4"),
+        (("--resize", "1:aggregated=2"), "--resize, its role"),
+        (("--budget-change", "1=-4"), "both must be at least 0"),
         (("--budget-change", "4"), "--budget-change 4: must be SECONDS=GPUS"),
         (("--planner", "best"), "--planner best: choose from"),
         (("--trace", "nowhere.jsonl"), "no such file"),
@@ -285,19 +262,9 @@ def manifest(tmp_path):
     return path
 
 
-def test_pools_are_the_engines_that_the_live_workers_run(manifest):
-    """Profiles by service, the cache in tokens, blocks of 16, batch size, lease and GPUs."""
-    prefill, decode = sorted(graph_pools(load_graph(manifest)), key=lambda pool: pool.replicas)
-    assert (prefill.model.profile, prefill.gpus) == ("h100-llama-8b-bf16-tp1", 2)
-    assert (decode.model.profile, decode.replicas) == ("a100-llama-8b-bf16-tp1", 3)
-    assert decode.model.kv_tokens == 9000 * 16
-    assert (decode.model.block_size, decode.model.max_num_batched_tokens) == (16, 4096)
-    assert decode.model.lease.duration_s == 12
-
-
 def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
-    """Without options of its own, `simulate --manifest` runs the graph as it would be served."""
-    common = [
+    """Workers, caches, profiles, router, target and budget are the graph's, unless an option says otherwise."""
+    common = (
         "--manifest",
         str(manifest),
         "--policy",
@@ -305,10 +272,26 @@ def test_the_command_takes_what_is_not_given_from_the_manifest(manifest):
         "--trace",
         "poisson:rate=1,count=3",
         "--json",
-    ]
-    told = CliRunner().invoke(simulate, common, catch_exceptions=False).output
-    for setting in ('"slo_s": 3', '"workerTokens": 20000', '"kv_tokens": 144000', '"rebalance": false'):
-        assert setting in told
-    asked = CliRunner().invoke(simulate, [*common, "--slo-s", "4", "--slot-tokens", "100"]).output
-    assert '"slo_s": 4' in asked
-    assert '"workerTokens": 100' in asked
+    )
+
+    def settings(*options):
+        return orjson.loads(run(*common, *options).stdout)["settings"]
+
+    told, asked = settings("--planner"), settings("--slo-s", "4", "--slot-tokens", "100", "--prefill", "1")
+
+    prefill, decode = told["pools"]
+    assert (prefill["replicas"], prefill["gpus"], prefill["model"]["profile"]) == (
+        2,
+        2,
+        "h100-llama-8b-bf16-tp1",
+    )
+    assert (decode["replicas"], decode["model"]["kv_tokens"]) == (3, 9000 * 16)
+    queue = told["router"]["prefillQueue"]
+    assert (queue["workerTokens"], queue["maxRequests"], told["router"]["dualmap"]["rebalance"]) == (
+        20000,
+        7,
+        False,
+    )
+    assert (told["slo_s"], told["max_gpus"], told["planner"]["max_gpu_budget"]) == (3, 8, 8)
+    assert (asked["slo_s"], asked["router"]["prefillQueue"]["workerTokens"]) == (4, 100)
+    assert asked["pools"][0]["replicas"] == 1

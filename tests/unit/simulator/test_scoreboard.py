@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock.core.errors import ConfigError
 from penstock.simulator.frontend import GapHistogram
 from penstock.simulator.observer import PlannerChange
 from penstock.simulator.scoreboard import (
@@ -90,14 +89,6 @@ def test_the_bound_is_one_endless_cache(request_at):
     ]
 
     assert ideal_hits(requests) == [0, 1024, 0, 999]
-
-
-def test_a_warm_up_must_leave_something():
-    """500 of 400 is refused, by limit and by length."""
-    with pytest.raises(ConfigError, match="warmup"):
-        WorkloadSpec("mooncake", limit=400, warmup=500)
-    with pytest.raises(ConfigError, match="leaves nothing of 608"):
-        prepare(WorkloadSpec("mooncake", warmup=608), seed=0)
 
 
 def test_a_rate_is_reached_by_stretching_time():

@@ -68,9 +68,6 @@ def test_a_request_that_can_never_fit_is_rejected_at_once(split_world, request_a
     assert [job.outcome for job in world.jobs] == [JobOutcome.REJECTED, JobOutcome.OK]
 
 
-# -- determinism
-
-
 # -- joins, leaves, deaths
 
 
@@ -184,22 +181,6 @@ def test_joins_beyond_the_budget_are_refused(simple_world, request_at):
 
     assert recording.refused_joins == 2
     assert recording.samples[-1].gpus == 3
-
-
-def test_scenarios_say_what_is_wrong_with_them(simple_world):
-    """Key, value and bound are in the message."""
-    from penstock.core.errors import ConfigError
-
-    with pytest.raises(ConfigError, match="--max-gpus: 1 must be at least the 2 at time 0"):
-        simple_world(2, max_gpus=1)
-    with pytest.raises(ConfigError, match="pools"):
-        Scenario(pools=(PoolSpec(Role.PREFILL, 1, ProfiledModel("a100-llama-8b-bf16-tp1")),))
-    with pytest.raises(ConfigError, match="--fail, its return: 4"):
-        WorkerFailure(5.0, "x", 4.0)
-    with pytest.raises(ConfigError, match="--resize, its role"):
-        simple_world(2, resizes=(Resize(1.0, Role.DECODE, 1),))
-    with pytest.raises(ConfigError, match="block_size"):
-        ProfiledModel("a100-llama-8b-bf16-tp1", block_size=48)
 
 
 def drain(kernel):

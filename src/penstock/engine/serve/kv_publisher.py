@@ -2,7 +2,7 @@
 
 Messages have three frames: topic, number (8 bytes, big-endian, from 0) and msgpack of ``[time, events, rank]``, each
 event a map. Sending never waits: what a slow subscriber cannot take is dropped, and shows as a gap in the numbers; it
-may ask for it again (`KvReplay`).
+may ask for it again, as far as the buffer reaches back.
 
 Source: vLLM, vllm/distributed/kv_events.py; maps instead of arrays since its pull request 42892.
 """
@@ -15,7 +15,6 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,61 +33,24 @@ _QUESTION_FRAMES: Final = 3
 """Who asks, nothing, and the number."""
 
 
-class KvReplay:
-    """One worker's answers; its socket lives with the running event loop."""
+class ReplayBuffer:
+    """The last batches that were published, bounded in number and size; the oldest go first."""
 
-    def __init__(self, zmq: Any, topic: bytes, batches: int) -> None:
-        self._zmq = zmq
-        self._topic = topic
-        self._held: deque[tuple[bytes, bytes]] = deque(maxlen=batches)
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+        self._held: deque[tuple[bytes, bytes]] = deque()
         self._bytes = 0
-        self._socket: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def endpoint(self) -> str:
-        """Where it answers, with the port that was taken."""
-        return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
-
-    def start(self, context: Any, endpoint: str) -> None:
-        """Bind; `zmq.ZMQError` where that cannot be done."""
-        self._socket = context.socket(self._zmq.ROUTER)
-        # A whole buffer and its end fit into the queue of one who asks.
-        self._socket.set_hwm(0)
-        self._socket.bind(endpoint)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.getsockopt(self._zmq.FD), self._answer_all)
-
-    def close(self) -> None:
-        """Answer no more; the context closes the socket."""
-        if self._loop is not None:
-            self._loop.remove_reader(self._socket.getsockopt(self._zmq.FD))
-            self._loop = None
 
     def add(self, number: bytes, payload: bytes) -> None:
-        """Hold a published batch; the oldest go for it."""
-        if len(self._held) == self._held.maxlen:
-            self._drop_oldest()
+        """Hold a batch under its number."""
         self._held.append((number, payload))
         self._bytes += len(payload)
-        while self._bytes > MAX_BYTES:
-            self._drop_oldest()
+        while len(self._held) > self._batches or self._bytes > MAX_BYTES:
+            self._bytes -= len(self._held.popleft()[1])
 
-    def _drop_oldest(self) -> None:
-        self._bytes -= len(self._held.popleft()[1])
-
-    def _answer_all(self) -> None:
-        while self._socket.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
-            question = self._socket.recv_multipart(self._zmq.NOBLOCK)
-            if len(question) == _QUESTION_FRAMES and len(question[2]) == NUMBER_BYTES:
-                self._answer(*question)
-
-    def _answer(self, asker: bytes, empty: bytes, first: bytes) -> None:
-        # Big-endian numbers of one length compare as their bytes do.
-        for number, payload in self._held:
-            if number >= first:
-                self._socket.send_multipart((asker, empty, self._topic, number, payload), self._zmq.NOBLOCK)
-        self._socket.send_multipart((asker, empty, b"", _END, b""), self._zmq.NOBLOCK)
+    def since(self, first: bytes) -> list[tuple[bytes, bytes]]:
+        """Return the batches from a number on; big-endian numbers of one length compare as their bytes do."""
+        return [held for held in self._held if held[0] >= first]
 
 
 log = get_logger(__name__)
@@ -145,11 +107,10 @@ class KvPublisher:
         self._block_size = block_size
         self._topic = config.topic.encode()
         self._numbers = itertools.count()
-        self._replay = (
-            None if config.replay_endpoint is None else KvReplay(zmq, self._topic, config.buffer_steps)
-        )
+        self._buffer = ReplayBuffer(config.buffer_steps)
         self._context: Any = None
         self._socket: Any = None
+        self._replay: Any = None
 
     @property
     def endpoint(self) -> str:
@@ -157,29 +118,32 @@ class KvPublisher:
         return str(self._socket.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     @property
-    def replay_endpoint(self) -> str | None:
-        """Where it answers for what it published, with the port that was taken; None: nowhere."""
-        return None if self._replay is None else self._replay.endpoint
+    def replay_endpoint(self) -> str:
+        """Where it answers for what it published, with the port that was taken."""
+        return str(self._replay.getsockopt_string(self._zmq.LAST_ENDPOINT))
 
     def start(self) -> None:
         """Bind. vLLM connects to an endpoint without a wildcard; a simulated worker is always the one that binds."""
-        config = self._config
-        self._context = self._zmq.Context()
-        self._socket = self._context.socket(self._zmq.PUB)
-        self._socket.set_hwm(config.hwm)
-        self._bind(self._socket.bind, config.endpoint)
-        if self._replay is not None and config.replay_endpoint is not None:
-            self._bind(partial(self._replay.start, self._context), config.replay_endpoint)
+        config, zmq = self._config, self._zmq
+        self._context = zmq.Context()
+        self._socket = self._bind(zmq.PUB, config.endpoint, config.hwm)
+        if config.replay_endpoint is not None:
+            # A whole buffer and its end fit into the queue of one who asks.
+            self._replay = self._bind(zmq.ROUTER, config.replay_endpoint, 0)
+            asyncio.get_running_loop().add_reader(self._replay.getsockopt(zmq.FD), self._answer_all)
 
-    def _bind(self, bind: Callable[[str], None], endpoint: str) -> None:
+    def _bind(self, kind: int, endpoint: str, most_queued: int) -> Any:
         zmq = self._zmq
         try:
-            bind(endpoint)
+            socket = self._context.socket(kind)
+            socket.set_hwm(most_queued)
+            socket.bind(endpoint)
         except zmq.ZMQError as exc:
             self.close()
             if exc.errno == errno.EADDRINUSE:
                 raise PortInUseError(f"{_FLAG}: {endpoint} is in use; choose another port") from exc
             raise ConfigError(f"{_FLAG}: cannot bind {endpoint}: {exc}") from exc
+        return socket
 
     def publish(self, facts: Iterable[KvFact]) -> None:
         """Send facts as one batch; none before `start` or after `close`."""
@@ -190,15 +154,25 @@ class KvPublisher:
         payload = self._encode(batch)
         self._socket.send_multipart((self._topic, number, payload))
         if self._replay is not None:
-            self._replay.add(number, payload)
+            self._buffer.add(number, payload)
 
     def close(self) -> None:
         """Stop; what subscribers have not taken is dropped."""
         if self._replay is not None:
-            self._replay.close()
+            asyncio.get_running_loop().remove_reader(self._replay.getsockopt(self._zmq.FD))
         if self._context is not None:
             self._context.destroy(linger=0)
-            self._context = self._socket = None
+        self._context = self._socket = self._replay = None
+
+    def _answer_all(self) -> None:
+        while self._replay.getsockopt(self._zmq.EVENTS) & self._zmq.POLLIN:
+            question = self._replay.recv_multipart(self._zmq.NOBLOCK)
+            if len(question) != _QUESTION_FRAMES or len(question[2]) != NUMBER_BYTES:
+                continue
+            asker, empty, first = question
+            for number, payload in [*self._buffer.since(first), (_END, b"")]:
+                topic = self._topic if payload else b""
+                self._replay.send_multipart((asker, empty, topic, number, payload), self._zmq.NOBLOCK)
 
     def _event(self, fact: KvFact) -> dict[str, Any]:
         match fact:
