@@ -1,6 +1,6 @@
 """The API: models, enums, profiles and cross-field rules of all kinds. Pure; import the models from here."""
 
-import penstock.api.rulebook  # noqa: F401  (gives the models their rules)
+import penstock.api.graph_rules  # noqa: F401  (gives the models their rules)
 from penstock.api.base import RULE_ERROR, SpecModel
 from penstock.api.engine import DEFAULT_PROFILE, EngineConfig, LeaseConfig, LeaseOverride, PreemptionConfig
 from penstock.api.enums import (

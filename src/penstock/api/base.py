@@ -6,7 +6,7 @@ coerced (``"8"`` is not 8), because the API server would refuse them too.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
@@ -82,3 +82,11 @@ class SpecModel(BaseModel):
             text = "; ".join(f"{dotted(each.path)}: {each.message}" for each in violations)
             raise PydanticCustomError(RULE_ERROR, "{text}", {"text": text, "violations": violations})
         return self
+
+
+_SpecT = TypeVar("_SpecT", bound=SpecModel)
+
+
+def give_rules(model: type[_SpecT], *rules: Rule[_SpecT]) -> None:
+    """Give a model its cross-field rules; `penstock.api` imports all that call this, so that no model is used without them."""
+    model.rules = rules

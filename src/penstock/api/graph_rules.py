@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel, to_snake
 
-from penstock.api.base import DNS_LABEL_PATTERN, SpecModel
+from penstock.api.base import DNS_LABEL_PATTERN, SpecModel, give_rules
 from penstock.api.budget_rules import BUDGET_RULES, ZERO_RULES, exists
 from penstock.api.enums import WORKER_ROLES, Role
 from penstock.api.graph import GraphDeployment, GraphSpec, ModelSpec
@@ -133,7 +133,7 @@ PLANNER_SERVICE = "planner"
 
 _LABEL = "at most 63 lower-case letters, digits and hyphens, beginning and ending with a letter or digit"
 
-MODEL_RULES: tuple[Rule[ModelSpec], ...] = (immutable("name", "model"),)
+give_rules(ModelSpec, immutable("name", "model"))
 
 
 def _long_names(graph: GraphDeployment) -> Iterator[Breach]:
@@ -145,7 +145,8 @@ def _long_names(graph: GraphDeployment) -> Iterator[Breach]:
             yield Breach((name, service, length), path, (("metadata", "name"),))
 
 
-GRAPH_RULES: tuple[Rule[GraphDeployment], ...] = (
+give_rules(
+    GraphDeployment,
     Rule(
         path="metadata.name",
         must="a graph's name is a DNS label",
@@ -441,7 +442,8 @@ _PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
     ),
 )
 
-SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
+give_rules(
+    GraphSpec,
     *_ROLE_RULES,
     *_NAME_RULES,
     *BUDGET_RULES,
@@ -467,4 +469,3 @@ SPEC_RULES: tuple[Rule[GraphSpec], ...] = (
     immutable("runtime", "runtime"),
     immutable("operatorClass", "operator class"),
 )
-"""Rules of ``spec``; `GRAPH_RULES` are those of the whole object."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from penstock.api.base import give_rules
 from penstock.api.engine import LeaseConfig
 from penstock.api.enums import Role
 from penstock.api.graph import GraphSpec
@@ -17,7 +18,8 @@ SHORTEST_SAFE_LEASE_S: Final = 6
 HAND_OVER_FRACTION: Final = 0.8
 """Chosen: share of a lease within which decode must have been asked; a lease begins before the router hears of it."""
 
-LEASE_RULES: tuple[Rule[LeaseConfig], ...] = (
+give_rules(
+    LeaseConfig,
     Rule(
         path="durationSeconds",
         must=f"a lease under {SHORTEST_SAFE_LEASE_S} s needs acknowledgeShortLease: true",

@@ -1,6 +1,6 @@
 """One cross-field rule, said once: in Python for `penstock validate`, in CEL for the API server, in words for both.
 
-`penstock.api.rulebook` gives each model its rows (`SpecModel.rules`); `penstock.api.crd` emits them,
+`penstock.api.base.give_rules` gives each model its rows; `penstock.api.crd` emits them,
 `penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
 
 CEL is that of Kubernetes 1.29: ``[x].map(v, …)[0]`` binds a name, since that version has no ``cel.bind``. A null or

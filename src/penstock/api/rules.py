@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from penstock.api.base import give_rules
 from penstock.api.engine import PROFILE_SUFFIX, PROFILES, EngineConfig
 from penstock.api.enums import MetricsSource, PlannerMode, Tier
 from penstock.api.lease_rules import SERVICE_LEASE_RULES
@@ -41,7 +42,7 @@ def _unknown_profile(section: ServiceSpec | EngineConfig) -> Iterator[Breach]:
     yield Breach(remedy=f"did you mean {close[0]}?" if close else None)
 
 
-PROFILE_RULE: Rule[Any] = Rule(
+_PROFILE_RULE: Rule[Any] = Rule(
     key="profile",
     must=f"a profile is one that comes with Penstock, or the name of a file ending in {PROFILE_SUFFIX}",
     cel=f"self.endsWith('{PROFILE_SUFFIX}') || self in [{', '.join(map(repr, PROFILES))}]",
@@ -50,6 +51,8 @@ PROFILE_RULE: Rule[Any] = Rule(
     values=("self",),
     remedy=f"choose one of {', '.join(PROFILES)}",
 )
+
+give_rules(EngineConfig, _PROFILE_RULE)
 
 
 def _unknown_pod_keys(section: ServiceSpec | ProfileRequestSpec) -> Iterator[Breach]:
@@ -67,7 +70,8 @@ _POD_TEMPLATE_RULE: Rule[Any] = Rule(
     remedy="remove it",
 )
 
-SERVICE_RULES: tuple[Rule[ServiceSpec], ...] = (
+give_rules(
+    ServiceSpec,
     Rule(
         path="scaling.minReplicas",
         must="minReplicas is at most maxReplicas",
@@ -106,11 +110,12 @@ SERVICE_RULES: tuple[Rule[ServiceSpec], ...] = (
     ),
     _POD_TEMPLATE_RULE,
     *SERVICE_LEASE_RULES,
-    PROFILE_RULE,
+    _PROFILE_RULE,
     immutable("role", "role of a service that stays"),
 )
 
-NODE_POOL_RULES: tuple[Rule[NodePool], ...] = (
+give_rules(
+    NodePool,
     Rule(
         path="cacheClaim",
         must="cacheClaim needs cacheMount",
@@ -122,7 +127,8 @@ NODE_POOL_RULES: tuple[Rule[NodePool], ...] = (
     ),
 )
 
-ENV_VAR_RULES: tuple[Rule[EnvVar], ...] = (
+give_rules(
+    EnvVar,
     Rule(
         path="valueFrom",
         must="a variable has value or valueFrom, not both",
@@ -133,7 +139,8 @@ ENV_VAR_RULES: tuple[Rule[EnvVar], ...] = (
     ),
 )
 
-ENV_FROM_RULES: tuple[Rule[EnvFrom], ...] = (
+give_rules(
+    EnvFrom,
     Rule(
         must="envFrom has one of secretRef and configMapRef",
         cel="has(self.secretRef) != has(self.configMapRef)",
@@ -157,7 +164,8 @@ def _below(pool: str, holds: Callable[[PlannerConfig], bool]) -> Rule[PlannerCon
     )
 
 
-PLANNER_RULES: tuple[Rule[PlannerConfig], ...] = (
+give_rules(
+    PlannerConfig,
     _below("decodeKv", lambda p: p.decode_kv_scale_down_threshold < p.decode_kv_scale_up_threshold),
     _below(
         "prefillQueue", lambda p: p.prefill_queue_scale_down_threshold < p.prefill_queue_scale_up_threshold
@@ -218,7 +226,8 @@ PLANNER_RULES: tuple[Rule[PlannerConfig], ...] = (
     ),
 )
 
-METRICS_RULES: tuple[Rule[PlannerMetricsConfig], ...] = (
+give_rules(
+    PlannerMetricsConfig,
     Rule(
         path="prometheusUrl",
         must="source prometheus needs prometheusUrl",
@@ -238,7 +247,8 @@ def _incomplete_shares(tiers: TiersConfig) -> Iterator[Breach]:
 
 _SHARES = "self.shares.premium + self.shares.standard + self.shares.background"
 
-TIERS_RULES: tuple[Rule[TiersConfig], ...] = (
+give_rules(
+    TiersConfig,
     Rule(
         path="shares",
         must="the tiers' shares add up to 1",
@@ -262,7 +272,8 @@ TIERS_RULES: tuple[Rule[TiersConfig], ...] = (
 _TAKEN = (SIDE_CHANNEL_PORT, WORKER_PORT)
 _KV_EVENTS_CLASHES = sorted({port - below for port in _TAKEN for below in (0, 1)})
 
-ROUTER_RULES: tuple[Rule[RouterConfig], ...] = (
+give_rules(
+    RouterConfig,
     Rule(
         key="kvEventsPort",
         must=f"kvEventsPort and the port after it are none of {SIDE_CHANNEL_PORT} and {WORKER_PORT}",
@@ -300,7 +311,8 @@ def _too_large(spec: ProfileRequestSpec) -> Iterator[Breach]:
         yield Breach((above[0], spec.max_gpus))
 
 
-REQUEST_RULES: tuple[Rule[ProfileRequest], ...] = (
+give_rules(
+    ProfileRequest,
     Rule(
         path="metadata.name",
         must=f"a ProfileRequest's name has at most {MAX_REQUEST_NAME} characters",
@@ -319,7 +331,8 @@ REQUEST_RULES: tuple[Rule[ProfileRequest], ...] = (
     ),
 )
 
-REQUEST_SPEC_RULES: tuple[Rule[ProfileRequestSpec], ...] = (
+give_rules(
+    ProfileRequestSpec,
     Rule(
         path="graph",
         must="a ProfileRequest has graph or template, not both",

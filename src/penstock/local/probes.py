@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol, cast
 
+from pydantic import TypeAdapter
+
 from penstock.core.errors import (
     ConfigError,
     ObservationError,
@@ -57,17 +59,17 @@ class WorkerView:
     state: str
     inflight_requests: int
     inflight_tokens: float | None
-    kv_usage_fraction: float | None
-    reason: str | None
+    kv_usage_fraction: float | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RouterQueue:
     """The router's queue of waiting prefills; ``oldest_s`` in simulated seconds."""
 
-    requests: int
-    tokens: int
-    oldest_s: float
+    requests: int = 0
+    tokens: int = 0
+    oldest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class RouterView:
 
     workers: dict[str, WorkerView]
     queue: RouterQueue | None
-    lag_p99_s: float | None
+    lag_p99_s: float | None = None
     traffic: Traffic | None = None
 
 
@@ -250,7 +252,7 @@ class RouterFrontend:
             return answer
         try:
             return _router_view(json.loads(answer.body))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):  # ValueError: also what pydantic refuses
             return NoAnswer.SILENT
 
 
@@ -263,24 +265,15 @@ def frontend_of(state: StateFile, probes: Probes) -> Frontend:
 
 
 def _router_view(data: dict[str, Any]) -> RouterView:
+    """Return the view that ``/workers`` gives; what it leaves out, or has none of, is at its default."""
     queue = data.get("prefill_queue") or {}
-    workers = {
-        each["name"]: WorkerView(
-            state=each["state"],
-            inflight_requests=int(each["inflight_requests"]),
-            inflight_tokens=float(each["inflight_tokens"]),
-            kv_usage_fraction=each.get("kv_usage_fraction"),
-            reason=each.get("reason"),
-        )
-        for each in data["workers"]
-    }
-    return RouterView(
-        workers=workers,
-        queue=RouterQueue(
-            requests=int(queue.get("requests") or 0),
-            tokens=int(queue.get("tokens") or 0),
-            oldest_s=float(queue.get("oldest_s") or 0.0),
-        ),
-        lag_p99_s=data.get("lag_p99_s"),
-        traffic=None if data.get("traffic") is None else Traffic(**data["traffic"]),
+    return _VIEW.validate_python(
+        {
+            **data,
+            "workers": {each["name"]: each for each in data["workers"]},
+            "queue": {key: value for key, value in queue.items() if value is not None},
+        }
     )
+
+
+_VIEW: Final = TypeAdapter(RouterView)

@@ -19,7 +19,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
 from penstock.engine import profiles
 from penstock.performance.recommend import Targets
-from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Limits, Phase
+from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Grid, Limits, Phase
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, process_specs
 
 PREFILL_SPEED: Final = 1.0
@@ -50,33 +50,25 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One engine size.
+class PlannedEngine:
+    """One engine size to measure.
 
     Attributes:
-        prefill: Whose TTFT is measured.
-        decode: Whose ITL is measured.
+        conditions: What its points depend on, to compare with an earlier run's.
+        servers: What is started in turn, and what is measured of it; None runs already.
         profile: Latency profile of simulated workers, for the graph that is written back; None for others.
     """
 
     gpus: int
     name: str
-    prefill: WorkerSetup
-    decode: WorkerSetup
+    conditions: dict[str, str]
+    servers: tuple[tuple[WorkerSetup | None, tuple[Phase, ...]], ...]
     profile: str | None = None
-
-    def conditions(self) -> dict[str, str]:
-        """Return what a measurement depends on, to compare with an earlier run's."""
-        return {
-            "prefill": _shown(self.prefill),
-            "decode": _shown(self.decode),
-            "environment": json.dumps(sorted(set(self.prefill.process.env) | set(self.decode.process.env))),
-        }
 
 
 def candidates(
     graph: GraphDeployment, *, python: str, gpus: int, sizes: Sequence[int] | None, speed: float | None
-) -> tuple[Candidate, ...]:
+) -> tuple[PlannedEngine, ...]:
     """Return every engine size that is to be measured, by GPUs.
 
     Args:
@@ -101,7 +93,7 @@ def candidates(
         )
     by_size = _profiles_of(graph) if spec.traits.is_simulated else None
     chosen = _sizes(graph, gpus, sizes, by_size)
-    return tuple(_candidate(graph, size, by_size, python, speed or DECODE_SPEED) for size in chosen)
+    return tuple(_planned(graph, size, by_size, python, speed or DECODE_SPEED) for size in chosen)
 
 
 def measured_services(graph: GraphDeployment) -> dict[Role, tuple[str, ServiceSpec]]:
@@ -185,13 +177,13 @@ def _sizes(
     return sorted(set(sizes))
 
 
-def _candidate(
+def _planned(
     graph: GraphDeployment,
     size: int,
     by_size: dict[int, dict[Role, str]] | None,
     python: str,
     decode_speed: float,
-) -> Candidate:
+) -> PlannedEngine:
     is_simulated = by_size is not None
     setups = {}
     for phase, (name, service) in measured_services(graph).items():
@@ -206,7 +198,19 @@ def _candidate(
         setups[phase] = WorkerSetup(process, speed)
     profile = by_size[size][Role.DECODE] if by_size is not None else None
     name = f"TP{size}" if profile is None else f"TP{size} ({profile})"
-    return Candidate(size, name, setups[Role.PREFILL], setups[Role.DECODE], profile)
+    prefill, decode = setups[Role.PREFILL], setups[Role.DECODE]
+    conditions = {
+        "prefill": _shown(prefill),
+        "decode": _shown(decode),
+        "environment": json.dumps(sorted(set(prefill.process.env) | set(decode.process.env))),
+    }
+    servers: tuple[tuple[WorkerSetup | None, tuple[Phase, ...]], ...] = (
+        (prefill, (Phase.PREFILL,)),
+        (decode, (Phase.DECODE,)),
+    )
+    if prefill.is_same_as(decode):
+        servers = ((decode, tuple(Phase)),)
+    return PlannedEngine(size, name, conditions, servers, profile)
 
 
 def _alone(
@@ -299,30 +303,6 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedEngine:
-    """One engine size to measure.
-
-    Attributes:
-        conditions: What its points depend on.
-        candidate: How it is started; None: it runs.
-    """
-
-    gpus: int
-    name: str
-    conditions: dict[str, str]
-    candidate: Candidate | None = None
-
-    def servers(self) -> list[tuple[WorkerSetup | None, tuple[Phase, ...]]]:
-        """Return what is started in turn, and what is measured of it."""
-        if self.candidate is None:
-            return [(None, (Phase.PREFILL, Phase.DECODE))]
-        prefill, decode = self.candidate.prefill, self.candidate.decode
-        if prefill.is_same_as(decode):
-            return [(decode, (Phase.PREFILL, Phase.DECODE))]
-        return [(prefill, (Phase.PREFILL,)), (decode, (Phase.DECODE,))]
-
-
-@dataclass(frozen=True, slots=True)
 class ProfilePlan:
     """What will be measured.
 
@@ -342,8 +322,12 @@ class ProfilePlan:
         graph = self.config.graph
         return graph is not None and not graph.spec.is_disaggregated
 
-    def limits(self, kv_tokens: float) -> Limits:
-        """Return what is measured of an engine at most."""
+    def grid(self, kv_tokens: float) -> Grid:
+        """Return the points of an engine with a KV cache of so many tokens.
+
+        Raises:
+            ConfigError: a request of the target's lengths does not fit.
+        """
         config, graph = self.config, self.config.graph
         targets = config.targets
         longest = config.max_context or max(DEFAULT_MAX_CONTEXT, 2 * (targets.isl + targets.osl))
@@ -351,7 +335,7 @@ class ProfilePlan:
             longest = min(longest, graph.spec.model.context_tokens)
         running = graph.spec.engine.max_running_requests if graph is not None else None
         most = config.max_concurrency or running or DEFAULT_MAX_CONCURRENCY
-        return Limits(int(kv_tokens), most, longest)
+        return Grid.of(targets, Limits(int(kv_tokens), most, longest))
 
 
 def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> ProfilePlan:
@@ -376,9 +360,8 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
         if value is not None:
             raise ConfigError(f"{spelling}: belongs to --endpoint; leave it out with --config")
     gpus, note = _gpus(config, graph, detect)
-    chosen = candidates(graph, python=sys.executable, gpus=gpus, sizes=config.sizes, speed=config.speed)
-    engines = tuple(PlannedEngine(each.gpus, each.name, each.conditions(), each) for each in chosen)
-    notes = (note, *_simulated_notes(graph, chosen))
+    engines = candidates(graph, python=sys.executable, gpus=gpus, sizes=config.sizes, speed=config.speed)
+    notes = (note, *_simulated_notes(graph, engines))
     return ProfilePlan(config, engines, graph.spec.model.name, notes)
 
 
@@ -389,7 +372,9 @@ def _endpoint_plan(config: ProfileConfig, url: str) -> ProfilePlan:
         if value is not None:
             raise ConfigError(f"{spelling}: belongs to --config; the engine at --endpoint runs already")
     conditions = {"endpoint": url, "model": config.model or "", "speed": f"{config.speed or 1:g}"}
-    engine = PlannedEngine(config.sizes[0], f"TP{config.sizes[0]} at {url}", conditions)
+    engine = PlannedEngine(
+        config.sizes[0], f"TP{config.sizes[0]} at {url}", conditions, ((None, tuple(Phase)),)
+    )
     return ProfilePlan(config, (engine,), config.model, ())
 
 
@@ -409,7 +394,7 @@ def _gpus(config: ProfileConfig, graph: GraphDeployment, detect: Callable[[], in
     return found, f"engines of at most {found} GPUs ({origin})"
 
 
-def _simulated_notes(graph: GraphDeployment, chosen: tuple[Candidate, ...]) -> tuple[str, ...]:
+def _simulated_notes(graph: GraphDeployment, chosen: tuple[PlannedEngine, ...]) -> tuple[str, ...]:
     if not graph.spec.traits.is_simulated:
         return ()
     names = ", ".join(each.name for each in chosen)

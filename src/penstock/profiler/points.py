@@ -54,28 +54,38 @@ class Limits:
     max_context: int
 
 
-def prompt_lengths(targets: Targets, limits: Limits) -> list[int]:
-    """Return the prompt lengths whose TTFT is measured, the target's among them.
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The points of one engine, before its batches at the target's context are refined.
 
-    Raises:
-        ConfigError: a request of the target's lengths does not fit.
+    Attributes:
+        prompts: Lengths whose TTFT is measured, the target's among them.
+        batches: Requests in flight whose ITL is measured, by context.
+        target: Context of the target's requests, in whole tokens that fit.
     """
-    return spaced(LEAST_PROMPT, _longest(targets, limits) - 1, targets.isl, PREFILL_POINTS)
 
+    prompts: list[int]
+    batches: dict[int, list[int]]
+    target: int
 
-def contexts(targets: Targets, limits: Limits) -> list[int]:
-    """Return the contexts whose ITL is measured, the target's among them.
+    @classmethod
+    def of(cls, targets: Targets, limits: Limits) -> Grid:
+        """Return the points for targets.
 
-    Raises:
-        ConfigError: a request of the target's lengths does not fit.
-    """
-    highest = max(1, _longest(targets, limits) - OUTPUT_TOKENS)
-    return spaced(LEAST_CONTEXT, highest, target_context(targets, limits), CONTEXTS)
-
-
-def target_context(targets: Targets, limits: Limits) -> int:
-    """Return the context of the target's requests, in whole tokens that fit."""
-    return min(round(targets.context), max(1, _longest(targets, limits) - OUTPUT_TOKENS))
+        Raises:
+            ConfigError: a request of the target's lengths does not fit.
+        """
+        longest = _longest(targets, limits)
+        highest = max(1, longest - OUTPUT_TOKENS)
+        target = min(round(targets.context), highest)
+        return cls(
+            spaced(LEAST_PROMPT, longest - 1, targets.isl, PREFILL_POINTS),
+            {
+                context: batch_sizes(most_in_flight(context, limits))
+                for context in spaced(LEAST_CONTEXT, highest, target, CONTEXTS)
+            },
+            target,
+        )
 
 
 def _longest(targets: Targets, limits: Limits) -> int:

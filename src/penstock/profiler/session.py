@@ -86,7 +86,7 @@ class _Session:
         self.model = ""
 
     async def measure(self, engine: PlannedEngine) -> None:
-        for setup, phases in engine.servers():
+        for setup, phases in engine.servers:
             if all(self._is_complete(engine.gpus, phase) for phase in phases):
                 continue
             self._report(f"{engine.name}: starting")
@@ -125,7 +125,7 @@ class _Session:
 
     async def _prefill(self, engine: PlannedEngine, measurer: Measurer) -> float:
         shortest_s = float("inf")
-        for tokens in self._prompts(engine.gpus):
+        for tokens in self._grid(engine.gpus, Phase.PREFILL).prompts:
             known = self._journal.prefill(engine.gpus, tokens)
             if known is None:
                 self._report(f"{engine.name}: TTFT of {tokens:,} prompt tokens")
@@ -136,25 +136,24 @@ class _Session:
         return shortest_s
 
     async def _decode(self, engine: PlannedEngine, measurer: Measurer) -> float:
-        limits = self._plan.limits(self._journal.kv_tokens(engine.gpus, Phase.DECODE) or 0)
-        target = points.target_context(self._plan.config.targets, limits)
-        for context in self._contexts(engine.gpus):
-            await self._row(engine, context, points.most_in_flight(context, limits), measurer)
-            if context == target:
+        grid = self._grid(engine.gpus, Phase.DECODE)
+        for context, counts in grid.batches.items():
+            await self._row(engine, context, counts, measurer)
+            if context == grid.target:
                 await self._refine(engine, context, measurer)
-        rows = [self._journal.row(engine.gpus, context) for context in self._contexts(engine.gpus)]
+        rows = [self._journal.row(engine.gpus, context) for context in grid.batches]
         return min((point.itl_s for row in rows for point in row), default=float("inf"))
 
-    async def _row(self, engine: PlannedEngine, context: int, most: int, measurer: Measurer) -> None:
-        counts = points.batch_sizes(most)
+    async def _row(
+        self, engine: PlannedEngine, context: int, counts: Sequence[int], measurer: Measurer
+    ) -> None:
         missing = [count for count in counts if not self._journal.has_decode(engine.gpus, context, count)]
         self._finished += len(counts) - len(missing)
         if missing:
             self._report(f"{engine.name}: warming {max(missing)} prompts of {context:,} tokens")
             await measurer.warm(context, max(missing))
-        for count in sorted(
-            missing, reverse=True
-        ):  # what a batch writes then displaces prompts of none that follows
+        # Descending: what a batch writes then displaces prompts of none that follows.
+        for count in sorted(missing, reverse=True):
             await self._batch(engine, context, count, measurer)
 
     async def _refine(self, engine: PlannedEngine, context: int, measurer: Measurer) -> None:
@@ -176,40 +175,23 @@ class _Session:
         self._finished += 1
 
     def _is_complete(self, gpus: int, phase: Phase) -> bool:
-        kv_tokens = self._journal.kv_tokens(gpus, phase)
-        if kv_tokens is None:
+        if self._journal.kv_tokens(gpus, phase) is None:
             return False
+        grid = self._grid(gpus, phase)
         if phase is Phase.PREFILL:
-            return all(self._journal.prefill(gpus, tokens) is not None for tokens in self._prompts(gpus))
-        limits = self._plan.limits(kv_tokens)
-        targets = self._plan.config.targets
-        has_all = all(
-            self._journal.has_decode(gpus, context, count)
-            for context in self._contexts(gpus)
-            for count in points.batch_sizes(points.most_in_flight(context, limits))
-        )
-        row = self._journal.row(gpus, points.target_context(targets, limits))
-        next_count = points.refinement(row, targets.itl_s)
-        target = points.target_context(targets, limits)
-        return has_all and (next_count is None or self._journal.has_decode(gpus, target, next_count))
+            return all(self._journal.prefill(gpus, tokens) is not None for tokens in grid.prompts)
+        wanted = [(context, count) for context, counts in grid.batches.items() for count in counts]
+        refined = points.refinement(self._journal.row(gpus, grid.target), self._plan.config.targets.itl_s)
+        wanted += [] if refined is None else [(grid.target, refined)]
+        return all(self._journal.has_decode(gpus, *each) for each in wanted)
 
-    def _prompts(self, gpus: int) -> list[int]:
-        limits = self._plan.limits(self._journal.kv_tokens(gpus, Phase.PREFILL) or 0)
-        return points.prompt_lengths(self._plan.config.targets, limits)
-
-    def _contexts(self, gpus: int) -> list[int]:
-        limits = self._plan.limits(self._journal.kv_tokens(gpus, Phase.DECODE) or 0)
-        return points.contexts(self._plan.config.targets, limits)
+    def _grid(self, gpus: int, phase: Phase) -> points.Grid:
+        return self._plan.grid(self._journal.kv_tokens(gpus, phase) or 0)
 
     def _count(self, gpus: int, phase: Phase) -> None:
-        if phase is Phase.PREFILL:
-            self._planned[gpus, phase] = len(self._prompts(gpus))
-            return
-        limits = self._plan.limits(self._journal.kv_tokens(gpus, phase) or 0)
-        counts = (
-            points.batch_sizes(points.most_in_flight(context, limits)) for context in self._contexts(gpus)
-        )
-        self._planned[gpus, phase] = sum(len(each) for each in counts)
+        grid = self._grid(gpus, phase)
+        counts = (len(each) for each in grid.batches.values())
+        self._planned[gpus, phase] = len(grid.prompts) if phase is Phase.PREFILL else sum(counts)
 
     def _report(self, doing: str) -> None:
         known = self._planned.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,9 +33,10 @@ from penstock.report.drawing import (
     save_all,
     seconds_axis,
 )
+from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
 from penstock.report.panels import TALL_INCHES, draw_demand, draw_fleets, draw_targets, needing_roles
-from penstock.workload.record import RequestResult, RequestStatus
+from penstock.workload.record import RequestStatus
 from penstock.workload.statistics import percentiles
 
 _MARGIN = 0.015
@@ -45,56 +46,37 @@ _LABELLED_CHANGES = 40
 """Chosen: more labels than this hide each other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What is drawn.
-
-    Attributes:
-        results: Of the load run, in order of arrival.
-        planner: None without a ledger.
-        is_distorted: Adds a mark to every title.
-        is_itl_distorted: Adds a mark to the title of the ITL picture.
-        shortest_gap_s: Shorter gaps are drawn at it: the client's timers cannot tell them apart; 0: any can be told.
-        counterfactual: None where no other fleet was simulated.
-    """
-
-    results: tuple[RequestResult, ...]
-    planner: PlannerRun | None
-    duration_s: float
-    ttft_target_s: float | None = None
-    itl_target_s: float | None = None
-    is_distorted: bool = False
-    is_itl_distorted: bool = False
-    shortest_gap_s: float = 0.0
-    counterfactual: Counterfactual | None = None
+def draw_all(report: RunReport, directory: Path) -> list[Path]:
+    """Write every picture that the report has data for, and return their paths in the page's order."""
+    pictures: list[tuple[str, Callable[[], Figure]]] = []
+    run = report.planner
+    if run is not None and run.samples:
+        pictures += [
+            ("replicas.png", partial(replicas, report, run)),
+            ("signals.png", partial(signals, report, run)),
+        ]
+        if any(sample.demand is not None for sample in run.samples):
+            pictures.append(("demand.png", partial(demand, report, run)))
+        if run.config.mode == Mode.SLA:
+            pictures.append(("targets.png", partial(targets, report, run)))
+    if report.counterfactual is not None:
+        pictures.append(("counterfactual.png", partial(counterfactual, report, report.counterfactual)))
+    drawn = {"ttft.png": ttft, "itl.png": itl, "requests.png": requests}
+    pictures += [(name, partial(draw, report)) for name, draw in drawn.items()]
+    return save_all(pictures, directory)
 
 
-def draw_all(scene: Scene, directory: Path) -> list[Path]:
-    """Write every picture that the scene has data for, and return their paths in the page's order."""
-    pictures: list[tuple[str, Callable[[Scene], Figure]]] = []
-    if scene.planner is not None and scene.planner.samples:
-        pictures += [("replicas.png", replicas), ("signals.png", signals)]
-        if any(sample.demand is not None for sample in scene.planner.samples):
-            pictures.append(("demand.png", demand))
-        if scene.planner.config.mode == Mode.SLA:
-            pictures.append(("targets.png", targets))
-    if scene.counterfactual is not None:
-        pictures.append(("counterfactual.png", counterfactual))
-    pictures += [("ttft.png", ttft), ("itl.png", itl), ("requests.png", requests)]
-    return save_all(((name, partial(draw, scene)) for name, draw in pictures), directory)
-
-
-def _figure(scene: Scene, title: str, *, is_late_for_gaps: bool = False) -> Figure:
+def _figure(report: RunReport, title: str, *, is_of_gaps: bool = False) -> Figure:
     mark = ""
-    if scene.is_distorted:
+    if report.lag["is_distorted"]:
         mark = "  (DISTORTED: a process lagged behind its schedule)"
-    elif is_late_for_gaps:
+    elif is_of_gaps and report.lag["is_itl_distorted"]:
         mark = "  (DISTORTED: a process lagged too much for single gaps)"
     return blank_figure(title + mark, colour="#A00000" if mark else BLACK)
 
 
-def _over_run(scene: Scene, run: PlannerRun, panels: Sequence[Axes]) -> None:
-    begin_s, end_s = series.shown_span(run, duration_s=scene.duration_s)
+def _over_run(report: RunReport, run: PlannerRun, panels: Sequence[Axes]) -> None:
+    begin_s, end_s = series.shown_span(run, duration_s=report.duration_s)
     label = "adjusting" if run.config.policy.waits_for_adjustments else "replicas change"
     spans = [span for span in run.adjusting if span[1] >= begin_s and span[0] <= end_s]
     for axes in panels:
@@ -107,24 +89,23 @@ def _over_run(scene: Scene, run: PlannerRun, panels: Sequence[Axes]) -> None:
     panels[-1].set_xlabel("time (simulated s)")
 
 
-def _over_load(scene: Scene, axes: Axes) -> None:
-    axes.set_xlim(0, max(scene.duration_s, 1.0))
+def _over_load(report: RunReport, axes: Axes) -> None:
+    axes.set_xlim(0, max(report.duration_s, 1.0))
     axes.grid(alpha=0.25)
     legend_above(axes)
 
 
-def replicas(scene: Scene) -> Figure:
+def replicas(report: RunReport, run: PlannerRun) -> Figure:
     """Replicas of each role, actual and desired, and GPUs against the budget."""
-    run = _planner(scene)
     roles = [role for role in ROLE_COLOURS if any(role in sample.pools for sample in run.samples)]
-    figure = _figure(scene, "Replicas and GPUs over time")
+    figure = _figure(report, "Replicas and GPUs over time")
     panels = list(figure.subplots(len(roles) + 1, 1, sharex=True, squeeze=False)[:, 0])
     for axes, role in zip(panels, roles, strict=False):
         _draw_role(axes, run, role)
     _draw_gpus(panels[-1], run)
     for axes in panels:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _over_run(scene, run, panels)
+    _over_run(report, run, panels)
     return figure
 
 
@@ -173,12 +154,11 @@ def _draw_gpus(axes: Axes, run: PlannerRun) -> None:
     axes.set_ylim(0, max([budget or 0, floor, *gpus]) * 1.15)
 
 
-def signals(scene: Scene) -> Figure:
+def signals(report: RunReport, run: PlannerRun) -> Figure:
     """KV usage and prefill queue, in mode load with their thresholds; decisions as markers where they were taken."""
-    run = _planner(scene)
     has_queue = any(Role.PREFILL in sample.pools for sample in run.samples)
     has_thresholds = run.config.mode == Mode.LOAD
-    figure = _figure(scene, f"Planner signals{', thresholds' if has_thresholds else ''} and decisions")
+    figure = _figure(report, f"Planner signals{', thresholds' if has_thresholds else ''} and decisions")
     panels = list(figure.subplots(2 if has_queue else 1, 1, sharex=True, squeeze=False)[:, 0])
     config = run.config
     kv_role = Role.DECODE if has_queue else Role.AGGREGATED
@@ -194,32 +174,30 @@ def signals(scene: Scene) -> Figure:
             "prefill queue\n(requests per worker)" if config.queue_per_worker else "prefill queue\n(requests)"
         )
         _queue_scale(panels[1], [value for _, value in queue if value is not None])
-    _over_run(scene, run, panels)
+    _over_run(report, run, panels)
     return figure
 
 
-def demand(scene: Scene) -> Figure:
+def demand(report: RunReport, run: PlannerRun) -> Figure:
     """What came to the routers' frontends, what was expected and computed of it, and how long it waited."""
-    run = _planner(scene)
-    span = series.shown_span(run, duration_s=scene.duration_s)
-    figure = _figure(scene, "Demand at the routers and what became of it")
+    span = series.shown_span(run, duration_s=report.duration_s)
+    figure = _figure(report, "Demand at the routers and what became of it")
     panels = figure.subplots(3, 1, sharex=True)
     draw_demand(run, span[1] - span[0], panels)
     for axes in panels:
         axes.set_ylim(bottom=0)
-    _over_run(scene, run, panels)
+    _over_run(report, run, panels)
     return figure
 
 
-def targets(scene: Scene) -> Figure:
+def targets(report: RunReport, run: PlannerRun) -> Figure:
     """Prediction against truth, attainment, correction factors, and replicas needed beside those there were."""
-    run = _planner(scene)
     roles = needing_roles(run)
-    figure = _figure(scene, "Mode sla: prediction, targets, correction, replicas")
+    figure = _figure(report, "Mode sla: prediction, targets, correction, replicas")
     figure.set_size_inches(SIZE_INCHES[0], TALL_INCHES)
     panels = figure.subplots(3 + len(roles), 1, sharex=True)
-    draw_targets(run, scene.results, roles, panels)
-    _over_run(scene, run, panels)
+    draw_targets(run, report.load.results, roles, panels)
+    _over_run(report, run, panels)
     return figure
 
 
@@ -299,28 +277,28 @@ def _changes(
     ]
 
 
-def counterfactual(scene: Scene) -> Figure:
+def counterfactual(report: RunReport, found: Counterfactual) -> Figure:
     """GPU-hours against the share in time: what was measured, and what other fleets would have done."""
-    if scene.counterfactual is None:
-        raise AssertionError  # draw_all draws it only where there is one
-    figure = _figure(scene, "The same traffic on other fleets")
-    draw_fleets(figure.subplots(), scene.counterfactual)
+    figure = _figure(report, "The same traffic on other fleets")
+    draw_fleets(figure.subplots(), found)
     return figure
 
 
-def ttft(scene: Scene) -> Figure:
+def ttft(report: RunReport) -> Figure:
     """TTFT of each request over its arrival, with running percentiles, and its distribution."""
     ok = [
-        result for result in scene.results if result.status is RequestStatus.OK and result.ttft_s is not None
+        result
+        for result in report.load.results
+        if result.status is RequestStatus.OK and result.ttft_s is not None
     ]
     times = np.array([result.arrival_s for result in ok])
     values = np.array([result.ttft_s for result in ok], dtype=np.float64)
-    figure = _figure(scene, "Time to first token")
+    figure = _figure(report, "Time to first token")
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
     over_time.scatter(times, values, s=8, color=SKY, alpha=0.6, linewidths=0, label="request")
-    window_s = series.window_for(scene.duration_s)
+    window_s = series.window_for(report.duration_s)
     _draw_running(over_time, times, values, window_s)
-    bad = [result.arrival_s for result in scene.results if result.status is not RequestStatus.OK]
+    bad = [result.arrival_s for result in report.load.results if result.status is not RequestStatus.OK]
     if bad:
         over_time.plot(
             bad,
@@ -331,31 +309,32 @@ def ttft(scene: Scene) -> Figure:
             transform=over_time.get_xaxis_transform(),
             label=f"failed or rejected ({len(bad)})",
         )
-    _target(over_time, spread, scene.ttft_target_s)
+    _target(over_time, spread, report.violations.ttft_target_s)
     over_time.set_xlabel("arrival (simulated s)")
     over_time.set_ylabel("TTFT (simulated s)")
     seconds_axis(over_time, "y", values)
-    _over_load(scene, over_time)
+    _over_load(report, over_time)
     _draw_cdf(spread, values, "TTFT (simulated s)", ROLE_COLOURS[Role.PREFILL], "requests")
     return figure
 
 
-def itl(scene: Scene) -> Figure:
+def itl(report: RunReport) -> Figure:
     """Inter-token latency over time and its distribution, beside the per-request TPOT."""
-    times, gaps = series.token_gaps(scene.results)
-    gaps = np.maximum(gaps, scene.shortest_gap_s)
-    tpot = [r.tpot_s for r in scene.results if r.status is RequestStatus.OK and r.tpot_s is not None]
-    figure = _figure(scene, "Inter-token latency", is_late_for_gaps=scene.is_itl_distorted)
+    times, gaps = series.token_gaps(report.load.results)
+    shortest_s = report.lag["resolution_s"] if report.lag["is_itl_unresolved"] else 0.0
+    gaps = np.maximum(gaps, shortest_s)  # the client's timers cannot tell shorter ones apart
+    tpot = [r.tpot_s for r in report.load.results if r.status is RequestStatus.OK and r.tpot_s is not None]
+    figure = _figure(report, "Inter-token latency", is_of_gaps=True)
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))
-    _draw_running(over_time, times, gaps, series.window_for(scene.duration_s))
-    _target(over_time, spread, scene.itl_target_s)
-    if scene.shortest_gap_s and gaps.size:
-        least = f"timers tell gaps from {1000 * scene.shortest_gap_s:g} ms on apart"
-        over_time.axhline(scene.shortest_gap_s, color=GREY, linestyle=":", linewidth=1.2, label=least)
+    _draw_running(over_time, times, gaps, series.window_for(report.duration_s))
+    _target(over_time, spread, report.violations.itl_target_s)
+    if shortest_s and gaps.size:
+        least = f"timers tell gaps from {1000 * shortest_s:g} ms on apart"
+        over_time.axhline(shortest_s, color=GREY, linestyle=":", linewidth=1.2, label=least)
     over_time.set_xlabel("time of the token (simulated s)")
     over_time.set_ylabel("ITL (simulated s)")
     seconds_axis(over_time, "y", gaps)
-    _over_load(scene, over_time)
+    _over_load(report, over_time)
     if not gaps.size:
         over_time.text(
             0.5, 0.5, "the run kept no inter-token gaps", ha="center", transform=over_time.transAxes
@@ -366,7 +345,7 @@ def itl(scene: Scene) -> Figure:
         "latency (simulated s)",
         ROLE_COLOURS[Role.DECODE],
         "gaps (ITL)",
-        least=scene.shortest_gap_s,
+        least=shortest_s,
     )
     shown, share = series.cdf(tpot)
     spread.plot(shown, share, color=BLACK, linestyle="--", linewidth=1.2, label="requests (TPOT)")
@@ -374,21 +353,21 @@ def itl(scene: Scene) -> Figure:
     return figure
 
 
-def requests(scene: Scene) -> Figure:
+def requests(report: RunReport) -> Figure:
     """Arrivals per second and requests in flight."""
-    figure = _figure(scene, "Arrivals and requests in flight")
+    figure = _figure(report, "Arrivals and requests in flight")
     arrivals, flight = figure.subplots(2, 1, sharex=True)
-    edges, rate = series.arrivals_per_s(scene.results)
+    edges, rate = series.arrivals_per_s(report.load.results)
     arrivals.stairs(rate, edges, fill=True, color=SKY, label=f"arrivals, bins of {_width(edges):g} s")
     arrivals.set_ylabel("arrivals\n(requests / simulated s)")
-    edges, mean, peak = series.in_flight(scene.results)
+    edges, mean, peak = series.in_flight(report.load.results)
     flight.stairs(peak, edges, fill=True, color=YELLOW, alpha=0.45, label="in flight, peak")
     flight.stairs(mean, edges, color=BLACK, linewidth=1.4, baseline=None, label="in flight, mean")
     flight.set_ylabel("requests in flight")
     flight.set_xlabel("time (simulated s)")
     for axes in (arrivals, flight):
         axes.set_ylim(bottom=0)
-        _over_load(scene, axes)
+        _over_load(report, axes)
     return figure
 
 
@@ -431,9 +410,3 @@ def _target(over_time: Axes, spread: Axes, target_s: float | None) -> None:
             target_s, color=PURPLE, linestyle="--", linewidth=1.4, label=f"target {target_s:g} s"
         )
         spread.axvline(target_s, color=PURPLE, linestyle="--", linewidth=1.4)
-
-
-def _planner(scene: Scene) -> PlannerRun:
-    if scene.planner is None:
-        raise AssertionError  # draw_all draws planner pictures only with a planner
-    return scene.planner

@@ -40,6 +40,18 @@ class RunReport:
     remarks: tuple[str, ...] = ()
 
     @property
+    def duration_s(self) -> float:
+        """How long the load run lasted, simulated seconds."""
+        duration_s: float = self.load.summary["throughput"]["duration_s"]
+        return duration_s
+
+    @property
+    def lag(self) -> dict[str, Any]:
+        """How late the processes of the load run were."""
+        lag: dict[str, Any] = self.load.summary["lag"]
+        return lag
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know beside the load's notes, which are in its summary."""
         if self.planner is None:
@@ -49,10 +61,9 @@ class RunReport:
     def _coverage(self) -> tuple[str, ...]:
         if self.use is None:
             return ("the ledger holds nothing from the time of the load run",)
-        duration_s = self.load.summary["throughput"]["duration_s"]
         covered_s = self.use.end_s - self.use.start_s
-        if covered_s < 0.99 * duration_s:
-            return (f"the ledger covers {covered_s:.0f} s of the load run's {duration_s:.0f} s",)
+        if covered_s < 0.99 * self.duration_s:
+            return (f"the ledger covers {covered_s:.0f} s of the load run's {self.duration_s:.0f} s",)
         return ()
 
 
@@ -119,29 +130,16 @@ def write_report(report: RunReport, output: Path) -> list[Path]:
         PenstockError: the disk is full or gone.
     """
     require_plots()
-    from penstock.report.charts import Scene, draw_all  # noqa: PLC0415 - matplotlib is an extra
+    from penstock.report.charts import draw_all  # noqa: PLC0415 - matplotlib is an extra
     from penstock.report.page import render_page  # noqa: PLC0415 - not needed where nothing is drawn
 
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigError(unwritable(f"--output {output}", exc)) from exc
-    summary = report.load.summary
-    lag = summary["lag"]
-    scene = Scene(
-        results=report.load.results,
-        planner=report.planner,
-        duration_s=summary["throughput"]["duration_s"],
-        ttft_target_s=report.violations.ttft_target_s,
-        itl_target_s=report.violations.itl_target_s,
-        is_distorted=lag["is_distorted"],
-        is_itl_distorted=lag["is_itl_distorted"],
-        shortest_gap_s=lag["resolution_s"] if lag["is_itl_unresolved"] else 0.0,
-        counterfactual=report.counterfactual,
-    )
     page = output / PAGE_FILE
     try:
-        pictures = draw_all(scene, output)
+        pictures = draw_all(report, output)
         page.write_text(render_page(report, pictures), encoding="utf-8")
     except OSError as exc:
         raise PenstockError(unwritable(f"--output {output}", exc)) from exc

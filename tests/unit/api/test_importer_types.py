@@ -1,4 +1,9 @@
+"""What an import makes of scripts, of the newer version, and of values of any type."""
+
+from __future__ import annotations
+
 import copy
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -8,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidSpecError
 from penstock.runtimes.dynamo.importer import import_dgd
+from penstock.runtimes.dynamo.importer.command import NO_CONNECTOR, NOT_COMPUTED, NOT_RUN, parse_command
 
 FOLDER = Path(__file__).parents[3] / "manifests/import"
 EXAMPLES = [next(yaml.safe_load_all(each.read_text())) for each in sorted(FOLDER.glob("*.yaml"))]
@@ -100,3 +106,159 @@ def test_a_threshold_that_is_no_number_is_refused_by_its_key():
     """
     with pytest.raises(InvalidSpecError, match="activeDecodeBlocksThreshold"):
         import_dgd(text, "f.yaml")
+
+
+VLLM = "python3 -m dynamo.vllm"
+
+
+def parsed(script, *arguments):
+    """The command of a shell's script."""
+    return parse_command(["/bin/bash", "-c", script, *arguments], {"MODEL": "m/x"})
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (f"exec {VLLM} \\\n  --model a \\\n  --seed 1\n", ["--model", "a", "--seed", "1"]),
+        (f'{VLLM} --model $MODEL --x "${{MODEL}}"', ["--model", "m/x", "--x", "m/x"]),
+        (f"/opt/venv/bin/{VLLM} --a 2>&1", ["--a"]),
+        (f'exec {VLLM} "$@" --z', ["--model", "a b", "--z"]),
+    ],
+)
+def test_a_script_with_one_command_is_read_whole(script, words):
+    """Joined lines, stated variables, quoted parts and the script's own arguments."""
+    command = parsed(script, "--", "--model", "a b")
+    assert (command.module, command.words, command.left_out) == ("dynamo.vllm", words, [])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"A=1 {VLLM} --a | tee -a /w/log",
+        f"set -e\n/sbin/ldconfig\nA=1 {VLLM} --a > /w/log",
+        f"wait() {{ kill $pid; }}; A=1 {VLLM} --a &\nwait",
+    ],
+)
+def test_what_stands_beside_the_command_is_listed(script):
+    """The variables before the command are its environment."""
+    command = parsed(script)
+    assert (command.words, command.env, command.left_out) == (["--a"], {"A": "1"}, [(script, NOT_RUN)])
+
+
+@pytest.mark.parametrize(
+    ("script", "left_out"),
+    [
+        (
+            f'{VLLM} --kv-transfer-config "$(cat /etc/x.json)" --a',
+            ("--kv-transfer-config $(cat /etc/x.json)", NO_CONNECTOR),
+        ),
+        (f"{VLLM} --x=$UNKNOWN --a", ("--x=$UNKNOWN", NOT_COMPUTED)),
+        (f"{VLLM} --x `hostname` --a", ("--x `hostname`", NOT_COMPUTED)),
+        (f"RANK=$UNKNOWN {VLLM} --a", ("RANK=$UNKNOWN", NOT_COMPUTED)),
+    ],
+)
+def test_what_only_a_shell_can_compute_is_left_out_by_name(script, left_out):
+    """With the flag that needs it."""
+    command = parsed(script)
+    assert (command.words, command.left_out) == (["--a"], [left_out])
+
+
+@pytest.mark.parametrize(
+    "script", [f"{VLLM} --a & {VLLM} --b", "a && b", f"{VLLM} 'open", "python3 -m m", ""]
+)
+def test_a_script_that_starts_dynamo_by_no_command_or_several_is_not_read(script):
+    """Nothing is guessed."""
+    assert parsed(script) is None
+
+
+@given(st.text(alphabet="ab '\"\\$(){}<>|&;=\n#`\x00@-", max_size=60))
+def test_any_script_is_read_or_not(text):
+    """No text ends in a traceback."""
+    for script in (text, f"{VLLM} {text}"):
+        assert parsed(script) is None or parsed(script).module == "dynamo.vllm"
+
+
+BETA = textwrap.dedent("""\
+    apiVersion: nvidia.com/v1beta1
+    kind: DynamoGraphDeployment
+    metadata: {name: chat}
+    spec:
+      env: [{name: LOG, value: debug}]
+      components:
+      - name: Frontend
+        type: frontend
+        replicas: 1
+        podTemplate: {spec: {containers: [{name: main, image: "repo/vllm-runtime:1.6"}]}}
+      - name: VllmDecodeWorker
+        type: decode
+        replicas: 2
+        sharedMemorySize: 16Gi
+        scalingAdapter: {}
+        podTemplate:
+          metadata: {labels: {team: chat}}
+          spec:
+            nodeSelector: {gpu: a100}
+            containers:
+            - name: main
+              image: repo/vllm-runtime:1.6
+              command: [python3, -m, dynamo.vllm]
+              args: [--model, Qwen/Small, --disaggregation-mode, decode]
+              envFrom: [{secretRef: {name: hf-token}}]
+              workingDir: /workspace
+              resources: {limits: {nvidia.com/gpu: "1"}, requests: {ephemeral-storage: 2Gi, cpu: "4"}}
+            - {name: log, image: l}
+      - name: VllmPrefillWorker
+        type: prefill
+        multinode: {nodeCount: 2}
+        compilationCache: {pvcName: cache}
+        podTemplate:
+          spec:
+            containers:
+            - name: main
+              image: repo/vllm-runtime:1.6
+              command: [python3]
+              args: [-m, dynamo.vllm, --model, Qwen/Small, --disaggregation-mode=prefill, -tp, "2"]
+              resources: {limits: {nvidia.com/gpu: "1"}}
+    """)
+
+
+def test_the_newer_version_is_carried():
+    """Components with native pod templates, as Dynamo's newer examples have them; losses at their own lines."""
+    result = import_dgd(BETA)
+    assert result.unconverted == ()
+    spec = result.graph.to_manifest()["spec"]
+    assert (spec["runtime"], spec["model"], spec["image"]) == (
+        "dynamo",
+        {"name": "Qwen/Small"},
+        "repo/vllm-runtime:1.6",
+    )
+    assert spec["env"] == [{"name": "LOG", "value": "debug"}]
+    assert spec["nodePools"] == {"a100": {"nodeSelector": {"gpu": "a100"}}}
+    decode, prefill = (spec["services"][f"vllm-{role}-worker"] for role in ("decode", "prefill"))
+    assert (decode["role"], decode["replicas"], decode["nodePool"], decode["scaling"]) == (
+        "decode",
+        2,
+        "a100",
+        {},
+    )
+    assert decode["envFrom"] == [{"secretRef": {"name": "hf-token"}}]
+    assert decode["podTemplate"]["metadata"] == {"labels": {"team": "chat"}}
+    main, log = decode["podTemplate"]["spec"]["containers"]
+    assert main["resources"] == {"requests": {"ephemeral-storage": "2Gi", "cpu": "4"}}
+    assert (main["workingDir"], log["name"]) == ("/workspace", "log")
+    assert decode["podTemplate"]["spec"]["volumes"][0]["emptyDir"]["sizeLimit"] == "16Gi"
+    assert (prefill["role"], prefill["gpusPerReplica"], prefill["nodesPerReplica"]) == ("prefill", 2, 2)
+    assert "args" not in decode
+    cache = prefill["podTemplate"]["spec"]["containers"][0]["volumeMounts"]
+    assert cache == [{"name": "cache", "mountPath": "/root/.cache/vllm"}]
+
+
+def test_another_engine_in_the_newer_version_is_refused_at_its_own_place():
+    """The path is the one that the user wrote."""
+    with pytest.raises(InvalidSpecError) as caught:
+        import_dgd(BETA.replace("[python3, -m, dynamo.vllm]", "[python3, -m, dynamo.trtllm]"))
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line) == (
+        "spec.components[1].podTemplate.spec.containers[0].command",
+        23,
+    )

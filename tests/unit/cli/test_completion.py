@@ -1,5 +1,7 @@
 """Shells complete commands and options with the scripts that `penstock completion` prints."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess
@@ -8,7 +10,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from penstock.api.manifests import parse_manifests
 from penstock.cli.main import cli
+from penstock.cli.samples import sample_files, samples
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -42,3 +46,25 @@ def test_commands_and_options_are_completed(words, expected):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert f"plain,{expected}" in done.stdout.split()
+
+
+def test_every_sample_is_listed_with_what_it_is():
+    """The list names each sample and says in a line what it shows."""
+    lines = CliRunner().invoke(samples).output.splitlines()
+    assert list(sample_files()) == [line.split()[0] for line in lines]
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_a_sample_is_printed_as_it_stands_and_is_valid():
+    """What is printed can be redirected to a file and started."""
+    for name, path in sample_files().items():
+        printed = CliRunner().invoke(samples, [name])
+        assert path.read_text(encoding="utf-8") == printed.output
+        assert parse_manifests(printed.output, name)[1] == []
+
+
+def test_an_unknown_sample_names_the_known_ones():
+    """A typo is a usage error that lists the names."""
+    answer = CliRunner().invoke(samples, ["disagregated"])
+    assert answer.exit_code == 2
+    assert "disaggregated" in answer.output

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.doctor import doctor
-from penstock.cli.doctor_local import Gpu, LocalFacts, diagnose, gather, parse_gpus
+from penstock.cli.doctor_local import Gpu, gpu_findings, graph_findings, machine_findings, parse_gpus
 from penstock.core.errors import ConfigError
 from penstock.local.probes import RouterQueue, Traffic
 from penstock.local.status import LocalGraphStatus, PlannerView, ProcessStatus
@@ -58,26 +58,22 @@ def graph(**changes):
     return replace(healthy, **changes)
 
 
-def local(**changes):
-    """A machine that is well."""
-    healthy = LocalFacts(
-        python="3.11.7",
-        penstock="0.1.0",
-        absent=(),
-        open_files=1_048_576,
-        state_dir=Path("/state"),
-        is_writable=True,
-        gpus=(Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 60000), Gpu(1, "NVIDIA H100 80GB HBM3", 81559, 4)),
-        graphs={"llama": graph()},
-    )
-    return replace(healthy, **changes)
+GPUS = (Gpu(0, "NVIDIA H100 80GB HBM3", 81559, 60000), Gpu(1, "NVIDIA H100 80GB HBM3", 81559, 4))
 
 
-def bad(facts):
+def findings(*, absent=(), open_files=1_048_576, is_writable=True, gpus=GPUS, graphs=None):
+    """All findings of a machine that is well, but for the changes."""
+    folder = Path("/state")
+    graphs = {"llama": graph()} if graphs is None else graphs
+    machine = machine_findings(absent, open_files=open_files, folder=folder, is_writable=is_writable)
+    return [*machine, *gpu_findings(gpus, graphs), *graph_findings(graphs, folder)]
+
+
+def bad(**changes):
     """Severity, subject and message of what is not ok."""
     return [
         (each.severity, each.subject, each.message)
-        for each in diagnose(facts)
+        for each in findings(**changes)
         if each.severity is not Severity.OK
     ]
 
@@ -98,7 +94,7 @@ def bad(facts):
 )
 def test_a_machine_that_is_well(changes):
     """The bound of open files is enough and -1 is no limit; processes on their way are no fault, nor is no planner."""
-    assert bad(local(**changes)) == []
+    assert bad(**changes) == []
 
 
 @pytest.mark.parametrize(
@@ -129,7 +125,7 @@ def test_a_machine_that_is_well(changes):
 )
 def test_the_machine(changes, severity, subject, message):
     """Each fault alone gives one finding."""
-    assert bad(local(**changes)) == [(severity, subject, message)]
+    assert bad(**changes) == [(severity, subject, message)]
 
 
 LATE = "in the last 60 s 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p99 31.00 s"
@@ -194,17 +190,13 @@ LATE = "in the last 60 s 240 requests (4.00/s), 120 rejected, TTFT p50 7.25 s p9
 )
 def test_a_graph(changes, severity, message):
     """Each fault alone gives one finding."""
-    assert bad(local(gpus=None, graphs={"llama": graph(**changes)})) == [(severity, "graph llama", message)]
+    assert bad(gpus=None, graphs={"llama": graph(**changes)}) == [(severity, "graph llama", message)]
 
 
 def test_a_failed_worker_comes_with_its_own_log_and_what_brings_it_back():
     """Not the logs of its siblings, and not a restart that nothing does."""
     broken = process("llama_worker", "aggregated", "failed", reason="exit 1")
-    (found,) = [
-        each
-        for each in diagnose(local(graphs={"llama": graph(processes=(broken,))}))
-        if each.severity is Severity.PROBLEM
-    ]
+    found = next(each for each in findings(graphs={"llama": graph(processes=(broken,))}) if each.remedy)
     assert found.remedy == (
         "tail /logs/llama_worker.log; mend the cause, then penstock down --namespace llama and penstock up FILE: "
         "it is not started again by itself"
@@ -224,24 +216,18 @@ def test_what_nvidia_smi_prints():
             parse_gpus(wrong)
 
 
-async def test_gathering_on_a_machine_without_graphs(tmp_path, monkeypatch):
-    """A state folder that does not exist yet can be made where its parent can be written."""
-    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path / "new" / "state"))
-    facts = await gather(None)
-    assert facts.is_writable
-    assert facts.graphs == {}
-    named = await gather("nowhere")
-    assert "not running" in named.graphs["nowhere"]
-
-
 def test_local_json(tmp_path, monkeypatch):
-    """The verdict and every finding with its four keys."""
-    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(tmp_path))
+    """The verdict and every finding with its four keys; a state folder that can be made is no fault."""
+    folder = tmp_path / "new" / "state"
+    monkeypatch.setenv("PENSTOCK_LOCAL_STATE_DIR", str(folder))
     done = CliRunner().invoke(doctor, ["--local", "--json", "--namespace", "nowhere"])
     report = json.loads(done.output)
     assert report["healthy"] is False
     assert done.exit_code == 1
     assert all(set(each) == {"severity", "subject", "message", "remedy"} for each in report["findings"])
+    said = {each["message"] for each in report["findings"]}
+    assert f"{folder} can be written" in said
+    assert "namespace 'nowhere': not running; start it with `penstock up FILE`" in said
 
 
 @pytest.mark.parametrize(

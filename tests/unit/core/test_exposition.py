@@ -9,6 +9,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from penstock.core.errors import ObservationError
 from penstock.core.exposition import parse_samples
+from penstock.core.histogram import (
+    TOKEN_GAP_BOUNDS_S,
+    BucketCounts,
+)
 
 PAGE = """\
 # HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
@@ -66,3 +70,24 @@ def test_whatever_the_official_client_writes_is_read_back(series):
     samples = parse_samples(generate_latest(registry).decode(), {"penstock_test"})
 
     assert series == {s.labels["label"]: s.value for s in samples}
+
+
+def test_bounds_are_inclusive_and_counts_cumulative():
+    """A sample on a bound counts below it; what exceeds all bounds counts in the last number only."""
+    histogram = BucketCounts((1.0, 2.0))
+    histogram.observe(1.0, 3)
+    histogram.observe(1.5)
+    histogram.observe(9.0, 2)
+    assert histogram.cumulative() == [3, 4, 6]
+    assert histogram.total == 22.5
+
+
+@given(st.lists(st.tuples(st.floats(0, 200), st.integers(0, 50))))
+def test_cumulative_counts_rise_to_the_number_of_samples(samples):
+    """Whatever is observed, counts never fall from bucket to bucket and end at the number of samples."""
+    histogram = BucketCounts(TOKEN_GAP_BOUNDS_S)
+    for value, count in samples:
+        histogram.observe(value, count)
+    counts = histogram.cumulative()
+    assert counts == sorted(counts)
+    assert counts[-1] == sum(count for _, count in samples)

@@ -12,7 +12,7 @@ from penstock.performance.recommend import Targets
 from penstock.performance.sweep import DecodePoint
 from penstock.profiler import estimate, points
 from penstock.profiler.plan import ProfileConfig, family, plan_profile
-from penstock.profiler.points import Limits
+from penstock.profiler.points import Grid, Limits
 from penstock.profiler.workers import detect_gpus
 
 TARGETS = Targets(isl=3000, osl=150, ttft_s=0.2, itl_s=0.02)
@@ -50,7 +50,7 @@ def test_a_worker_is_measured_alone(build, tmp_path):
         engine={"requestLimit": 5},
         router={"kvEventsPort": 5557},
     )
-    argv = planned(tmp_path, graph).engines[0].candidate.decode.process.argv
+    argv = planned(tmp_path, graph).engines[0].servers[-1][0].process.argv
 
     assert argv[argv.index("--role") + 1] == "aggregated"
     for flag in ("--startup-seconds", "--engine-request-limit", "--kv-events-config", "--kv-transfer-config"):
@@ -84,7 +84,7 @@ def test_real_engines_are_measured_once_for_both_phases(build, tmp_path):
     plan = planned(tmp_path, build(runtime="vllm"), found=6)
 
     assert [engine.gpus for engine in plan.engines] == [1, 2, 4]
-    assert len(plan.engines[0].servers()) == 1
+    assert len(plan.engines[0].servers) == 1
     assert "--tensor-parallel-size 4" in plan.engines[2].conditions["decode"]
 
 
@@ -147,17 +147,17 @@ def test_points_fit_and_leave_no_gap(isl, osl, kv_tokens, max_context):
     targets, limits = Targets(isl, osl, 1, 1), Limits(kv_tokens, 256, max_context)
     if isl + osl > min(kv_tokens, max_context):
         with pytest.raises(ConfigError, match="--isl"):
-            points.prompt_lengths(targets, limits)
+            Grid.of(targets, limits)
         return
-    for chosen in (points.prompt_lengths(targets, limits), points.contexts(targets, limits)):
+    grid = Grid.of(targets, limits)
+    for chosen in (grid.prompts, list(grid.batches)):
         assert chosen == sorted(set(chosen))
         assert chosen[0] >= 1
         assert chosen[-1] < min(kv_tokens, max_context)
-    lengths = points.prompt_lengths(targets, limits)
-    inside = [each for each in lengths if each >= points.LEAST_PROMPT]
+    inside = [each for each in grid.prompts if each >= points.LEAST_PROMPT]
     assert all(right <= GAP_RATIO * left for left, right in pairwise(inside))
-    for context in points.contexts(targets, limits):
-        assert points.most_in_flight(context, limits) * context <= kv_tokens or kv_tokens < context + 48
+    for context, counts in grid.batches.items():
+        assert counts[-1] * context <= kv_tokens or kv_tokens < context + 48
 
 
 @pytest.mark.parametrize(
