@@ -32,6 +32,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent))
 import graphs
 import live_page
+import router_process
 import sse_load
 from live_page import Request, Side
 
@@ -166,22 +167,20 @@ def processes(
             entries[name] = {"role": role, "url": url, "state": EntryState.READY}
         for entry in entries.values():
             sse_load.wait_until_ready(f"{entry['url']}/health", within_s=_START_S)
-        ports = [str(ephemeral_port()) for _ in range(routers)]
+        ports = [ephemeral_port() for _ in range(routers)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         entries |= {
             f"router-{at}": {"role": Role.ROUTER, "url": url, "state": EntryState.READY}
             for at, url in enumerate(urls)
         }
-        # Routers read workers and each other in a statefile, as under the local backend.
+        # Routers read workers and each other in a statefile, as under the local backend; the first is the oldest, and picks.
         statefile = path.with_name("state.json")
         statefile.write_bytes(orjson.dumps(entries))
         for at, port in enumerate(ports):
-            words = [sys.executable, "-m", "penstock.cli", "router", "serve", "--graph", str(path)]
-            words += ["--port", port, "--speed", f"{speed:g}", "--discovery", str(statefile)]
+            words = ["--speed", f"{speed:g}", "--discovery", str(statefile)]
             words += ["--access-log", str(path.with_name(f"access-{at}.jsonl"))]
-            started[f"router-{at}"] = _start(words, path.parent)
-            # The first is the oldest for sure, so that runs do not differ in who decides.
-            sse_load.wait_until_ready(f"{urls[at]}/ready", within_s=_START_S)
+            log = path.with_name(f"router-{at}.log")
+            started[f"router-{at}"] = router_process.start(port, path, words, log)
         yield urls, {name: process.pid for name, process in started.items()}
     finally:
         sse_load.stop(*started.values())

@@ -1,6 +1,6 @@
 """What routers say to each other, and who of them picks: both pure."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import msgspec
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.router.picker import messages as wire
-from penstock.router.picker.group import Leader, elect
+from penstock.router.picker.group import Leader, elect, majority
 from penstock.router.picker.messages import FrameReader, ProtocolError, arrival_of, frames, prompt_of
 from penstock.router.picker.relay import RECENT_KEYS, RecentPrompts
 from penstock.router.policy.arrival import Arrival
@@ -81,10 +81,11 @@ def test_recent_prompts_are_bounded_by_their_keys():
 # ---------------------------------------------------------------------- election
 
 
-def view(name, sees, *, since_s=None, term=0, is_leader=False, is_stopping=False):
+def view(name, sees, *, term=0, is_leader=False, is_active=False, is_stopping=False, leader=""):
     """A router, as old as its letter."""
-    since_s = float(ord(name)) if since_s is None else since_s
-    return wire.Status(name, since_s, term, is_leader, True, is_stopping, tuple(sees))
+    return wire.Status(
+        name, float(ord(name)), term, is_leader, is_active, is_stopping, tuple(sees), leader=leader
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,24 +104,87 @@ def view(name, sees, *, since_s=None, term=0, is_leader=False, is_stopping=False
         (view("a", "abc", term=1, is_leader=True), [view("b", "abc", term=2, is_leader=True), view("c", "abc", term=2)], 3, Leader("b", 2)),
         # Of two claims of one term the older router's holds, for both.
         (view("b", "ab", term=2, is_leader=True), [view("a", "ab", term=2, is_leader=True)], 2, Leader("a", 2)),
+        # One that a majority follows stays, whatever term another claims.
+        (view("a", "ab", term=1, is_leader=True, is_active=True), [view("b", "ab", term=2, is_leader=True)], 2, Leader("a", 1)),
+        # A picker that the others follow and this one does not hear: it has none. Where one of three follows, it is gone.
+        (view("b", "bc", term=1), [view("c", "abc", term=1, leader="a")], 3, None),
+        (view("b", "bcd", term=1), [view("c", "bcd", term=1, leader="a"), view("d", "bcd", term=1)], 4, Leader("b", 2)),
         # One that stops hands on.
         (view("b", "ab", term=1), [view("a", "ab", term=1, is_leader=True, is_stopping=True)], 2, Leader("b", 2)),
     ],
 )  # fmt: skip
 def test_who_picks(own, heard, members, expected):
-    """The claim of the highest term whose owner a majority sees, else the oldest that one sees."""
+    """The one that a majority follows, else the claim of the highest term whose owner one sees, else the oldest that one sees."""
     assert elect(own, heard, members) == expected
 
 
-@given(st.data())
-def test_two_never_claim_one_term_while_all_see_each_other(data):
-    """Every router comes to the same answer from what all have told."""
-    names = "abcde"[: data.draw(st.integers(1, 5))]
-    terms = data.draw(st.lists(st.integers(0, 4), min_size=len(names), max_size=len(names)))
-    claims = data.draw(st.lists(st.booleans(), min_size=len(names), max_size=len(names)))
-    views = [
-        view(name, names, term=term, is_leader=claim and term > 0)
-        for name, term, claim in zip(names, terms, claims, strict=True)
-    ]
-    found = {elect(each, [other for other in views if other is not each], len(names)) for each in views}
-    assert len(found - {None}) == 1
+class Net:
+    """Routers that tell each other who they are, where they can; ``first`` picks for all at the start."""
+
+    def __init__(self, names, cut, first):
+        self.names, self.cut = names, cut
+        self.leaders = dict.fromkeys(names, first and Leader(first, 1))
+        self.terms = dict.fromkeys(names, 1 if first else 0)
+        self.told = {name: self.status(name) for name in names}
+
+    def heard(self, name):
+        """Those that it hears, itself among them."""
+        return [each for each in self.names if each == name or {each, name} not in self.cut]
+
+    def followers(self, name):
+        """Those that follow a router, itself among them."""
+        return [each for each in self.heard(name) if self.leaders[each] == self.leaders[name]]
+
+    def active(self):
+        """Those that claim to pick and that a majority follows."""
+        claims = [each for each, leader in self.leaders.items() if leader and leader.instance == each]
+        return [each for each in claims if len(self.followers(each)) >= majority(len(self.names))]
+
+    def status(self, name):
+        """What a router tells now."""
+        leader = self.leaders[name]
+        is_leader = leader is not None and leader.instance == name
+        return view(
+            name,
+            self.heard(name),
+            term=leader.term if is_leader else self.terms[name],
+            is_leader=is_leader,
+            is_active=name in self.active(),
+            leader=leader.instance if leader else "",
+        )
+
+    def run(self, rng, rounds=12):
+        """Let all look and tell, in any order, and some later than others."""
+        for _ in range(rounds):
+            for name in rng.sample(self.names, len(self.names)):
+                heard = [self.told[each] for each in self.heard(name) if each != name]
+                leader = self.leaders[name] = elect(self.status(name), heard, len(self.names))
+                self.terms[name] = max(
+                    self.terms[name], leader.term if leader else 0, *(each.term for each in heard), 0
+                )
+                if rng.random() < 0.8:
+                    self.told[name] = self.status(name)
+                assert len(self.active()) <= 1
+        return self
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 5), st.floats(0, 1))
+def test_whatever_is_cut_one_at_most_picks_and_in_the_end_all_follow_one(rng, count, share):
+    """No majority follows two, however late words are; once all hear each other, all follow the one that picks."""
+    names = "abcde"[:count]
+    cut = [set(pair) for pair in combinations(names, 2) if rng.random() < share]
+    net = Net(names, cut, rng.choice([None, *names])).run(rng)
+    net.cut = []
+    net.told = {name: net.status(name) for name in names}
+    net.run(rng)
+    assert len(set(net.leaders.values())) == 1
+    assert len(net.active()) == 1
+
+
+@given(st.randoms(use_true_random=False), st.integers(3, 5), st.data())
+def test_one_that_is_cut_from_the_picker_alone_claims_nothing(rng, count, data):
+    """It would be followed, the picker would claim the next term, and so on: instead all others stay, and it has no picker."""
+    names = "abcde"[:count]
+    picker, lone = data.draw(st.permutations(names))[:2]
+    net = Net(names, [{picker, lone}], picker).run(rng)
+    assert net.leaders == {**dict.fromkeys(names, Leader(picker, 1)), lone: None}

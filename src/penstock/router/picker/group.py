@@ -1,8 +1,8 @@
 """Ties one router to the others of its graph: which of them picks, and what follows from it.
 
-The oldest router that a majority hears claims the next term, a fencing number that only grows; the others follow the
-claim of the highest term as long as a majority hears its owner. So a younger picker stays when an older router comes back,
-and one that was away finds a higher term and steps down.
+The oldest router that a majority hears claims the next term, a fencing number that only grows, and is the picker once a
+majority follows it. As long as that is so, the others stay with it: a younger picker stays when an older router comes
+back, and one that was away steps down. A router that alone does not hear the picker picks for itself and claims nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -64,10 +65,18 @@ def elect(own: Status, heard: Iterable[Status], members: int) -> Leader | None:
     def is_seen(instance: str) -> bool:
         return sum(instance in each.sees for each in voters) >= needed
 
+    claims = [each for each in voters if each.is_leader and not each.is_stopping]
+    # Those that a majority follows stay: else one that hears not all would claim term after term, and they would, too.
+    active = [each for each in claims if each.is_active]
+    if active:
+        found = max(active, key=lambda each: (each.term, -each.since_s, each.instance))
+        return Leader(found.instance, found.term)
+    followed = Counter(each.leader for each in voters if each is not own and each.leader not in views)
+    if any(leader and 1 + count >= needed for leader, count in followed.items()):
+        return None
     term = max(each.term for each in voters)
-    claims = [each for each in voters if each.is_leader and each.term == term and not each.is_stopping]
     for claim in sorted(claims, key=lambda each: (each.since_s, each.instance)):
-        if is_seen(claim.instance):
+        if claim.term == term and is_seen(claim.instance):
             return Leader(claim.instance, term)
     eligible = [each for each in voters if not each.is_stopping and is_seen(each.instance)]
     oldest = min(eligible, key=lambda each: (each.since_s, each.instance), default=None)
@@ -205,7 +214,7 @@ class RouterGroup:
         return wire.Status(
             self.instance,
             self._since_s,
-            self._term,
+            self._leader.term if self.is_picker and self._leader is not None else self._term,
             self.is_picker,
             self._is_active,
             self._is_stopping,
@@ -215,6 +224,7 @@ class RouterGroup:
             ),
             self._server.successor,
             self._thresholds.told(),
+            "" if self._leader is None else self._leader.instance,
         )
 
     def _picked(self, worker: str, arrival: Arrival) -> None:

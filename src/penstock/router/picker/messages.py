@@ -95,13 +95,14 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
     Attributes:
         instance: Unique name of its process.
         since_s: When it began, Unix seconds.
-        term: Highest fencing number that it has seen.
+        term: Of its own claim, or the highest fencing number that it has seen.
         is_leader: It has claimed to be the picker of that term.
         is_active: Enough routers follow it: it answers.
         is_stopping: It takes no more requests, and picks for nobody.
         sees: Instances from which it has heard in the last moments, its own among them.
         successor: Where it picks, the router that it keeps told of all prompts; empty without one.
         thresholds: ``(version, the file's, what holds)`` of the graph, as far as they were changed.
+        leader: The picker that it believes in; empty: none.
     """
 
     instance: Name
@@ -113,6 +114,7 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
     sees: Annotated[tuple[Name, ...], msgspec.Meta(max_length=1024)]
     successor: Name = ""
     thresholds: tuple[Count, list[int | float | None], list[int | float | None]] | None = None
+    leader: Name = ""
 
 
 class Follow(msgspec.Struct, array_like=True, frozen=True, tag=1):

@@ -236,7 +236,8 @@ class Relay:
 
     def lose(self) -> None:
         """Take note that the picker that was followed is none any more; what it had is held for the next one."""
-        if self.channel is not None:
+        # From the last that answered: one claim after the other must not prolong it.
+        if self.channel is not None and self._is_answered:
             self._lost_real_s = time.monotonic() - TICK_REAL_S * self.channel.silent_ticks
         self.channel, self._is_answered, self._is_own = None, False, False
         for asked in self._asked.values():
