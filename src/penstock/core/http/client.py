@@ -182,7 +182,6 @@ class ConnectionPool:
             connection.close()
             return
         connection.reused = True
-        connection.idle_since_s = asyncio.get_running_loop().time()
         idle.append(connection)
 
     def connection_gone(self, connection: ClientConnection) -> None:

@@ -118,7 +118,6 @@ class ClientConnection(asyncio.Protocol):
         "_chunked",
         "_complete",
         "_discarded",
-        "_fields",
         "_framing_bytes",
         "_head_bytes",
         "_head_done",
@@ -132,6 +131,7 @@ class ClientConnection(asyncio.Protocol):
         "_parts",
         "_pool",
         "_reading_paused",
+        "_repeats",
         "_response",
         "_sent_s",
         "_started",
@@ -167,7 +167,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._headers: dict[bytes, bytes] = {}
-        self._fields = 0
+        self._repeats = 0
         self._head_bytes = 0
         self._body_bytes = 0
         self._framing_bytes = 0
@@ -341,14 +341,15 @@ class ClientConnection(asyncio.Protocol):
 
     def _account_head(self, data: bytes) -> None:
         """Bound the head, and find out where the first chunk behind this read begins."""
-        is_complete = self._head_bytes == 0 and _END_OF_HEAD in data
-        self._head_bytes += len(data)
+        before, self._head_bytes = self._head_bytes, self._head_bytes + len(data)
         if not self._head_done:
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._break(f"{self.name} sent a response head of over {_MAX_HEAD_BYTES} bytes", None)
-        elif self._chunked and is_complete:
+        elif self._chunked and before == 0:
             # With an informational response before it this is not the end of the head, but no size line either.
-            self._next_chunk_at = next_chunk_at(data, data.index(_END_OF_HEAD) + len(_END_OF_HEAD))
+            end = data.find(_END_OF_HEAD)
+            if end >= 0:
+                self._next_chunk_at = next_chunk_at(data, end + len(_END_OF_HEAD))
 
     def _account_framing(self, read_bytes: int, body_bytes: int) -> bool:
         """Bound what a chunked response carries besides its body; return whether it may go on."""
@@ -392,20 +393,22 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect one header; trailers are ignored."""
         if not self._head_done:
-            self._fields += 1
-            if self._fields > _MAX_FIELDS:
-                raise StreamBroken(f"over {_MAX_FIELDS} header fields")
             name = name.lower()
             headers = self._headers
-            headers[name] = headers[name] + b", " + value if name in headers else value
+            if name in headers:
+                self._repeats += 1
+                value = headers[name] + b", " + value
+            headers[name] = value
+            if len(headers) + self._repeats > _MAX_FIELDS:
+                raise StreamBroken(f"over {_MAX_FIELDS} header fields")
 
     def on_headers_complete(self) -> None:
         """Hand the response over to whoever waits for it."""
         status = self._parser.get_status_code()
-        if not _MIN_STATUS <= status <= _MAX_STATUS or status == _SWITCHING:
-            raise StreamBroken(f"status {status} cannot answer this request")
         self._informational = status < _FIRST_FINAL_STATUS
-        if self._informational:
+        if self._informational or status > _MAX_STATUS:
+            if not _MIN_STATUS <= status <= _MAX_STATUS or status == _SWITCHING:
+                raise StreamBroken(f"status {status} cannot answer this request")
             return
         response, headers = self._response, self._headers
         self._head_done = True
@@ -413,8 +416,9 @@ class ClientConnection(asyncio.Protocol):
             return
         response.status, response.headers = status, headers
         bodyless = self._method == "HEAD" or status in {204, 304}
-        self._chunked = headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
-        self._until_close = not bodyless and not self._chunked and b"content-length" not in headers
+        coding = headers.get(b"transfer-encoding")
+        self._chunked = coding is not None and coding.lower().endswith(b"chunked")
+        self._until_close = b"content-length" not in headers and not self._chunked and not bodyless
         started, self._started = self._started, None
         if started is not None and not started.done():
             started.set_result(response)
@@ -438,6 +442,7 @@ class ClientConnection(asyncio.Protocol):
         # A request that is still being sent, or a body delimited by close, leaves the connection unusable.
         if self._keep and transport is not None and not transport.get_write_buffer_size():
             self.resume_reading()
+            self.idle_since_s = self._touched_s
             self._pool.connection_free(self)
         elif transport is not None:
             transport.close()

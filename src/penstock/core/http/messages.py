@@ -144,6 +144,7 @@ class Responder:
         closed: Nothing more can be written: the response is complete or the client is gone.
         disconnected: The client went away before the response was complete.
         status: Status sent, or 0.
+        task: Answers the request.
     """
 
     __slots__ = (
@@ -160,6 +161,7 @@ class Responder:
         "disconnected",
         "keep_alive",
         "status",
+        "task",
     )
 
     def __init__(self, owner: ResponseOwner, transport: asyncio.Transport, request: Request) -> None:
@@ -176,6 +178,7 @@ class Responder:
         self.keep_alive = request.keep_alive
         self.disconnected = False
         self.status = 0
+        self.task: asyncio.Task[None] | None = None
 
     @property
     def started(self) -> bool:
@@ -295,6 +298,11 @@ class Responder:
             callback()
         elif self._mode != _OVER:
             self._on_disconnect += (callback,)
+
+    def cancel_on_disconnect(self) -> None:
+        """Cancel the task that answers once the client goes away before the response is complete."""
+        if self.task is not None:
+            self.on_disconnect(self.task.cancel)
 
     def on_pause(self, callback: Callback) -> None:
         """Call back whenever the client's buffer passes the high-water mark (at once if it has)."""

@@ -59,19 +59,20 @@ class RequestReader:
 
     __slots__ = (
         "_body",
-        "_fields",
         "_first_piece",
         "_framing_bytes",
         "_head_bytes",
         "_headers",
         "_hold",
         "_limits",
+        "_max_head_bytes",
         "_on_expect",
         "_on_request",
         "_parser",
         "_part_bytes",
         "_peer",
         "_refusal",
+        "_repeats",
         "_request",
         "_url",
         "_wants_body",
@@ -100,6 +101,7 @@ class RequestReader:
             hold: Counts bytes of bodies, those of all connections; returns whether there is room for them.
         """
         self._limits = limits
+        self._max_head_bytes = limits.max_header_bytes
         self._peer = peer
         self._on_request = on_request
         self._on_expect = on_expect
@@ -115,7 +117,7 @@ class RequestReader:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._request: Request | None = None
-        self._fields = 0
+        self._repeats = 0
         self._head_bytes = 0
         self._first_piece: bytes | None = None
         self._body: bytearray | None = None
@@ -139,7 +141,10 @@ class RequestReader:
         """
         begun, phase, body_bytes = self.begun, self.phase, self._part_bytes
         try:
-            self._parse(data)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._parse_without_offer(data, upgrade)
         except _Refused:
             return self._refusal
         except httptools.HttpParserError as exc:
@@ -149,11 +154,11 @@ class RequestReader:
             return None
         if phase is ReaderPhase.HEAD:
             self._head_bytes += len(data)
-            if self._head_bytes > self._limits.max_header_bytes:
+            if self._head_bytes > self._max_head_bytes:
                 return self._header_refusal()
         elif phase is ReaderPhase.BODY:
             self._framing_bytes += len(data) - (self._part_bytes - body_bytes)
-            bound = self._limits.max_header_bytes
+            bound = self._max_head_bytes
             if self._framing_bytes > bound + self._part_bytes // _FRAMING_DIVISOR:
                 message = (
                     f"chunk sizes, extensions and trailers exceed {bound} bytes and a"
@@ -162,24 +167,26 @@ class RequestReader:
                 return Refusal(400, "too_much_framing", message)
         return None
 
-    def _parse(self, data: bytes | memoryview) -> None:
-        """Feed the parser; each request that offers an upgrade (h2c, websocket) is served as plain HTTP/1.1.
+    def _parse_without_offer(self, data: bytes | memoryview, upgrade: httptools.HttpParserUpgrade) -> None:
+        """Parse what offers an upgrade (h2c, websocket): each such request is served as plain HTTP/1.1.
 
         RFC 9110 7.8 allows that. The parser gives up the body of such a request, so its head is given to a
         new parser without the offer, followed by the bytes behind the head.
         """
-        rest = data
-        while True:
+        rest = memoryview(data)
+        offer: httptools.HttpParserUpgrade | None = upgrade
+        while offer is not None:
+            rest = rest[offer.args[0] :]
+            head = self._head_without_offer()
+            self._begin()
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(head)
             try:
                 self._parser.feed_data(rest)
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = memoryview(rest)[upgrade.args[0] :]
-                head = self._head_without_offer()
-                self._begin()
-                self._parser = httptools.HttpRequestParser(self)
-                self._parser.feed_data(head)
+            except httptools.HttpParserUpgrade as another:
+                offer = another
             else:
-                return
+                offer = None
 
     def _head_without_offer(self) -> bytes:
         method: bytes = self._parser.get_method()
@@ -211,18 +218,22 @@ class RequestReader:
             return
         name = name.lower()
         headers = self._headers
-        self._fields += 1
         self._part_bytes += len(name) + len(value) + 4
-        if self._part_bytes > self._limits.max_header_bytes or self._fields > _MAX_FIELDS:
+        if name in headers:
+            self._repeats += 1
+            value = headers[name] + b", " + value
+        headers[name] = value
+        if self._part_bytes > self._max_head_bytes or self._repeats > _MAX_FIELDS:
             self._refuse(self._header_refusal())
-        headers[name] = headers[name] + b", " + value if name in headers else value
 
     def on_headers_complete(self) -> None:
         """Check what the headers promise, before any body is read."""
         self._part_bytes = 0
         parser, headers = self._parser, self._headers
+        if len(headers) + self._repeats > _MAX_FIELDS:
+            self._refuse(self._header_refusal())
         if parser.should_upgrade():
-            return  # comes again without the offer, see _parse
+            return  # comes again without the offer, see _parse_without_offer
         method = parser.get_method().decode("latin-1")
         try:
             request = Request(method, self._url, headers, peer=self._peer)
@@ -285,7 +296,7 @@ class RequestReader:
         raise _Refused
 
     def _header_refusal(self) -> Refusal:
-        bound = self._limits.max_header_bytes
+        bound = self._max_head_bytes
         message = f"request line and headers exceed {bound} bytes or {_MAX_FIELDS} fields; send fewer"
         return Refusal(431, "headers_too_large", message)
 
@@ -303,12 +314,16 @@ def _head_problem(headers: dict[bytes, bytes], version: str) -> Refusal | None:
     """Return why a head is refused: RFC 9110 2.5 and 15.6.6, RFC 9112 3.2 and 6.1."""
     if version not in {"1.0", "1.1"}:
         return Refusal(505, "version_unsupported", f"HTTP/{version} is not served; send HTTP/1.1")
-    host, coding = headers.get(b"host", b""), headers.get(b"transfer-encoding", b"chunked")
-    if version == "1.1" and b"host" not in headers:
+    host, coding = headers.get(b"host"), headers.get(b"transfer-encoding")
+    if host is None and version == "1.1":
         return Refusal(400, "missing_host", "header host is required by HTTP/1.1; add it")
-    if not _is_host(host):
+    if host is not None and not _is_host(host):
         return Refusal(400, "malformed_host", "header host: send one, as host or host:port")
-    if version == "1.0" and b"transfer-encoding" in headers:
+    return None if coding is None else _coding_problem(coding, version)
+
+
+def _coding_problem(coding: bytes, version: str) -> Refusal | None:
+    if version == "1.0":
         message = "header transfer-encoding: HTTP/1.0 knows none; send content-length"
         return Refusal(400, "malformed_request", message)
     if coding.strip().lower() != b"chunked":

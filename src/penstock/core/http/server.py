@@ -106,7 +106,7 @@ class HttpServer:
     @property
     def handlers(self) -> int:
         """Handlers that have not returned."""
-        return len(self._shared.tasks) if self._shared else 0
+        return len(self._shared.responders) if self._shared else 0
 
     async def close(self, *, grace_s: float) -> None:
         """Stop accepting, let requests under way finish for up to ``grace_s`` real seconds, then cut off.
@@ -131,9 +131,9 @@ class HttpServer:
             )
             for connection in tuple(shared.connections):
                 connection.abort()
-        if shared.tasks:
+        if shared.responders:
             # Handlers learn of the lost connection first; those that do not return by themselves are cancelled.
-            tasks = tuple(shared.tasks.values())
+            tasks = [each.task for each in shared.responders if each.task is not None]
             _, late = await asyncio.wait(tasks, timeout=max(_NOTICE_S, deadline_s - shared.loop.time()))
             for task in late:
                 task.cancel()

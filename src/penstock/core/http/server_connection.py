@@ -44,6 +44,8 @@ class ServerContext:
         is_vital: Whether a request is served even when all connections are in use.
         wants_body: Whether a request's body is read before its handler is called.
         buffered_bytes: Of bodies, of all connections.
+        responders: Of requests whose handlers have not returned.
+        closing_since_s: Since when the server takes no more connections, by the loop's clock; None: it does.
     """
 
     def __init__(
@@ -65,15 +67,10 @@ class ServerContext:
         self.buffered_bytes = 0
         self.exhaustion = ExhaustionLog()
         self.connections: set[ServerConnection] = set()
-        self.tasks: dict[Responder, asyncio.Task[None]] = {}
+        self.responders: set[Responder] = set()
         self.date_line = b""
         self.closing_since_s: float | None = None
         self.on_empty: asyncio.Event = asyncio.Event()
-
-    @property
-    def closing(self) -> bool:
-        """Whether the server takes no more connections."""
-        return self.closing_since_s is not None
 
 
 class ServerConnection(asyncio.Protocol):
@@ -269,10 +266,11 @@ class ServerConnection(asyncio.Protocol):
         """Close, or go on with the next request."""
         self._current = None
         self._release(self._current_bytes)
-        is_last = not responder.keep_alive or self._shared.closing
+        shared, transport = self._shared, self._transport
+        is_closing = shared.closing_since_s is not None
+        is_last = is_closing or not responder.keep_alive
         if is_last or self._reader is None or self._reader.phase is ReaderPhase.IDLE:
-            self._since_s = self._shared.loop.time()
-        transport = self._transport
+            self._since_s = shared.loop.time()
         if transport is None:
             return
         if self._is_refusing and not self._queue:
@@ -281,8 +279,8 @@ class ServerConnection(asyncio.Protocol):
             self._queue.clear()
             transport.close()
         elif self._queue:
-            self._shared.loop.call_soon(self._next)
-        elif self._shared.closing:
+            shared.loop.call_soon(self._next)
+        elif is_closing:
             transport.close()
 
     def given_away(self) -> None:
@@ -313,10 +311,11 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(self._full())
             return
         responder = Responder(self, transport, item)
-        if shared.closing or self._is_reserve:
+        if self._is_reserve or shared.closing_since_s is not None:
             responder.keep_alive = False
         self._current = responder
-        shared.tasks[responder] = shared.loop.create_task(_answer(shared, item, responder))
+        responder.task = shared.loop.create_task(_answer(shared, item, responder))
+        shared.responders.add(responder)
         if len(self._queue) <= _MAX_PIPELINED // 2:
             self._resume_reading(transport)
 
@@ -378,7 +377,7 @@ class ServerConnection(asyncio.Protocol):
     def _is_stuck(self, now_s: float, since_s: float, transport: asyncio.Transport) -> bool:
         """Return whether the client has not read for too long; while the server closes, whether it reads at all."""
         limits = self._shared.limits
-        if self._shared.closing:
+        if self._shared.closing_since_s is not None:
             unsent_bytes = transport.get_write_buffer_size()
             if unsent_bytes != self._unsent_bytes:
                 self._unsent_bytes, self._progress_s = unsent_bytes, now_s
@@ -458,7 +457,8 @@ async def _answer(shared: ServerContext, request: Request, responder: Responder)
             log.error("handler returned before its response was complete", path=request.path)
             _fail(responder, None)
     finally:
-        del shared.tasks[responder]
+        shared.responders.discard(responder)
+        responder.task = None  # it refers back to the responder
         responder.abort()
 
 

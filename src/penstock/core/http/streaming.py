@@ -118,11 +118,13 @@ class StreamingResponse:
 
     def abort(self) -> None:
         """Close the upstream connection unless the response has ended; the sink hears no more."""
+        if self.ended:
+            return
         connection, self._connection = self._connection, None
         self._drop_sink()
         if connection is not None:
             connection.abort()
-        if not self.ended and self._error is None:
+        if self._error is None:
             self._error = StreamBroken("response aborted by its reader before it was complete")
             self._wake()
 
@@ -217,9 +219,11 @@ class StreamingResponse:
         self._wake()
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _drop_sink(self) -> None:
         self._on_data = self._on_end = self._on_error = self.on_chunk = None

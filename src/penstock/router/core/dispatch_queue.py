@@ -210,11 +210,8 @@ class DispatchQueue(QueueState[T]):
         worker, queued, took_s = ended
         self._decoding[item] = (worker, queued.tokens)
         worker.decoding_tokens += queued.tokens
-        worker.progress_s = now_s
-        if queued.is_adopted:
-            return
-        self.prompt_tokens.computed += queued.weight
-        if not measured:
+        self._computed(worker, queued, now_s)
+        if queued.is_adopted or not measured:
             return
         uncached = queued.uncached if cached_tokens is None else max(1, queued.tokens - cached_tokens)
         worker.throughput.learn(uncached, took_s)
@@ -226,16 +223,23 @@ class DispatchQueue(QueueState[T]):
         for item in [item for item, due_s in self._non_streaming.items() if due_s <= now_s]:
             self.prefilled(item, now_s, measured=False)
 
-    def release(self, item: T, now_s: float) -> None:
-        """Note that a request left its worker, prefilled or not."""
+    def release(self, item: T, now_s: float, *, is_computed: bool = False) -> None:
+        """Note that a request left its worker, prefilled or not; ``is_computed``: as far as is known now, it was."""
         decoding = self._decoding.pop(item, None)
         if decoding is not None:
             decoding[0].decoding_tokens -= decoding[1]
             self._dirty[decoding[0].name] = None
             return
+        if is_computed and self.policy.assigns is AssignTime.WHEN_FREE:
+            self._count_prefilled(item)
+            is_computed = False
         ended = self._end(item, now_s)
-        if ended is not None:
-            worker, queued, _ = ended
+        if ended is None:
+            return
+        worker, queued, _ = ended
+        if is_computed:
+            self._computed(worker, queued, now_s)
+        else:
             worker.forget(queued)
 
     def cancel(self, item: T) -> None:
@@ -478,6 +482,11 @@ class DispatchQueue(QueueState[T]):
             worker = self._inactive[queued.worker]
         self._dirty[queued.worker] = None
         return worker, queued, worker.end(queued, now_s)
+
+    def _computed(self, worker: WorkerQueue[T], queued: QueuedRequest[T], now_s: float) -> None:
+        worker.progress_s = now_s
+        if not queued.is_adopted:
+            self.prompt_tokens.computed += queued.weight
 
     def _count_prefilled(self, item: T) -> None:
         queued = self._assigned.get(item)

@@ -52,6 +52,7 @@ class Assignment(Generic[T]):
         queued_s: How long it waited, simulated seconds.
         reason: Why this worker, one short phrase.
         is_open: It has not been given back.
+        is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` takes note.
         on_verdict: Is told each verdict and its cause, where another router picks; None: nobody is.
     """
 
@@ -60,6 +61,7 @@ class Assignment(Generic[T]):
         "_is_counted",
         "_openings",
         "_probe",
+        "is_computed",
         "is_open",
         "item",
         "on_verdict",
@@ -80,6 +82,7 @@ class Assignment(Generic[T]):
         self.queued_s = queued_s
         self.reason = reason
         self.is_open = True
+        self.is_computed = False
         self.on_verdict: Callable[[Verdict, str], None] | None = None
         self._has_verdict = False
         self._is_counted = False

@@ -148,12 +148,17 @@ class RouterCore(RouterState[T]):
         """End a request's stay at its worker; does nothing the second time."""
         if not assignment.is_open:
             return []
-        role = assignment.role
-        self._left(assignment.item, role)
+        role, worker = assignment.role, assignment.worker
+        queue, busy = self.queues[role], self.busy[role]
+        if self.tiers is not None:
+            self._left(assignment.item, role)
         assignment.end()
-        self.queues[role].release(assignment.item, now_s)
-        self.busy[role].released(assignment.worker, now_s - assignment.since_s)
-        self._load_changed(role, now_s, assignment.worker.name)
+        before = queue.prompt_tokens.computed
+        queue.release(assignment.item, now_s, is_computed=assignment.is_computed)
+        busy.released(worker, now_s - assignment.since_s)
+        if busy.has_thresholds:
+            busy.computed(queue.prompt_tokens.computed - before, now_s)
+            self._load_changed(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 
     def cancel(self, item: T, role: Role, now_s: float) -> None:

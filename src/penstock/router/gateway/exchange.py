@@ -81,6 +81,7 @@ class Exchange:
             if request is not None:
                 responder = self._responder = GatewayResponder(self, request)
                 task = asyncio.create_task(self._handle(handle, request, responder), name="gateway request")
+                responder.task = task
                 async for message in stream:
                     await self._reads.wait()
                     self._take_response(message)

@@ -68,10 +68,10 @@ def prompt_keys(
         sub_block_keys: Parts of the first block, a divisor of ``block_bytes``; begun ones count.
         seed: From `space_seed`.
     """
-    estimates = memoryview(prompt)[: MAX_BLOCKS * block_bytes]
-    keys = _chained(estimates[:block_bytes], block_bytes // sub_block_keys, seed)
-    if len(estimates) > block_bytes:
-        keys += _chained(estimates[block_bytes:], block_bytes, keys[-1])
+    keys = _chained(prompt[:block_bytes], block_bytes // sub_block_keys, seed)
+    if len(prompt) > block_bytes:
+        rest = memoryview(prompt)[block_bytes : MAX_BLOCKS * block_bytes]
+        keys += _chained(rest, block_bytes, keys[-1])
     return tuple(keys)
 
 
@@ -137,11 +137,11 @@ def _text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _chained(estimates: memoryview, width: int, seed: int) -> list[int]:
+def _chained(data: bytes | memoryview, width: int, seed: int) -> list[int]:
     digest = xxhash.xxh3_64_intdigest
     key = seed
     keys = []
-    for start in range(0, len(estimates), width):
-        key = digest(estimates[start : start + width], key)
+    for start in range(0, len(data), width):
+        key = digest(data[start : start + width], key)
         keys.append(key)
     return keys

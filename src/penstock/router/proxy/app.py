@@ -166,7 +166,7 @@ class RouterApp:
                 raise RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")  # noqa: TRY301 - answered below like all refusals
         except RequestRefused as refusal:
             self._refuse(refusal, responder, headers)
-        self._metrics.requests[endpoint.value, responder.status] += 1
+        self._metrics.requests[endpoint, responder.status] += 1
 
     # ------------------------------------------------------------------ completions
 
@@ -180,9 +180,7 @@ class RouterApp:
             if not request.body:
                 # Of a request that is refused, no body was read: see `wants_body`.
                 self._check(request)
-            task = asyncio.current_task()
-            if task is not None:
-                responder.on_disconnect(task.cancel)
+            responder.cancel_on_disconnect()
             is_small = len(request.body) <= SMALL_BYTES
             parsed = self._parse(path, request) if is_small else await self._parse_apart(path, request)
             call = self._call(parsed, request, responder, headers, arrived_real_s)
@@ -283,12 +281,12 @@ class RouterApp:
         has_left = responder.disconnected and not (call is not None and call.is_delivered)
         status = _CLIENT_LEFT if has_left else responder.status or 500
         e2e_s = (time.monotonic() - arrived_real_s) * self._speed
-        metrics.requests[endpoint.value, status] += 1
+        metrics.requests[endpoint, status] += 1
         if call is not None:
             self._count(endpoint, call, status, e2e_s)
             if call.trace is not None:
                 call.trace.finish(call, status, e2e_s, metrics)
-            if _failed_at_worker(call, status):
+            if call.error is not None and _failed_at_worker(call, status):
                 log.warning(
                     "request failed",
                     error=call.error,
@@ -305,25 +303,26 @@ class RouterApp:
 
     def _count(self, endpoint: ApiEndpoint, call: CompletionCall, status: int, e2e_s: float) -> None:
         metrics = self._metrics
-        if call.error is not None:
-            metrics.errors[call.error] += 1
-        elif status == 200:
-            metrics.e2e.observe(e2e_s)
-            metrics.completed += 1
-            metrics.completed_tokens += call.output_tokens
-        if call.error == QUEUE_TIMEOUT:
-            metrics.queue_timeouts += 1
-        elif call.error in REJECTIONS:
-            metrics.refused += 1
-            metrics.rejections[endpoint.value, call.error] += 1
-        elif status in _OVERLOADED and not (call.worker or call.prefill_worker):
-            metrics.refused += 1
         if self._tiers is not None:
             self._tiers.ended(call, status, e2e_s)
         metrics.generation_tokens += call.output_tokens
         if status == 200:
             metrics.prompt_tokens += call.prompt_tokens
             metrics.cached_tokens += call.cached_tokens or 0
+            if call.error is None:
+                metrics.e2e.observe(e2e_s)
+                metrics.completed += 1
+                metrics.completed_tokens += call.output_tokens
+                return
+        if call.error is not None:
+            metrics.errors[call.error] += 1
+        if call.error == QUEUE_TIMEOUT:
+            metrics.queue_timeouts += 1
+        elif call.error in REJECTIONS:
+            metrics.refused += 1
+            metrics.rejections[endpoint, call.error] += 1
+        elif status in _OVERLOADED and not (call.worker or call.prefill_worker):
+            metrics.refused += 1
 
     # ------------------------------------------------------------------ the rest
 
@@ -406,7 +405,7 @@ class RouterApp:
 
 def _failed_at_worker(call: CompletionCall, status: int) -> bool:
     """Return whether a request failed that workers had, neither for want of room nor by its client's doing."""
-    if call.error is None or not (call.worker or call.prefill_worker):
+    if not (call.worker or call.prefill_worker):
         return False
     return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, "shutdown", *REJECTIONS} and (
         status >= 500 or status == 200

@@ -188,6 +188,7 @@ PATHS = {
 _TRANSFERS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """What vLLM 0.32 takes of another worker's blocks, as keys of the request and of its ``vllm_xargs``."""
 
+_JSON: Final = b"application/json"
 _SHOWN_CHARACTERS: Final = 256
 """Of a client's value in a message; a longer one would come back whole."""
 
@@ -231,7 +232,7 @@ def parse_completion(
     Raises:
         RequestRefused: 415, 400 or 404.
     """
-    if content_type is None or content_type.split(b";", 1)[0].strip().lower() != b"application/json":
+    if content_type != _JSON and (content_type or b"").split(b";", 1)[0].strip().lower() != _JSON:
         shown = (content_type or b"none").decode("latin-1")
         raise RequestRefused(
             415, f"content-type: {shown}: send application/json", code="unsupported_media_type"
@@ -248,7 +249,7 @@ def parse_completion(
     several = _is_several(body.get("n")) or _is_several(body.get("best_of"))
     # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
     is_single = prompts == 1 and not several and endpoint is not ApiEndpoint.RESPONSES
-    return CompletionRequest(endpoint, path, raw, body, bool(stream), text_bytes, ids, is_single=is_single)
+    return CompletionRequest(endpoint, path, raw, body, stream is True, text_bytes, ids, is_single)
 
 
 def _is_several(count: object) -> bool:

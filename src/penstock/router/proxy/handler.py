@@ -165,13 +165,9 @@ class CompletionHandler:
         self._metrics.retries[stage.failure.reason] += 1
         return pauses
 
-    def _left_real_s(self, call: CompletionCall) -> float:
-        """Return what is left of a request's time, real seconds; may be negative."""
-        return self._request_real_s - call.age_real_s()
-
     def _retry_real_s(self, call: CompletionCall) -> float:
-        """Return what is left of a request's time for another worker, real seconds."""
-        return self._left_real_s(call)
+        """Return what is left of a request's time for another worker, real seconds; may be negative."""
+        return self._request_real_s - call.age_real_s()
 
     # ------------------------------------------------------------------ stages
 
@@ -274,7 +270,8 @@ class CompletionHandler:
             prefilled.is_taken = True
         response = None
         try:
-            timeouts = Timeouts(*self._phases_real_s, max(0.001, self._left_real_s(call)))
+            left_real_s = self._request_real_s - call.age_real_s()
+            timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
             if call.trace is not None:
                 call.trace.sent(call, assignment)
             response = await self._send(call, assignment, body, timeouts)
@@ -292,14 +289,12 @@ class CompletionHandler:
             if call.trace is not None:
                 call.trace.answered(sys.exception())
 
-    async def _send(
+    def _send(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, timeouts: Timeouts
-    ) -> StreamingResponse:
-        """Return a worker's response, whatever its status."""
+    ) -> Awaitable[StreamingResponse]:
+        """Return what waits for a worker's response, whatever its status."""
         url = assignment.worker.spec.url + call.request.path
-        return await self._pool.stream(
-            "POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts
-        )
+        return self._pool.stream("POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts)
 
     def _failed(
         self,
@@ -426,7 +421,7 @@ class CompletionHandler:
         self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
     ) -> None:
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
-        self._admission.prefilled(assignment, measured=False)
+        assignment.is_computed = True
         answer = read_completion(content, _type_of(response), assignment.worker.name)
         usage = answer.get("usage")
         if call.transfer is not None and isinstance(usage, dict):

@@ -41,6 +41,8 @@ _PREFILL_PARAMS: Final = {
     "remote_port": None,
 }
 _DROPPED: Final = ("min_tokens", "stream_options")
+_COMPLETIONS_USAGE: Final = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
+_RESPONSES_USAGE: Final = ("input_tokens", "output_tokens", "input_tokens_details")
 
 
 @dataclass(slots=True)
@@ -143,10 +145,10 @@ def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
     """
     if not isinstance(usage, dict):
         return None, None, None
-    prompt, completion = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
-    details = usage.get(f"{prompt}_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return _count(usage.get(f"{prompt}_tokens")), _count(usage.get(f"{completion}_tokens")), _count(cached)
+    prompt, completion, details = _RESPONSES_USAGE if "input_tokens" in usage else _COMPLETIONS_USAGE
+    known = usage.get(details)
+    cached = known.get("cached_tokens") if isinstance(known, dict) else None
+    return _count(usage.get(prompt)), _count(usage.get(completion)), _count(cached)
 
 
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
@@ -164,7 +166,7 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None
 
 
 log = get_logger(__name__)

@@ -22,6 +22,7 @@ from penstock.router.policy.keys import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     MAX_BYTES,
+    ROOT,
     SUB_BLOCK_KEYS,
     prompt_keys,
     render_chat,
@@ -166,7 +167,7 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
     """
     body = request.body
     salt = body.get("cache_salt")
-    seed = space_seed(salt if isinstance(salt, str) else "")
+    seed = space_seed(salt) if isinstance(salt, str) else ROOT
     engine_block_tokens = None if exact is None else exact.engine_block_tokens
     ids = None if exact is None else _chat_ids(request, exact.tokenizer)
     if ids is not None:

@@ -97,7 +97,6 @@ ERROR_EVENT: Final = b'data: {"error"'
 """How an error event begins."""
 _NULL_USAGE = b'"usage":null}\n\n'
 _CHOICES = b'"choices":[{'
-_PLAIN_END, _NULL_USAGE_END = b"}]}\n\n", b'}],"usage":null}\n\n'
 _LINE_ENDS = len(b"\n\n\r\n")
 _DONE = b"[DONE]"
 _RESPONSE_EVENT = b"event: response."
@@ -236,7 +235,8 @@ class RelayMeter:
         """Remember what a stream's events have in common before and behind their choices, where that tells no usage."""
         start, choices, rest = event.partition(_CHOICES)
         end = rest[rest.rfind(b"}]") :]
-        if start.startswith(b"data: {") and end in {_PLAIN_END, _NULL_USAGE_END} and _USAGE not in start:
+        is_usual = start.startswith(b"data: {") and end.endswith(b"}\n\n") and _USAGE not in start
+        if is_usual and end.count(_USAGE) == end.endswith(_NULL_USAGE):
             self._usual_start, self._usual_end, self._usual_chunk_end = start + choices, end, end + b"\r\n"
 
     def _count_tokens(self, count: int, now_real_s: float) -> None:

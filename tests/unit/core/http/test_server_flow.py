@@ -258,7 +258,7 @@ async def test_close_lets_a_slow_reader_go_on_until_it_stops_reading(serve, unti
             lambda: [each for each in server._shared.connections if each._stalled_since_s is not None]
         )
         closing = asyncio.create_task(server.close(grace_s=60))
-        await until(lambda: server._shared.closing)
+        await until(lambda: server._shared.closing_since_s is not None)
         (connection,), now_s = server._shared.connections, loop.time()
         connection.sweep(now_s)
         for look in range(1, 5):
