@@ -200,25 +200,6 @@ def on(taint, **rest):
         (
             {
                 "W": component(
-                    device={
-                        "resources": {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3000"},
-                        "schedulerName": "hami-scheduler",
-                        "nodeSelector": {"gpu": "a"},
-                    }
-                )
-            },
-            {
-                "services/w/gpusPerReplica": 2,
-                "services/w/nodePool": "a",
-                "services/w/podTemplate/spec": {
-                    "schedulerName": "hami-scheduler",
-                    "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpumem": "3000"}}}],
-                },
-            },
-        ),
-        (
-            {
-                "W": component(
                     pod={"resourceClaims": [{"name": "xpu", "resourceClaimTemplateName": "t"}]},
                     container={"resources": {"claims": [{"name": "xpu"}]}},
                 )
