@@ -6,11 +6,10 @@ coerced (``"8"`` is not 8), because the API server would refuse them too.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from penstock.api.rule import Rule, dotted
@@ -33,20 +32,6 @@ Integer = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
-
-
-def bounds(field: FieldInfo) -> dict[str, float]:
-    """Return the bounds of a number, also of one that may be None, by ``gt``, ``ge``, ``lt`` and ``le``."""
-    found = list(field.metadata)
-    for argument in get_args(field.annotation):
-        for each in getattr(argument, "__metadata__", ()):
-            found += getattr(each, "metadata", ())
-    return {
-        name: getattr(each, name)
-        for each in found
-        for name in ("gt", "ge", "lt", "le")
-        if hasattr(each, name)
-    }
 
 
 class SpecModel(BaseModel):

@@ -18,6 +18,8 @@ from pydantic.fields import FieldInfo
 from penstock.api.base import SpecModel
 from penstock.api.rule import KeyPath
 
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
 ANY_NAME = "NAME"
 """Stands for a key that the user chooses, in a path of the reference."""
 
@@ -89,6 +91,17 @@ def walk(model: type[SpecModel], prefix: str = "") -> Iterator[FieldEntry]:
             yield from walk(section, path_below)
 
 
+def kind_of(field: FieldInfo) -> Any:
+    """Return the type of a field's values but for None, without what annotates it."""
+    return _strip(field.annotation)[0]
+
+
+def bounds(field: FieldInfo) -> dict[str, float]:
+    """Return the bounds of a number, also of one that may be None, by ``gt``, ``ge``, ``lt`` and ``le``."""
+    constraints = (*_strip(field.annotation)[1], *field.metadata)
+    return {name: getattr(each, name) for each in constraints for name in _SIGNS if hasattr(each, name)}
+
+
 def sections(kind: type[SpecModel]) -> Iterator[tuple[str, type[SpecModel]]]:
     """Yield a kind and every model below it, each with what the paths of its keys begin with."""
     yield "", kind
@@ -129,11 +142,10 @@ def _shape(annotation: Any, constraints: list[Any]) -> str:
 
 
 def _bounds(constraints: list[Any]) -> str:
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     parts = [
         f"{sign} {getattr(each, name)}"
         for each in constraints
-        for name, sign in signs.items()
+        for name, sign in _SIGNS.items()
         if hasattr(each, name)
     ]
     lengths = [each for each in constraints if isinstance(each, StringConstraints) and each.pattern]

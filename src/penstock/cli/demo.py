@@ -35,7 +35,8 @@ from penstock.local.ports import ephemeral_port
 from penstock.local.render import render
 from penstock.local.status import LineFollower, LocalGraphStatus, StatusReader
 from penstock.local.up import StartedGraph, up
-from penstock.report.findings import analyse, require_plots, with_graph, write_report
+from penstock.report.findings import analyse, require_plots, with_graph
+from penstock.report.page import write_report
 from penstock.report.text import report_text
 from penstock.router.policy.registry import policy_names
 from penstock.simulator.counterfactual import Effort

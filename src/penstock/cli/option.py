@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin
 
 import click
 import orjson
 from pydantic.fields import FieldInfo
 
 from penstock.api import AdmissionConfig, AdmissionMode
-from penstock.api.base import bounds
+from penstock.api.fields import bounds, kind_of
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag_of
 
@@ -100,7 +99,7 @@ def given_admission(options: dict[str, Any]) -> dict[str, Any]:
 
 def choices_of(field: FieldInfo) -> click.Choice[str] | None:
     """Return the values of a field that is an enum or a literal; None for any other."""
-    kind = _kind(field)
+    kind = kind_of(field)
     if get_origin(kind) is Literal:
         return click.Choice(list(get_args(kind)))
     return choice(kind) if isinstance(kind, type) and issubclass(kind, Enum) else None
@@ -108,7 +107,7 @@ def choices_of(field: FieldInfo) -> click.Choice[str] | None:
 
 def typed(field: FieldInfo) -> click.Choice[str] | click.IntRange | click.FloatRange:
     """Return the type of an enum's or a number's values, with the field's bounds."""
-    found, kind = bounds(field), _kind(field)
+    found, kind = bounds(field), kind_of(field)
     span = click.IntRange if issubclass(kind, int) else click.FloatRange
     return choices_of(field) or span(
         found.get("ge", found.get("gt")),  # type: ignore[arg-type]  # an integer's are integers
@@ -116,14 +115,6 @@ def typed(field: FieldInfo) -> click.Choice[str] | click.IntRange | click.FloatR
         min_open="gt" in found,
         max_open="lt" in found,
     )
-
-
-def _kind(field: FieldInfo) -> Any:
-    """Return the type of a field's values but for None, without what annotates it."""
-    kind = next((each for each in get_args(field.annotation) if each is not NoneType), None)
-    if kind is None or get_origin(field.annotation) not in {Union, UnionType}:
-        kind = field.annotation
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def of_settings(

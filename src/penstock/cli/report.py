@@ -14,8 +14,9 @@ from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import flag
-from penstock.report.findings import RunReport, analyse, require_plots, with_graph, write_report
+from penstock.report.findings import RunReport, analyse, require_plots, with_graph
 from penstock.report.findings import as_json as plain_report
+from penstock.report.page import write_report
 from penstock.report.text import report_text
 from penstock.simulator.counterfactual import Effort, compare
 

@@ -19,7 +19,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from penstock.api import Environment, GraphDeployment, MetricsSource, PlannerMode, Role
-from penstock.api.base import RULE_ERROR, bounds
+from penstock.api.base import RULE_ERROR
+from penstock.api.fields import bounds
 from penstock.api.manifests import read_text
 from penstock.api.planner import DemandPredictor, PlannerConfig, PolicyName
 from penstock.api.rule import Violation

@@ -18,12 +18,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.core.errors import ConfigError, PenstockError, SaturatedError, UpstreamError
-from penstock.core.http.client import ConnectionPool, Timeouts
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.logs import get_logger
 from penstock.local.build import GPU_VARIABLE, visible_devices
 from penstock.local.liveness import ProcessId, end, identify
 from penstock.local.ports import choose_port
+from penstock.local.probes import Probes
+from penstock.local.process_log import last_lines
 from penstock.profiler.plan import WorkerSetup
 from penstock.runtimes import PORT, ProcessSpec, filled_argv, filled_env
 
@@ -45,12 +46,9 @@ def detect_gpus() -> int | None:
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) or None
 
 
-_PROBE = Timeouts(connect_s=1.0, first_byte_s=4.0, idle_s=4.0, total_s=5.0)
-"""Real seconds. Chosen: a worker that is not healthy within them is asked again."""
 _PERIOD_S = 0.1
 _GRACE_S = 10.0
 """Real seconds from SIGTERM to SIGKILL. Chosen: a worker without requests ends within one."""
-_LOG_TAIL = 12
 RECORD: Final = "worker.json"
 LOG: Final = "worker.log"
 
@@ -130,30 +128,23 @@ async def _spawn(
 
 
 async def _healthy(process: asyncio.subprocess.Process, url: str, startup_s: float, log_path: Path) -> None:
-    pool = ConnectionPool()
+    probes = Probes()
     try:
         async with asyncio.timeout(startup_s):
-            while not await _answers(pool, url):
+            while await probes.health(url) is not None:
                 if process.returncode is not None:
                     raise PenstockError(
-                        f"the worker ended with status {process.returncode} before it served; {log_path} ends:\n"
-                        f"{_tail(log_path)}"
+                        f"the worker ended with status {process.returncode} before it served; {log_path} ends:"
+                        f" {last_lines(log_path)}"
                     )
                 await asyncio.sleep(_PERIOD_S)
     except TimeoutError:
         raise PenstockError(
-            f"the worker is not healthy after {startup_s:g} s (startupTimeoutSeconds); {log_path} ends:\n"
-            f"{_tail(log_path)}"
+            f"the worker is not healthy after {startup_s:g} s (startupTimeoutSeconds); {log_path} ends:"
+            f" {last_lines(log_path)}"
         ) from None
     finally:
-        await pool.close()
-
-
-async def _answers(pool: ConnectionPool, url: str) -> bool:
-    try:
-        return (await pool.request("GET", url, timeouts=_PROBE)).status == 200
-    except (UpstreamError, SaturatedError):
-        return False
+        await probes.close()
 
 
 async def _stop(process: asyncio.subprocess.Process, found: ProcessId | None, directory: Path) -> None:
@@ -161,11 +152,3 @@ async def _stop(process: asyncio.subprocess.Process, found: ProcessId | None, di
         await asyncio.to_thread(end, [found], grace_s=_GRACE_S)
     await process.wait()
     (directory / RECORD).unlink(missing_ok=True)
-
-
-def _tail(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return "(it cannot be read)"
-    return "\n".join(f"  {line}" for line in lines[-_LOG_TAIL:])

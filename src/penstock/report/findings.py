@@ -1,4 +1,4 @@
-"""Reads a load run and a planner's ledger, holds what they show, and writes pictures and page: the body of `penstock report`."""
+"""Reads a load run and a planner's ledger, and holds what they show: the body of `penstock report`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.api import GraphDeployment
-from penstock.core.errors import ConfigError, PenstockError, unwritable
+from penstock.core.errors import ConfigError
 from penstock.report.analysis import DemandSummary, GpuUse, Violations, demand_summary, gpu_use, violations
 from penstock.report.counterfactual import Counterfactual
 from penstock.report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
@@ -117,33 +117,6 @@ def with_graph(report: RunReport, graph: GraphDeployment) -> RunReport:
     return replace(
         report, violations=violations(report.load.results, ttft_target_s=slo_s, itl_target_s=itl_s)
     )
-
-
-PAGE_FILE = "report.html"
-
-
-def write_report(report: RunReport, output: Path) -> list[Path]:
-    """Write the pictures and the page, and return their paths.
-
-    Raises:
-        ConfigError: matplotlib is missing, or the directory cannot be written to.
-        PenstockError: the disk is full or gone.
-    """
-    require_plots()
-    from penstock.report.charts import draw_all  # noqa: PLC0415 - matplotlib is an extra
-    from penstock.report.page import render_page  # noqa: PLC0415 - not needed where nothing is drawn
-
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise ConfigError(unwritable(f"--output {output}", exc)) from exc
-    page = output / PAGE_FILE
-    try:
-        pictures = draw_all(report, output)
-        page.write_text(render_page(report, pictures), encoding="utf-8")
-    except OSError as exc:
-        raise PenstockError(unwritable(f"--output {output}", exc)) from exc
-    return [*pictures, page]
 
 
 def require_plots() -> None:

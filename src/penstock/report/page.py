@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from penstock.core.errors import ConfigError, PenstockError, unwritable
 from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.report.counterfactual import Counterfactual, sentences
-from penstock.report.findings import RunReport
+from penstock.report.findings import RunReport, require_plots
 from penstock.report.html_parts import figure, page, pairs, table, text
 from penstock.report.ledger_view import DecisionMark
 from penstock.report.text import (
@@ -25,6 +26,8 @@ from penstock.report.text import (
     rate,
     seconds,
 )
+
+PAGE_FILE = "report.html"
 
 _CAPTIONS = {
     "replicas.png": "Replicas of each role, ready and desired, and the GPUs they hold against the budget. A"
@@ -45,6 +48,29 @@ _SIGNALS_ELSE = (
     " What this mode decides by is in the decisions' sentences; while replicas start or drain (shaded) it goes on measuring"
     " and deciding."
 )
+
+
+def write_report(report: RunReport, output: Path) -> list[Path]:
+    """Write the pictures and the page, and return their paths.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the directory cannot be written to.
+        PenstockError: the disk is full or gone.
+    """
+    require_plots()
+    from penstock.report.charts import draw_all  # noqa: PLC0415 - matplotlib is an extra
+
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(unwritable(f"--output {output}", exc)) from exc
+    page = output / PAGE_FILE
+    try:
+        pictures = draw_all(report, output)
+        page.write_text(render_page(report, pictures), encoding="utf-8")
+    except OSError as exc:
+        raise PenstockError(unwritable(f"--output {output}", exc)) from exc
+    return [*pictures, page]
 
 
 def render_page(report: RunReport, pictures: Sequence[Path]) -> str:

@@ -1,6 +1,7 @@
-"""Connectors, devices, roles and start times of imported workers."""
+"""What becomes of each part of a Dynamo component: where it stands in the graph, and what is not carried."""
 
 import json
+from functools import reduce
 
 import pytest
 import yaml
@@ -8,51 +9,265 @@ import yaml
 from penstock.core.errors import InvalidSpecError
 from penstock.runtimes.dynamo.importer import import_dgd
 
+HEAD = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment", "metadata": {"name": "chat"}}
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-PAIR = ("prefill", "decode")
-CONTAINER = "extraPodSpec.mainContainer"
+MAIN = "extraPodSpec.mainContainer"
+FRONTEND = {"componentType": "frontend"}
+NO_GPU = {"nvidia.com/gpu": "0"}
 
 
-def component(*args, extra=None, container=None, module="dynamo.vllm"):
+def component(*args, module="dynamo.vllm", container=None, pod=None, **extra):
     """A worker component with these arguments."""
     main = {"command": ["python3", "-m", module], "args": ["--model", "Q", *args], **(container or {})}
-    pod = {"mainContainer": main, **(extra or {}).get("extraPodSpec", {})}
-    return {"componentType": "worker", **(extra or {}), "extraPodSpec": pod}
+    return {"componentType": "worker", **extra, "extraPodSpec": {"mainContainer": main, **(pod or {})}}
 
 
-def imported(**services):
-    """Convert components; return the spec and (path, reason) of what was not carried."""
-    manifest = {
-        "apiVersion": "nvidia.com/v1alpha1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"services": services},
-    }
+def imported(services, **spec):
+    """Convert components; return the spec, and paths and reasons of what was not carried."""
+    manifest = {**HEAD, "spec": {"services": services, **spec}}
     result = import_dgd(yaml.safe_dump(manifest, sort_keys=False))
     notes = [(each.path.removeprefix("spec.services."), each.why) for each in result.unconverted]
     return result.graph.to_manifest()["spec"], notes
 
 
-def pair(*args):
+def at(spec, path):
+    """What stands at a path of a spec; None: nothing."""
+    return reduce(lambda value, key: (value or {}).get(key), path.split("/"), spec)
+
+
+def roles(*args, **extra):
     """A prefill and a decode worker with these arguments."""
-    return imported(**{role: component(*args, extra={"subComponentType": role}) for role in PAIR})
+    return {
+        role[0].upper(): component(*args, subComponentType=role, **extra) for role in ("prefill", "decode")
+    }
 
 
-@pytest.mark.parametrize("role", ["kv_both", "kv_producer", "kv_consumer"])
-def test_the_plain_nixl_connector_is_the_runtimes_own_in_any_role(role):
-    """The graph's roles say who produces."""
-    spec, notes = pair("--kv-transfer-config", json.dumps({**NIXL, "kv_role": role}))
-    assert "args" not in spec["services"]["prefill"]
+def on(taint, **rest):
+    """A pod's placement."""
+    return {"nodeSelector": {"gpu": "A100"}, "tolerations": [{"key": taint, "operator": "Exists"}], **rest}
+
+
+@pytest.mark.parametrize(
+    ("services", "expected"),
+    [
+        (
+            {
+                "W": component(
+                    sharedMemory={"size": "8Gi"},
+                    pvc={"name": "cache", "mountPoint": "/cache"},
+                    resources={"limits": {"gpu": "1", "cpu": "10"}, "requests": {"memory": "20Gi"}},
+                    labels={"team": "a"},
+                    extraPodMetadata={"annotations": {"b": "c"}},
+                    pod={"imagePullSecrets": [{"name": "pull"}], "terminationGracePeriodSeconds": 60},
+                    container={"workingDir": "/w"},
+                )
+            },
+            {
+                "services/w/terminationGracePeriodSeconds": 60,
+                "services/w/podTemplate/metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}},
+                "services/w/podTemplate/spec": {
+                    "imagePullSecrets": [{"name": "pull"}],
+                    "volumes": [
+                        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
+                        {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}},
+                    ],
+                    "containers": [
+                        {
+                            "name": "main",
+                            "workingDir": "/w",
+                            "resources": {"limits": {"cpu": "10"}, "requests": {"memory": "20Gi"}},
+                            "volumeMounts": [
+                                {"name": "shared-memory", "mountPath": "/dev/shm"},
+                                {"name": "cache", "mountPath": "/cache"},
+                            ],
+                        }
+                    ],
+                },
+            },
+        ),
+        (
+            {
+                "W": component(
+                    container={"resources": {"requests": {"ephemeral-storage": "2Gi"}}},
+                    pod={"containers": [{"name": "log", "image": "l"}]},
+                    resources={"requests": {"cpu": "2"}},
+                )
+            },
+            {
+                "services/w/podTemplate/spec/containers": [
+                    {"name": "main", "resources": {"requests": {"ephemeral-storage": "2Gi", "cpu": "2"}}},
+                    {"name": "log", "image": "l"},
+                ]
+            },
+        ),
+        (
+            {
+                "P": component(subComponentType="prefill", pod=on("x")),
+                "D": component(subComponentType="decode", pod=on("y")),
+                "F": {**FRONTEND, "extraPodSpec": on("x")},
+            },
+            {
+                "services/p/nodePool": "a100",
+                "services/d/nodePool": "a100-2",
+                "services/f/nodePool": "a100",
+                "nodePools/a100-2/tolerations": [{"key": "y", "operator": "Exists"}],
+            },
+        ),
+        (
+            {
+                "W": component(
+                    "--tensor-parallel-size",
+                    "8",
+                    multinode={"nodeCount": 2},
+                    resources={"limits": {"gpu": "4"}},
+                )
+            },
+            {
+                "services/w/gpusPerReplica": 8,
+                "services/w/nodesPerReplica": 2,
+                "services/w/args": ["--tensor-parallel-size", "8", "--pipeline-parallel-size", "1"],
+            },
+        ),
+        (
+            {
+                "W": component(
+                    *("--tensor-parallel-size", "4", "--pipeline-parallel-size=2"),
+                    multinode={"nodeCount": 2},
+                    resources={"limits": {"gpu": "4"}},
+                )
+            },
+            {"services/w/args": None},
+        ),
+        (
+            {"W": component("--data-parallel-size", "4", resources={"limits": {"gpu": "4"}})},
+            {
+                "services/w/args": [
+                    *("--data-parallel-size", "4"),
+                    *("--tensor-parallel-size", "1", "--pipeline-parallel-size", "1"),
+                ]
+            },
+        ),
+        (
+            {
+                "P": component("--max-model-len", "1048", subComponentType="prefill"),
+                "D": component("--max-model-len", "2560", subComponentType="decode"),
+            },
+            {"model/contextTokens": 1048, "services/d/args": ["--max-model-len", "2560"]},
+        ),
+        (
+            {
+                "W": component(
+                    container={
+                        "envFrom": [
+                            {"secretRef": {"name": "s"}},
+                            {"configMapRef": {"name": "c"}, "prefix": "C"},
+                        ]
+                    }
+                )
+            },
+            {
+                "services/w/envFrom": [
+                    {"secretRef": {"name": "s"}},
+                    {"configMapRef": {"name": "c"}, "prefix": "C"},
+                ]
+            },
+        ),
+        (
+            {"W": component(autoscaling={"enabled": True, "minReplicas": 2, "maxReplicas": 4}, replicas=2)},
+            {"services/w/scaling": {"minReplicas": 2, "maxReplicas": 4}},
+        ),
+        ({"W": component(scalingAdapter={"enabled": True})}, {"services/w/scaling": {}}),
+        (
+            {"AVeryLongNameForAWorkerThatNobodyWouldEverWantToTypeTwice": component()},
+            {"services/aggregated/role": "aggregated"},
+        ),
+        (
+            {"W": component(container={"securityContext": {"privileged": True, "runAsUser": 0}})},
+            {
+                "services/w/podTemplate/spec/containers": [
+                    {
+                        "name": "main",
+                        "securityContext": {
+                            "allowPrivilegeEscalation": True,
+                            "runAsNonRoot": False,
+                            "privileged": True,
+                            "runAsUser": 0,
+                        },
+                    }
+                ]
+            },
+        ),
+        (
+            {
+                "W": component(
+                    pod={"resourceClaims": [{"name": "xpu", "resourceClaimTemplateName": "t"}]},
+                    container={"resources": {"claims": [{"name": "xpu"}]}},
+                )
+            },
+            {
+                "services/w/podTemplate/spec/containers": [
+                    {
+                        "name": "main",
+                        "resources": {"claims": [{"name": "xpu"}], "requests": NO_GPU, "limits": NO_GPU},
+                    }
+                ]
+            },
+        ),
+        (
+            {
+                "W": component(
+                    resources={
+                        "limits": {"gpu": "1", "gpuType": "gpu.intel.com/xe", "custom": {"rdma/ib": 2}},
+                        "requests": {"custom": {"ephemeral-storage": "2Gi"}},
+                    }
+                )
+            },
+            {
+                "nodePools": {"pool": {"gpuResourceName": "gpu.intel.com/xe"}},
+                "services/w/podTemplate/spec/containers": [
+                    {
+                        "name": "main",
+                        "resources": {"requests": {"ephemeral-storage": "2Gi"}, "limits": {"rdma/ib": "2"}},
+                    }
+                ],
+            },
+        ),
+        *(
+            (roles("--kv-transfer-config", json.dumps({**NIXL, "kv_role": role})), {"services/p/args": None})
+            for role in ("kv_both", "kv_producer", "kv_consumer")
+        ),
+        (
+            roles("--kv-transfer-config", json.dumps({**NIXL, "kv_buffer_device": "cpu"})),
+            {"engine": {"kvBufferDevice": "cpu"}, "services/d/args": None},
+        ),
+        (roles("--connector", "nixl"), {"services/p/args": None}),
+        (
+            {"W": component("--kv-transfer-config", '{"kv_connector":"D","kv_role":"kv_both"}')},
+            {"services/w/args": ["--kv-transfer-config", '{"kv_connector":"D","kv_role":"kv_both"}']},
+        ),
+    ],
+)
+def test_what_a_graph_can_hold_is_carried_completely(services, expected):
+    """Each part at its place here: pods, pools, sizes, connectors, devices; nothing is reported."""
+    spec, notes = imported(services)
+    assert {path: at(spec, path) for path in expected} == expected
     assert notes == []
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_connectors_buffer_is_the_engines(device):
-    """A graph states it once, so that the connector keeps the graph's lease."""
-    spec, notes = pair("--kv-transfer-config", json.dumps({**NIXL, "kv_buffer_device": device}))
-    assert spec["engine"] == {"kvBufferDevice": device}
-    assert "args" not in spec["services"]["decode"]
-    assert notes == []
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [
+        ({"limits": {"custom": {"aws.amazon.com/neuron": "1"}}}, "0"),
+        ({"limits": {"custom": {"rdma/ib": "1"}, "gpu": "1"}}, None),
+        ({"limits": {"custom": {"rdma/ib": "1"}}, "requests": {"gpu": "1"}}, None),
+        ({"limits": {"custom": {"ephemeral-storage": "2Gi"}}}, None),
+    ],
+)
+def test_another_accelerator_is_asked_for_in_place_of_a_gpu(resources, gpus):
+    """Beside a GPU that the deployment does not ask for, no node would have both."""
+    spec, _ = imported({"W": component(resources=resources)})
+    limits = spec["services"]["w"]["podTemplate"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits.get("nvidia.com/gpu") == gpus
 
 
 @pytest.mark.parametrize(
@@ -69,144 +284,111 @@ def test_the_connectors_buffer_is_the_engines(device):
 def test_another_connector_stays_and_the_lost_lease_is_told(config):
     """It stands after the runtime's own, whose lease it undoes."""
     text = config if isinstance(config, str) else json.dumps(config)
-    spec, notes = pair("--kv-transfer-config", text)
-    assert spec["services"]["prefill"]["args"] == ["--kv-transfer-config", text]
-    assert [path for path, _ in notes] == [f"prefill.{CONTAINER}.args", f"decode.{CONTAINER}.args"]
+    spec, notes = imported(roles("--kv-transfer-config", text))
+    assert spec["services"]["p"]["args"] == ["--kv-transfer-config", text]
+    assert [path for path, _ in notes] == [f"P.{MAIN}.args", f"D.{MAIN}.args"]
     assert "spec.lease does not reach it" in notes[0][1]
 
 
-def test_an_older_connector_flag_is_listed():
-    """Dynamo 1.6 refuses --connector; the plain one is the runtime's own."""
-    _, notes = pair("--connector", "kvbm")
-    assert [why for _, why in notes] == [
-        "--connector is refused by Dynamo 1.6; write its --kv-transfer-config"
-    ] * 2
-    assert pair("--connector", "nixl")[1] == []
+@pytest.mark.parametrize(
+    ("services", "expected", "losses"),
+    [
+        (roles("--connector", "kvbm"), {"services/p/args": None}, [f"P.{MAIN}.args", f"D.{MAIN}.args"]),
+        (
+            {
+                "Encoder": component("--multimodal-encode-worker"),
+                "Vlm": component("--multimodal-worker", "--enable-multimodal"),
+                "Processor": component("--multimodal-processor"),
+                "Newer": component("--disaggregation-mode", "encode"),
+            },
+            {"services": {"vlm": {"role": "aggregated", "args": ["--enable-multimodal"]}}},
+            ["Encoder", "Processor", "Newer"],
+        ),
+        (
+            {
+                "W": component(
+                    module="dynamo.mocker",
+                    container={"args": ["--model-path", "Q", "--model-name", "q", "--speedup-ratio", "2"]},
+                )
+            },
+            {"model": {"name": "Q", "servedName": "q"}, "engine": {"mocker": True}},
+            [f"W.{MAIN}.args"],
+        ),
+        (
+            {
+                "W": component(),
+                "Frontend": {
+                    **FRONTEND,
+                    "envs": [{"name": "DYN_ROUTER_MODE", "value": "kv"}, {"name": "A", "value": 1}],
+                    "extraPodSpec": {
+                        "mainContainer": {
+                            "command": ["python3", "-m", "dynamo.frontend", "--http-port", "8000"],
+                            "args": ["--active-decode-blocks-threshold", "0.7", "--kv-x", "1"],
+                        }
+                    },
+                },
+            },
+            {
+                "router": {
+                    "policy": "kv-cost",
+                    "admission": {
+                        "mode": "token-capacity",
+                        "activeDecodeBlocksThreshold": 0.7,
+                        "activePrefillTokensThreshold": None,
+                    },
+                },
+                "services/frontend": {
+                    "role": "router",
+                    "args": ["--kv-x", "1"],
+                    "env": [{"name": "A", "value": "1"}],
+                },
+            },
+            [f"Frontend.{MAIN}.args"],
+        ),
+        (
+            {
+                "W": component(),
+                "F": {**FRONTEND, "extraPodSpec": {"mainContainer": {"args": ["--router-mode=random"]}}},
+            },
+            {"router": None},
+            [f"F.{MAIN}.args"],
+        ),
+        ({"W": component(), "Epp": {"componentType": "epp"}}, {"services/epp": None}, ["Epp"]),
+    ],
+)
+def test_what_is_not_carried_is_listed_beside_what_is(services, expected, losses):
+    """Stages and modes that a graph has no word for, the speed of a run, the runtime's own ports."""
+    spec, notes = imported(services)
+    assert {path: at(spec, path) for path in expected} == expected
+    assert [path for path, _ in notes] == losses
 
 
 def test_a_connector_that_only_a_shell_knows_is_told_with_what_its_loss_means():
     """LMCache's sample reads its connection from a mounted file: the note says that it is off, at the script itself."""
     script = 'exec python3 -m dynamo.vllm "$@" --kv-transfer-config "$(cat /etc/lmcache/c.json)"'
     worker = component(container={"command": ["/bin/sh", "-c", script, "--"], "args": ["--model", "m"]})
-    _, ((path, why),) = imported(W=worker)
+    _, ((path, why),) = imported({"W": worker})
     assert path.endswith(".command")
     assert "LMCache, is off" in why
 
 
-def test_a_worker_that_transfers_no_kv_keeps_its_connector():
-    """Nothing of the runtime's is replaced."""
-    config = '{"kv_connector":"DynamoConnector","kv_role":"kv_both"}'
-    spec, notes = imported(W=component("--kv-transfer-config", config))
-    assert spec["services"]["w"]["args"] == ["--kv-transfer-config", config]
-    assert notes == []
-
-
-def test_a_security_context_says_what_it_implies():
-    """The operator's own is restricted, and the API server refuses a contradiction."""
-    spec, notes = imported(W=component(container={"securityContext": {"privileged": True, "runAsUser": 0}}))
-    main = spec["services"]["w"]["podTemplate"]["spec"]["containers"][0]
-    assert main["securityContext"] == {
-        "allowPrivilegeEscalation": True,
-        "runAsNonRoot": False,
-        "privileged": True,
-        "runAsUser": 0,
-    }
-    assert notes == []
-
-
 def test_placeholders_of_a_template_are_told_once_each():
     """Applied as they stand they would be names of images that do not exist."""
-    spec, notes = imported(W=component("--x", "${TAG}", container={"image": "i:${TAG}"}))
+    spec, notes = imported({"W": component("--x", "${TAG}", container={"image": "i:${TAG}"})})
     assert spec["image"] == "i:${TAG}"
-    assert notes == [
-        (
-            "(converted) spec.services.w.args[1]",
-            "is filled in by envsubst; do that first, or write it into the graph",
-        )
-    ]
-
-
-def test_multimodal_stages_are_left_out():
-    """A graph has no role for them; the worker that decodes encodes itself."""
-    spec, notes = imported(
-        Encoder=component("--multimodal-encode-worker"),
-        Vlm=component("--multimodal-worker", "--enable-multimodal"),
-        Processor=component("--multimodal-processor"),
-        Newer=component("--disaggregation-mode", "encode"),
-    )
-    assert spec["services"] == {"vlm": {"role": "aggregated", "args": ["--enable-multimodal"]}}
-    assert [path for path, _ in notes] == ["Encoder", "Processor", "Newer"]
+    why = "is filled in by envsubst; do that first, or write it into the graph"
+    assert notes == [("(converted) spec.services.w.args[1]", why)]
 
 
 def test_a_second_frontend_that_runs_something_else_is_left_out():
     """As Model Express stands in one of Dynamo's samples; alone it is the router, with what it runs listed."""
-    frontend = {"componentType": "frontend"}
-    other = {**frontend, "extraPodSpec": {"mainContainer": {"command": ["sh", "-c", "./server & wait $!"]}}}
-    spec, notes = imported(W=component(), Frontend=frontend, Cache=other)
+    other = {**FRONTEND, "extraPodSpec": {"mainContainer": {"command": ["sh", "-c", "./server & wait $!"]}}}
+    spec, notes = imported({"W": component(), "Frontend": FRONTEND, "Cache": other})
     assert list(spec["services"]) == ["w", "frontend"]
     assert [path for path, _ in notes] == ["Cache"]
-    spec, notes = imported(W=component(), Cache=other)
+    spec, notes = imported({"W": component(), "Cache": other})
     assert spec["services"]["cache"]["role"] == "router"
-    assert [path for path, _ in notes] == [f"Cache.{CONTAINER}.command"]
-
-
-def test_a_sliced_gpu_is_asked_for_as_it_stands():
-    """`device` of Dynamo's operator: shares beside the counted GPU, scheduler and placement."""
-    device = {
-        "resources": {"nvidia.com/gpu": "2", "nvidia.com/gpumem": "3000"},
-        "schedulerName": "hami-scheduler",
-        "nodeSelector": {"gpu": "a"},
-    }
-    spec, notes = imported(W=component(extra={"device": device}))
-    service = spec["services"]["w"]
-    assert (service["gpusPerReplica"], service["nodePool"]) == (2, "a")
-    assert service["podTemplate"]["spec"] == {
-        "schedulerName": "hami-scheduler",
-        "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpumem": "3000"}}}],
-    }
-    assert notes == []
-
-
-def test_a_claimed_device_is_asked_for_in_place_of_a_gpu():
-    """A replica still counts one in the planner's budget; the pod asks for the claim alone."""
-    extra = {"extraPodSpec": {"resourceClaims": [{"name": "xpu", "resourceClaimTemplateName": "t"}]}}
-    container = {"resources": {"claims": [{"name": "xpu"}]}}
-    spec, notes = imported(W=component(extra=extra, container=container))
-    main = spec["services"]["w"]["podTemplate"]["spec"]["containers"][0]
-    none = {"nvidia.com/gpu": "0"}
-    assert main["resources"] == {"claims": [{"name": "xpu"}], "requests": none, "limits": none}
-    assert notes == []
-
-
-@pytest.mark.parametrize(
-    ("resources", "gpus"),
-    [
-        ({"limits": {"custom": {"aws.amazon.com/neuron": "1"}}}, "0"),
-        ({"limits": {"custom": {"rdma/ib": "1"}, "gpu": "1"}}, None),
-        ({"limits": {"custom": {"rdma/ib": "1"}}, "requests": {"gpu": "1"}}, None),
-        ({"limits": {"custom": {"ephemeral-storage": "2Gi"}}}, None),
-    ],
-)
-def test_another_accelerator_is_asked_for_in_place_of_a_gpu(resources, gpus):
-    """Beside a GPU that the deployment does not ask for, no node would have both."""
-    spec, _ = imported(W=component(extra={"resources": resources}))
-    limits = spec["services"]["w"]["podTemplate"]["spec"]["containers"][0]["resources"]["limits"]
-    assert limits.get("nvidia.com/gpu") == gpus
-
-
-def test_another_kind_of_gpu_and_custom_resources_are_asked_for_by_name():
-    """An extended resource of its own, and what stands beside CPU and memory."""
-    resources = {
-        "limits": {"gpu": "1", "gpuType": "gpu.intel.com/xe", "custom": {"rdma/ib": 2}},
-        "requests": {"custom": {"ephemeral-storage": "2Gi"}},
-    }
-    spec, notes = imported(W=component(extra={"resources": resources}))
-    assert spec["nodePools"] == {"pool": {"gpuResourceName": "gpu.intel.com/xe"}}
-    assert spec["services"]["w"]["podTemplate"]["spec"]["containers"][0]["resources"] == {
-        "requests": {"ephemeral-storage": "2Gi"},
-        "limits": {"rdma/ib": "2"},
-    }
-    assert notes == []
+    assert [path for path, _ in notes] == [f"Cache.{MAIN}.command"]
 
 
 @pytest.mark.parametrize(
@@ -221,45 +403,29 @@ def test_another_kind_of_gpu_and_custom_resources_are_asked_for_by_name():
 )
 def test_the_time_of_a_startup_probe_is_kept(probe, seconds):
     """The probe itself would ask Dynamo's port, and the pod would never be ready."""
-    spec, notes = imported(W=component(container={"startupProbe": probe}))
+    spec, notes = imported({"W": component(container={"startupProbe": probe})})
     assert spec["services"]["w"].get("startupTimeoutSeconds") == (None if seconds == 600 else seconds)
-    assert [path for path, _ in notes] == [f"W.{CONTAINER}.startupProbe"]
+    assert [path for path, _ in notes] == [f"W.{MAIN}.startupProbe"]
 
 
-def test_a_worker_with_another_context_keeps_its_flag():
-    """It stands after the graph's own, so nothing is lost."""
+def test_claims_and_variables_of_the_graph():
+    """A claim's name is kept, and its size belongs to whoever makes it; Dynamo gives variables to the frontend too."""
     spec, notes = imported(
-        P=component("--max-model-len", "1048", extra={"subComponentType": "prefill"}),
-        D=component("--max-model-len", "2560", extra={"subComponentType": "decode"}),
+        {"W": component(volumeMounts=[{"name": "cache", "mountPoint": "/c"}]), "F": FRONTEND},
+        pvcs=[{"name": "cache", "create": True, "size": "50Gi"}],
+        envs=[{"name": "A", "value": "b"}],
     )
-    assert spec["model"]["contextTokens"] == 1048
-    assert spec["services"]["d"]["args"] == ["--max-model-len", "2560"]
-    assert notes == []
-
-
-def test_engines_beside_each_other_keep_one_gpu_each():
-    """Tensor parallelism over a replica's GPUs would ask for more than it has."""
-    spec, _ = imported(
-        W=component("--data-parallel-size", "4", extra={"resources": {"limits": {"gpu": "4"}}})
-    )
-    assert spec["services"]["w"]["args"] == [
-        *("--data-parallel-size", "4"),
-        *("--tensor-parallel-size", "1", "--pipeline-parallel-size", "1"),
-    ]
+    volumes = spec["services"]["w"]["podTemplate"]["spec"]["volumes"]
+    assert volumes == [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}]
+    assert spec["env"] == spec["services"]["f"]["env"] == [{"name": "A", "value": "b"}]
+    assert [path for path, _ in notes] == ["spec.pvcs[0].create", "spec.pvcs[0].size"]
 
 
 def test_marks_of_dynamos_operator_are_left_out():
     """They would say nothing to another operator."""
-    manifest = {
-        "apiVersion": "nvidia.com/v1alpha1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {
-            "name": "chat",
-            "annotations": {"nvidia.com/dynamo-discovery-backend": "etcd", "a": "b"},
-        },
-        "spec": {"services": {"W": component()}},
-    }
-    result = import_dgd(yaml.safe_dump(manifest))
+    annotations = {"nvidia.com/dynamo-discovery-backend": "etcd", "a": "b"}
+    manifest = {**HEAD, "metadata": {"name": "chat", "annotations": annotations}}
+    result = import_dgd(yaml.safe_dump({**manifest, "spec": {"services": {"W": component()}}}))
     assert result.graph.to_manifest()["metadata"] == {"name": "chat", "annotations": {"a": "b"}}
     assert [each.path for each in result.unconverted] == [
         "metadata.annotations.nvidia.com/dynamo-discovery-backend"
@@ -268,9 +434,8 @@ def test_marks_of_dynamos_operator_are_left_out():
 
 def test_one_of_several_deployments_is_chosen_by_name():
     """The others are reported; without a name, or with a wrong one, their names are told."""
-    manifest = {"apiVersion": "nvidia.com/v1alpha1", "kind": "DynamoGraphDeployment"}
     text = yaml.safe_dump_all(
-        {**manifest, "metadata": {"name": name}, "spec": {"services": {"W": component()}}} for name in "ab"
+        {**HEAD, "metadata": {"name": name}, "spec": {"services": {"W": component()}}} for name in "ab"
     )
     result = import_dgd(text, name="b")
     assert result.graph.name == "b"
@@ -282,20 +447,14 @@ def test_one_of_several_deployments_is_chosen_by_name():
 
 def test_other_objects_of_the_file_are_listed():
     """A graph holds none; some of them its pods need."""
-    text = yaml.safe_dump_all(
-        [
-            {"kind": "ResourceClaimTemplate", "apiVersion": "resource.k8s.io/v1"},
-            {
-                "apiVersion": "nvidia.com/v1alpha1",
-                "kind": "DynamoGraphDeployment",
-                "metadata": {"name": "chat"},
-                "spec": {"services": {"W": component()}},
-            },
-            {"kind": "DynamoModel", "apiVersion": "nvidia.com/v1alpha1"},
-            ["no object"],
-        ]
-    )
-    assert [(each.value, each.why, each.line is None) for each in import_dgd(text).unconverted] == [
+    objects = [
+        {"kind": "ResourceClaimTemplate", "apiVersion": "resource.k8s.io/v1"},
+        {**HEAD, "spec": {"services": {"W": component()}}},
+        {"kind": "DynamoModel", "apiVersion": "nvidia.com/v1alpha1"},
+        ["no object"],
+    ]
+    found = import_dgd(yaml.safe_dump_all(objects)).unconverted
+    assert [(each.value, each.why, each.line is None) for each in found] == [
         ('"ResourceClaimTemplate"', "is no part of a graph; apply it by itself", False),
         ('"DynamoModel"', "is read by Dynamo's operator alone", False),
         ("null", "is no part of a graph; apply it by itself", False),

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from penstock.cli.report import report as report_command
 from penstock.core.errors import ConfigError, LedgerError
-from penstock.report.findings import analyse, write_report
-from penstock.report.page import render_page
+from penstock.report.findings import analyse
+from penstock.report.page import render_page, write_report
 from penstock.report.text import latency_cells, report_text
 
 

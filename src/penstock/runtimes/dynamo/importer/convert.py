@@ -19,7 +19,6 @@ from penstock.api.manifests.nodes import Document, read_documents
 from penstock.api.manifests.validation import validate
 from penstock.api.rule import dotted
 from penstock.core.errors import InvalidSpecError, Problem
-from penstock.runtimes.dynamo.importer.beta import as_alpha
 from penstock.runtimes.dynamo.importer.flags import read_planner, read_router_flags, read_worker_flags
 from penstock.runtimes.dynamo.importer.left_out import (
     FOREIGN_GROUP,
@@ -40,7 +39,7 @@ from penstock.runtimes.dynamo.importer.services import (
     component_kind,
     read_component,
 )
-from penstock.runtimes.dynamo.importer.source import ManifestSource, Places, Unconverted
+from penstock.runtimes.dynamo.importer.source import ManifestSource, Places, Unconverted, as_alpha
 
 FOREIGN_KIND = "DynamoGraphDeployment"
 ALPHA = FOREIGN_GROUP + "v1alpha1"

@@ -183,31 +183,14 @@ def _map_of(holder: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _read_device(service: ManifestSource, parts: PodParts) -> None:
-    """Carry how a component asks for its accelerator beside the number of GPUs."""
-    device, shared = service.at("device"), service.at("device", "resources")
-    left = [key for key in shared.names() if (*shared.base, key) not in shared.taken]
-    _add_amounts(parts.container, "limits", {key: str(shared.take(key)) for key in left})
-    for key in _PLACEMENT & set(device.names()):
-        parts.placement[key] = device.take(key)
-    if device.word("schedulerName") is not None:
-        parts.pod["schedulerName"] = device.take("schedulerName")
+    """Carry how a component asks for its accelerator where it is no ``nvidia.com/gpu``."""
     if service.word("resources", "limits", "gpuType") is not None:
         parts.placement["gpuResourceName"] = service.take("resources", "limits", "gpuType")
-    if _asks_for_another_device(parts) and not _states_gpus(service):
+    amounts = _map_of(_map_of(parts.container, "resources"), "limits")
+    has_another = bool(parts.pod.get("resourceClaims")) or any("/" in str(key) for key in amounts)
+    if has_another and all(service.peek("resources", kind, "gpu") is None for kind in ("limits", "requests")):
         for kind in ("requests", "limits"):
             _add_amounts(parts.container, kind, {_GPU_RESOURCE: "0"})
-
-
-def _asks_for_another_device(parts: PodParts) -> bool:
-    """Say whether a pod claims a device, or asks for an extended resource, which has a domain in its name."""
-    amounts = _map_of(_map_of(parts.container, "resources"), "limits")
-    return bool(parts.pod.get("resourceClaims")) or any("/" in str(key) for key in amounts)
-
-
-def _states_gpus(service: ManifestSource) -> bool:
-    stated = [service.peek("resources", kind, "gpu") for kind in ("limits", "requests")]
-    shared = service.names("device", "resources")
-    return any(each is not None for each in stated) or any(key.endswith("/gpu") for key in shared)
 
 
 def _read_shared_memory(memory: ManifestSource, parts: PodParts) -> None:

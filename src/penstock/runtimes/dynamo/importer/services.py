@@ -34,8 +34,6 @@ _MODE_FLAGS = {
 _STAGES = frozenset({"encode", "processor"})
 """Stages of multimodal serving beside prefill and decode; a worker with ``--enable-multimodal`` does without them."""
 
-_GPU_SUFFIX = "/gpu"
-
 
 @dataclass(slots=True)
 class Component:
@@ -162,7 +160,7 @@ def _worker_role(source: ManifestSource, kind: str, command: Command | None) -> 
 def _read_size(component: Component) -> None:
     source = component.source
     stated_gpus = [source.take("resources", kind, "gpu") for kind in ("limits", "requests")]
-    count = next((each for each in (*stated_gpus, _device_gpus(source)) if each is not None), None)
+    count = next((each for each in stated_gpus if each is not None), None)
     nodes = source.take("multinode", "nodeCount")
     component.nodes = nodes if isinstance(nodes, int) and nodes > 0 else 1
     stated = number_of(str(count))
@@ -174,14 +172,6 @@ def _read_size(component: Component) -> None:
         component.service["gpusPerReplica"] = component.gpus
     if component.nodes != 1:
         component.service["nodesPerReplica"] = component.nodes
-
-
-def _device_gpus(source: ManifestSource) -> Any:
-    """Return the GPUs among a component's ``device.resources``, of which `read_pod` reads the rest."""
-    for key in source.names("device", "resources"):
-        if key.endswith(_GPU_SUFFIX):
-            return source.take("device", "resources", key)
-    return None
 
 
 def _read_scaling(component: Component) -> None:
