@@ -124,7 +124,11 @@ class Simulation:
 
     def _cache_tokens(self, role: Role) -> int:
         model = self.scenario.pool(role).model
-        return self._models[role].longest_tokens() if isinstance(model, ProfiledModel) else model.cache_tokens
+        return (
+            self._models[role].settings.longest_tokens()
+            if isinstance(model, ProfiledModel)
+            else model.cache_tokens
+        )
 
     def _sample(self) -> None:
         self._recorder.sample(self.kernel.now_s)
@@ -145,7 +149,9 @@ class Simulation:
             self._end(job, JobOutcome.FAILED)
             return
         request = job.request
-        longest = min((model.longest_tokens(job.priority) for model in self._models.values()), default=None)
+        longest = min(
+            (model.settings.longest_tokens(job.priority) for model in self._models.values()), default=None
+        )
         if longest is not None and request.input_tokens + request.output_tokens > longest:
             self._end(job, JobOutcome.REJECTED)
             return
