@@ -331,7 +331,7 @@ class _Comparison:
             gpu_hours=recording.gpu_s / 3600,
         )
 
-    def _watch(self, _ended: int) -> None:
+    def _watch(self) -> None:
         """Give a fleet up that takes longer than everything may."""
         if time.process_time() - self._begun_s > self._effort.cpu_s:
             raise _SpentError

@@ -38,9 +38,6 @@ class Kernel:
         self._sequence = 0
         self._heap: list[tuple[float, int, int, Action, tuple[Any, ...]]] = []
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def at(self, time_s: float, order: Order, action: Action, *arguments: Any) -> None:
         """Schedule ``action(*arguments)``."""
         if not time_s >= self.now_s:

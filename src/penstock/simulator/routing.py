@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import inf
 
 from penstock.api import Role, RouterConfig
@@ -19,25 +18,6 @@ from penstock.router.policy.slo_monitor import EndedRequest
 from penstock.simulator.fleet import SimulatedWorker
 from penstock.simulator.jobs import Job, JobOutcome
 from penstock.simulator.scenario import Fault, Faults
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLoad:
-    """What runs at a decode worker at this moment, counted at the worker.
-
-    Attributes:
-        name: The worker.
-        requests: In flight there.
-        tokens: Their prompts, and what was generated for them so far.
-        kv_usage_fraction: As last scraped, 0-1; None before the first scrape.
-        scraped_tokens: ``tokens`` at that scrape.
-    """
-
-    name: str
-    requests: int
-    tokens: int
-    kv_usage_fraction: float | None
-    scraped_tokens: int
 
 
 class VirtualRouter:
@@ -121,15 +101,14 @@ class VirtualRouter:
             self._retries.arrived()
         return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
 
-    def acquire_decode(self, job: Job, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
-        """Ask for a decode worker, given what runs at each now: tokens are generated from moment to moment."""
-        self._set_decode_loads(loads, now_s)
+    def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:
+        """Ask for a decode worker; what runs at each was counted just now."""
         return self._at(now_s).acquire(job, Role.DECODE, self._arrival_at(job, Role.DECODE), now_s)
 
-    def read_decode_loads(self, loads: Iterable[DecodeLoad], now_s: float) -> Effects[Job]:
-        """Take note of what runs at each decode worker, as its metrics were read."""
+    def loads_read(self, workers: Iterable[Worker], now_s: float) -> Effects[Job]:
+        """Take note that workers' metrics were read."""
         effects: Effects[Job] = []
-        for worker in self._set_decode_loads(loads, now_s):
+        for worker in workers:
             effects += self._at(now_s).load_read(worker, now_s)
         return effects
 
@@ -255,7 +234,7 @@ class VirtualRouter:
                 worker.kv_usage_fraction = usage.get(worker.name)
                 worker.scraped_tokens = tokens.get(worker.name, 0)
                 worker.metrics_at_s = now_s
-                effects += self._at(now_s).load_read(worker, now_s)
+                effects += self.loads_read((worker,), now_s)
         return effects
 
     # ------------------------------------------------------------------ gauges
@@ -289,17 +268,6 @@ class VirtualRouter:
         for worker in self.core.pool:
             if worker.spec.role is self.core.entry:
                 self.core.entry_queue.fit_cache(worker.name)
-
-    def _set_decode_loads(self, loads: Iterable[DecodeLoad], now_s: float) -> list[Worker]:
-        found = []
-        for load in loads:
-            worker = self.core.pool.get(load.name)
-            if worker is not None:
-                worker.inflight_requests, worker.inflight_tokens = load.requests, load.tokens
-                worker.kv_usage_fraction, worker.scraped_tokens = load.kv_usage_fraction, load.scraped_tokens
-                worker.metrics_at_s = now_s
-                found.append(worker)
-        return found
 
     def _release(self, assignment: Assignment[Job], now_s: float) -> None:
         """Give a share back without dispatching: what waits goes on with the next event."""

@@ -84,12 +84,16 @@ def in_time(recording: Recording, scenario: Scenario) -> tuple[NDArray[np.bool_]
 
 def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
     """Return the seconds in which arrivals were served badly: see `VIOLATION_SHARE`."""
-    if not arrivals.size:
-        return 0.0
-    places = np.floor_divide(arrivals, VIOLATION_WINDOW_S).astype(np.int64)
-    total = np.bincount(places)
-    good = np.bincount(places, weights=is_in_time.astype(np.float64))
+    total, good = _by_window(arrivals, is_in_time, VIOLATION_WINDOW_S)
     return float(((total > 0) & (good < VIOLATION_SHARE * total)).sum() * VIOLATION_WINDOW_S)
+
+
+def _by_window(
+    arrivals: Floats, is_in_time: NDArray[np.bool_], window_s: float
+) -> tuple[NDArray[np.int64], Floats]:
+    """Return the arrivals of each window from time 0 on, and those of them that were in time."""
+    places = np.floor_divide(arrivals, window_s).astype(np.int64)
+    return np.bincount(places), np.bincount(places, weights=is_in_time.astype(np.float64))
 
 
 def reversals(changes: Sequence[PlannerChange]) -> int:
@@ -211,17 +215,11 @@ def attainment_over_time(
     recording: Recording, slo_s: float, *, window_s: float
 ) -> tuple[list[float], list[float]]:
     """Return (window ends, share of the window's arrivals with TTFT below the SLO); empty windows are left out."""
-    arrivals, ttft = recording.requests.arrival_s, recording.requests.ttft_s
-    times, shares = [], []
-    end_s = window_s
-    while arrivals.size and end_s <= arrivals[-1] + window_s:
-        inside = (arrivals >= end_s - window_s) & (arrivals < end_s)
-        if inside.any():
-            with np.errstate(invalid="ignore"):
-                shares.append(float((ttft[inside] < slo_s).sum() / inside.sum()))
-            times.append(end_s)
-        end_s += window_s
-    return times, shares
+    with np.errstate(invalid="ignore"):
+        is_in_time = recording.requests.ttft_s < slo_s
+    total, good = _by_window(recording.requests.arrival_s, is_in_time, window_s)
+    found = np.flatnonzero(total)
+    return ((found + 1) * window_s).tolist(), (good[found] / total[found]).tolist()
 
 
 def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tuple[float | None, bool]:

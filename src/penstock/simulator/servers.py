@@ -14,15 +14,11 @@ from itertools import takewhile
 from typing import Protocol
 
 from penstock.api import Role
-from penstock.core.tiers import TierPriority
 from penstock.engine import profiles
 from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
 from penstock.engine.core.engine import Engine, EngineSettings, EngineStep, StepOutcome
-from penstock.engine.core.latency import LatencyModel
 from penstock.engine.core.lease import Read
-from penstock.engine.core.preemption import PreemptionTerms
 from penstock.engine.core.requests import EngineRequest, EngineRole
-from penstock.engine.profiles.schema import Profile
 from penstock.simulator.frontend import GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.scenario import ProfiledModel, SimpleModel
@@ -157,32 +153,10 @@ class SimpleServer:
 
 
 class EngineModel:
-    """A profile read once, from which servers of one pool are made."""
+    """What the engines of one pool have in common; its profile is read once."""
 
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
-        self._role = EngineRole(role.value)
-        self._spec = spec
-        self._profile: Profile = profiles.load(spec.profile)
-        self._latency: LatencyModel = self._profile.latency()
-        capacity = spec.kv_tokens or self._profile.kv_capacity_tokens
-        self.num_blocks = max(1, capacity // spec.block_size)
-
-    def longest_tokens(self, priority: int = TierPriority.PREMIUM) -> int:
-        """Return the longest prompt and output together that the cache can ever hold of a request of this priority."""
-        terms = self._preemption
-        reserved = 0
-        if terms is not None and priority > TierPriority.PREMIUM:
-            reserved = terms.reserved_blocks(self.num_blocks)
-        return (self.num_blocks - reserved) * self._spec.block_size
-
-    @property
-    def _preemption(self) -> PreemptionTerms | None:
-        config = self._spec.preemption
-        return None if config is None else config.terms(self._profile, self._spec.block_size)
-
-    def make(self, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram) -> SimulatedEngine:
-        """Return a server with an empty cache."""
-        spec = self._spec
+        profile = profiles.load(spec.profile)
         limits = BatchLimits(
             spec.max_num_batched_tokens,
             spec.max_num_seqs,
@@ -190,32 +164,32 @@ class EngineModel:
             by_priority=spec.preemption is not None,
             least_load_tokens=RECOMPUTE_TOKENS,
         )
-        settings = EngineSettings(
-            self._role,
-            self.num_blocks,
-            self._profile.kv.bytes_per_token,
+        self.settings = EngineSettings(
+            EngineRole(role.value),
+            max(1, (spec.kv_tokens or profile.kv_capacity_tokens) // spec.block_size),
+            profile.kv.bytes_per_token,
             limits,
             spec.lease,
             spec.link,
-            preemption=self._preemption,
+            preemption=None if spec.preemption is None else spec.preemption.terms(profile, spec.block_size),
         )
-        return SimulatedEngine(Engine(settings, self._latency), spec.block_size, keys_of, gaps)
+        self._latency = profile.latency()
+
+    def make(self, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram) -> SimulatedEngine:
+        """Return a server with an empty cache."""
+        return SimulatedEngine(Engine(self.settings, self._latency), keys_of, gaps)
 
 
 class SimulatedEngine:
     """An engine on virtual time."""
 
     def __init__(
-        self,
-        engine: Engine,
-        block_size: int,
-        keys_of: Callable[[Job, int], Sequence[int]],
-        gaps: GapHistogram,
+        self, engine: Engine, keys_of: Callable[[Job, int], Sequence[int]], gaps: GapHistogram
     ) -> None:
         self.engine = engine
         self.gaps = gaps
         self._role = engine.settings.role
-        self._block_size = block_size
+        self._block_size = engine.settings.limits.block_size
         self._keys_of = keys_of
         self._jobs: dict[str, Job] = {}
         self._step: EngineStep | None = None

@@ -76,10 +76,8 @@ class Simulation:
 
     # -- running --------------------------------------------------------------------------------------
 
-    def run(
-        self, on_progress: Callable[[int], None] | None = None, *, progress_events: int = 20_000
-    ) -> Recording:
-        """Run until every job has ended."""
+    def run(self, watch: Callable[[], None] | None = None, *, watch_events: int = 20_000) -> Recording:
+        """Run until every job has ended, with a look each so many events."""
         self._schedule_start()
         kernel, fleet = self.kernel, self.fleet
         end_s = self._last_s + PATIENCE_S
@@ -87,8 +85,8 @@ class Simulation:
             fleet.check_budget()
             if kernel.now_s > end_s:
                 break
-            if on_progress is not None and kernel.events % progress_events == 0:
-                on_progress(len(self.jobs) - self._open)
+            if watch is not None and kernel.events % watch_events == 0:
+                watch()
         for job in self.jobs:
             if job.outcome is None:
                 self._end(job, JobOutcome.FAILED)
@@ -126,7 +124,11 @@ class Simulation:
 
     def _cache_tokens(self, role: Role) -> int:
         model = self.scenario.pool(role).model
-        return self._models[role].longest_tokens() if isinstance(model, ProfiledModel) else model.cache_tokens
+        return (
+            self._models[role].settings.longest_tokens()
+            if isinstance(model, ProfiledModel)
+            else model.cache_tokens
+        )
 
     def _sample(self) -> None:
         self._recorder.sample(self.kernel.now_s)
@@ -147,7 +149,9 @@ class Simulation:
             self._end(job, JobOutcome.FAILED)
             return
         request = job.request
-        longest = min((model.longest_tokens(job.priority) for model in self._models.values()), default=None)
+        longest = min(
+            (model.settings.longest_tokens(job.priority) for model in self._models.values()), default=None
+        )
         if longest is not None and request.input_tokens + request.output_tokens > longest:
             self._end(job, JobOutcome.REJECTED)
             return
@@ -340,7 +344,8 @@ class Simulation:
 
     def _decode(self, job: Job) -> None:
         router = self.routers[job.router]
-        self._apply(router.acquire_decode(job, self._scrapes.decode_loads(), self.kernel.now_s))
+        self._scrapes.count_decode(router)
+        self._apply(router.acquire_decode(job, self.kernel.now_s))
         if job.outcome is None and job.decode_assignment is None:
             self._expire_later(router, job, Role.DECODE)
 

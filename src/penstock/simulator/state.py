@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from penstock.api import Role
 from penstock.router.core.router_state import Effects
+from penstock.router.core.worker import Worker
 from penstock.router.policy.busy import busy_thresholds
 from penstock.simulator.fleet import SimulatedFleet, SimulatedWorker, State
 from penstock.simulator.frontend import FrontendCounters, GapHistogram
 from penstock.simulator.jobs import Job
 from penstock.simulator.kernel import Kernel, Order
-from penstock.simulator.routing import DecodeLoad, VirtualRouter
+from penstock.simulator.routing import VirtualRouter
 from penstock.simulator.scenario import Scenario
 from penstock.simulator.servers import SimulatedEngine
 
@@ -64,14 +65,20 @@ class Scrapes:
         """Scrape from now on."""
         self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._scrape)
 
-    def decode_loads(self) -> list[DecodeLoad]:
-        """Return what runs at each ready decode worker now."""
-        return [
-            DecodeLoad(
-                each.name, len(each.jobs), self._tokens_on(each), each.kv_usage_fraction, each.scraped_tokens
-            )
-            for each in self._state.fleet.of(Role.DECODE, State.READY)
-        ]
+    def count_decode(self, router: VirtualRouter) -> list[Worker]:
+        """Let a router know what runs at each ready decode worker now: tokens are generated from moment to moment.
+
+        KV usage is as last scraped.
+        """
+        found = []
+        for each in self._state.fleet.of(Role.DECODE, State.READY):
+            worker = router.core.pool.get(each.name)
+            if worker is not None:
+                worker.inflight_requests, worker.inflight_tokens = len(each.jobs), self._tokens_on(each)
+                worker.kv_usage_fraction, worker.scraped_tokens = each.kv_usage_fraction, each.scraped_tokens
+                worker.metrics_at_s = self._state.kernel.now_s
+                found.append(worker)
+        return found
 
     def _tokens_on(self, worker: SimulatedWorker) -> int:
         """Return prompts in flight plus what was generated for them so far."""
@@ -112,5 +119,5 @@ class Scrapes:
                 worker.kv_usage_fraction, worker.scraped_tokens = fraction, tokens
         thresholds = busy_thresholds(self._state.scenario.router.admission)
         if self._state.scenario.is_disaggregated and thresholds.is_set:
-            effects = self._state.routers[-1].read_decode_loads(self.decode_loads(), self._state.kernel.now_s)
-            self._apply(effects)
+            router = self._state.routers[-1]
+            self._apply(router.loads_read(self.count_decode(router), self._state.kernel.now_s))

@@ -37,13 +37,11 @@ class RunSpec:
     seed: int
 
 
-def simulate(
-    spec: RunSpec, on_progress: Callable[[int], None] | None = None
-) -> tuple[Recording, Workload, dict[str, Any]]:
+def simulate(spec: RunSpec) -> tuple[Recording, Workload, dict[str, Any]]:
     """Return a run's recording, its workload, and its figures with label, rate and seed in front."""
     workload = prepare(spec.workload, seed=spec.seed, qps=spec.qps)
     scenario = foreseen(replace(spec.scenario, seed=spec.seed), workload.requests)
-    recording = Simulation(scenario, workload.requests).run(on_progress)
+    recording = Simulation(scenario, workload.requests).run()
     figures = score(recording, workload, scenario)
     named = {"policy": spec.label, "qps": spec.qps, "seed": spec.seed}
     return recording, workload, {**named, **figures}

@@ -37,64 +37,61 @@ def test_one_request_from_prompt_to_end(make_engine, request_of):
     assert engine.is_idle
 
 
-def test_budget_is_shared_by_prompts_in_order_of_arrival(make_engine, request_of):
-    """With a budget of 20, a prompt of 16 is followed by 4 tokens of the next; that one goes on next step."""
-    engine = make_engine(budget=20)
-    engine.add(request_of("a", prompt=16))
-    engine.add(request_of("b", prompt=12))
-    step, outcome = advance(engine)
-    assert spans_of(step) == [("a", 0, 16), ("b", 0, 4)]
-    step, _ = advance(engine, outcome.end_s)
-    assert (step.batch.decode_batch, spans_of(step)) == (1, [("b", 4, 12)])
+STEPS = {
+    "the budget is shared by prompts in order of arrival": (
+        {"budget": 20},
+        [[("a", 16, 4), ("b", 12, 4)], []],
+        [(0, [("a", 0, 16), ("b", 0, 4)]), (1, [("b", 4, 12)])],
+    ),
+    "running requests take their token first": (
+        {"budget": 8},
+        [[("a", 2, 9), ("b", 2, 9), ("c", 2, 9)], [("long", 20, 4)]],
+        [(0, [("a", 0, 2), ("b", 0, 2), ("c", 0, 2)]), (3, [("long", 0, 5)])],
+    ),
+    "the third request waits for a place": (
+        {"seqs": 2},
+        [[("a", 8, 2), ("b", 8, 5), ("c", 8, 2)], [], []],
+        [(0, [("a", 0, 8), ("b", 0, 8)]), (2, []), (1, [("c", 0, 8)])],
+    ),
+    "a short request waits behind a long one that does not fit": (
+        {"blocks": 10},
+        [[("a", 24, 8)], [("long", 20, 4), ("short", 4, 1)]],
+        [(0, [("a", 0, 24)]), (1, [])],
+    ),
+    "lower priorities go first, ties by arrival": (
+        {"seqs": 1, "by_priority": True},
+        [[("a", 4, 1, {"priority": 5}), ("b", 4, 1), ("c", 4, 1), ("d", 4, 1, {"priority": -1})], [], [], []],
+        [(0, [(name, 0, 4)]) for name in "dbca"],
+    ),
+    "a prompt that is cached as a whole computes its last block": (
+        {},
+        [[("a", 8, 1, {"keys": [1, 2]})], [("b", 8, 1, {"keys": [1, 2]})]],
+        [(0, [("a", 0, 8)]), (0, [("b", 4, 8)])],
+    ),
+    "blocks are found from the moment they are scheduled": (
+        {},
+        [[("a", 8, 4, {"keys": [1, 2]}), ("b", 12, 4, {"keys": [1, 2, 3]})]],
+        [(0, [("a", 0, 8), ("b", 8, 12)])],
+    ),
+    "nobody is admitted in the step of a preemption": (
+        {"blocks": 5},
+        [[("a", 8, 6), ("b", 8, 6)], [("tiny", 1, 1)]],
+        [(0, [("a", 0, 8), ("b", 0, 8)]), (1, [])],
+    ),
+}
 
 
-def test_decodes_go_before_prompts(make_engine, request_of):
-    """Running requests take their token of the budget first; the prompt gets what is left."""
-    engine = make_engine(budget=8)
-    for name in "abc":
-        engine.add(request_of(name, prompt=2, outputs=9))
-    _, outcome = advance(engine)
-    engine.add(request_of("long", prompt=20))
-    step, _ = advance(engine, outcome.end_s)
-    assert (step.batch.decode_batch, spans_of(step)) == (3, [("long", 0, 5)])
-    assert step.batch.tokens == 8
-
-
-def test_no_more_than_max_num_seqs_run(make_engine, request_of):
-    """The third request waits for a place, and takes the first that is free."""
-    engine = make_engine(seqs=2)
-    for name, outputs in (("a", 2), ("b", 5), ("c", 2)):
-        engine.add(request_of(name, outputs=outputs))
-    _, outcome = advance(engine)
-    assert (engine.running, engine.waiting_for_capacity) == (2, 1)
-    _, outcome = advance(engine, outcome.end_s)
-    step, _ = advance(engine, outcome.end_s)
-    assert spans_of(step) == [("c", 0, 8)]
-
-
-def test_head_of_the_queue_is_not_overtaken(make_engine, request_of):
-    """A short request waits behind a long one that does not fit yet."""
-    engine = make_engine(blocks=10)
-    engine.add(request_of("a", prompt=24, outputs=8))
-    _, outcome = advance(engine)
-    engine.add(request_of("long", prompt=20))
-    engine.add(request_of("short", prompt=4, outputs=1))
-    step, _ = advance(engine, outcome.end_s)
-    assert spans_of(step) == []
-    assert engine.waiting_for_capacity == 2
-
-
-def test_lower_priority_value_goes_first_and_ties_by_arrival(make_engine, request_of):
-    """Under the priority policy the queue is ordered by (priority, arrival)."""
-    engine = make_engine(seqs=1, by_priority=True)
-    for name, priority in (("a", 5), ("b", 0), ("c", 0), ("d", -1)):
-        engine.add(request_of(name, outputs=1, priority=priority))
-    order, now_s = [], 0.0
-    for _ in range(4):
+@pytest.mark.parametrize(("options", "arrivals", "expected"), STEPS.values(), ids=STEPS)
+def test_steps_hold_what_vllms_would(make_engine, request_of, options, arrivals, expected):
+    """(decodes, prompt chunks) of each step, after the (name, prompt, outputs) that arrive before it."""
+    engine, now_s, found = make_engine(**options), 0.0, []
+    for burst in arrivals:
+        for name, prompt, outputs, *more in burst:
+            engine.add(request_of(name, prompt=prompt, outputs=outputs, **dict(*more)))
         step, outcome = advance(engine, now_s)
-        order += [span.state.request.request_id for span in step.batch.spans]
+        found.append((step.batch.decode_batch, spans_of(step)))
         now_s = outcome.end_s
-    assert order == ["d", "b", "c", "a"]
+    assert found == expected
 
 
 def test_second_request_reuses_the_prefix_of_the_first(make_engine, request_of):
@@ -108,24 +105,6 @@ def test_second_request_reuses_the_prefix_of_the_first(make_engine, request_of):
     assert (first.cached_tokens, second.cached_tokens) == (0, 12)
     assert (engine.counters.prefix_queries, engine.counters.prefix_hits) == (32, 12)
     assert engine.counters.prompt_tokens_cached == 12
-
-
-def test_last_token_of_a_cached_prompt_is_computed(make_engine, request_of):
-    """A prompt that is cached as a whole still computes its last block, for its output."""
-    engine = make_engine()
-    engine.add(request_of("a", prompt=8, outputs=1, keys=[1, 2]))
-    _, outcome = advance(engine)
-    engine.add(request_of("b", prompt=8, outputs=1, keys=[1, 2]))
-    step, _ = advance(engine, outcome.end_s)
-    assert spans_of(step) == [("b", 4, 8)]
-
-
-def test_requests_of_one_step_share_blocks(make_engine, request_of):
-    """Blocks are found from the moment they are scheduled, as in vLLM."""
-    engine = make_engine()
-    engine.add(request_of("a", prompt=8, keys=[1, 2]))
-    engine.add(request_of("b", prompt=12, keys=[1, 2, 3]))
-    assert spans_of(engine.begin_step(0.0)) == [("a", 0, 8), ("b", 8, 12)]
 
 
 def test_latest_arrival_is_preempted_and_recomputed(make_engine, request_of):
@@ -160,18 +139,6 @@ def test_lowest_priority_is_the_victim(make_engine, request_of):
     _, outcome = advance(engine)
     step, _ = advance(engine, outcome.end_s)
     assert step.batch.preempted == [low]
-
-
-def test_nobody_is_admitted_in_the_step_of_a_preemption(make_engine, request_of):
-    """Freed blocks go to running requests first."""
-    engine = make_engine(blocks=5)
-    engine.add(request_of("a", prompt=8, outputs=6))
-    engine.add(request_of("b", prompt=8, outputs=6))
-    _, outcome = advance(engine)
-    engine.add(request_of("tiny", prompt=1, outputs=1))
-    step, _ = advance(engine, outcome.end_s)
-    assert step.batch.preempted
-    assert spans_of(step) == []
 
 
 def test_prompt_chunk_that_finds_no_block_preempts_itself_last(make_engine, request_of):
@@ -215,13 +182,15 @@ def test_steps_start_where_the_last_one_ended(make_timeline, request_of, run_all
 
 
 def test_late_caller_gets_all_steps_with_their_own_times(make_timeline, request_of, run_all):
-    """Waking up once at the end gives the same outcomes as waking up for each."""
+    """Waking up twice at the end, for three steps and the rest, gives the same outcomes as waking up for each."""
     timely, late = make_timeline(), make_timeline()
     for timeline in (timely, late):
         for number in range(3):
             timeline.submit(request_of(f"r{number}", outputs=5, arrival_s=number * 1.05))
     expected = [(outcome.end_s, outcome.steady_tokens) for outcome in run_all(timely)]
-    outcomes = late.run_until(1000.0, max_steps=1000)
+    outcomes = late.run_until(1000.0, max_steps=3)
+    assert (len(outcomes), late.next_due_s() < 1000) == (3, True)
+    outcomes += late.run_until(1000.0, max_steps=1000)
     assert [(outcome.end_s, outcome.steady_tokens) for outcome in outcomes] == expected
 
 
@@ -236,15 +205,6 @@ def test_arrival_during_a_late_step_waits_for_its_own_time(make_timeline, reques
     outcomes = timeline.run_until(10.0, max_steps=2)
     assert [outcome.end_s for outcome in outcomes] == pytest.approx([1.108, 2.116])
     assert outcomes[1].started[0].first_scheduled_s == pytest.approx(1.108)
-
-
-def test_steps_per_call_are_bounded(make_timeline, request_of):
-    """The rest is due at once at the next call."""
-    timeline = make_timeline()
-    timeline.submit(request_of("a", outputs=9))
-    assert len(timeline.run_until(100.0, max_steps=3)) == 3
-    assert timeline.next_due_s() < 100.0
-    assert len(timeline.run_until(100.0, max_steps=100)) == 6
 
 
 def test_release_from_outside_is_used_at_once(make_timeline, request_of, run_all):

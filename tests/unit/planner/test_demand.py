@@ -181,7 +181,7 @@ def _page(**tokens):
     for at_s in (4.0, 6.0, 7.0):
         core.turned_away[Role.PREFILL].add(at_s)
     page = MetricsPage(metrics, core, model="llama", now_s=lambda: 20.0, discovery_problem=lambda: None)
-    return page.render().decode()
+    return page.render("")[0].decode()
 
 
 def test_the_routers_own_page_holds_every_count():

@@ -58,7 +58,7 @@ def arrivals(request_at):
 
 def watched(world, look):
     """Run a world and look at it after every event."""
-    return world.run(lambda _ended: look(), progress_events=1)
+    return world.run(look, watch_events=1)
 
 
 @PATIENT

@@ -10,7 +10,6 @@ from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.settings import ServeFlags, resolve
 from penstock.runtimes.build import process_specs
 from penstock.runtimes.protocol import RuntimeContext
-from penstock.simulator.frontend import GapHistogram
 from penstock.simulator.scenario import graph_pools
 from penstock.simulator.servers import EngineModel
 
@@ -51,7 +50,7 @@ def test_the_live_and_the_simulated_engine_have_the_same_settings(section, roles
         each.role: each.argv for each in process_specs(graph, RuntimeContext("python", "g", "d", "n"))
     }
     for pool in graph_pools(graph):
-        engine = EngineModel(pool.role, pool.model).make(lambda *_: [], GapHistogram()).engine
+        settings = EngineModel(pool.role, pool.model).settings
         # An aggregated worker lends no KV.
-        lent = {"lease": engine.settings.lease} if pool.role is Role.AGGREGATED else {}
-        assert engine.settings == replace(live(commands[pool.role]), ranks=1, **lent)
+        lent = {"lease": settings.lease} if pool.role is Role.AGGREGATED else {}
+        assert settings == replace(live(commands[pool.role]), ranks=1, **lent)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from penstock.api import Role, RouterConfig, Tier
-from penstock.api.base import SpecModel, bounds
-from penstock.api.fields import keys_of, walk
+from penstock.api.base import SpecModel
+from penstock.api.fields import bounds, keys_of, walk
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.registry import policy_names
 from penstock.router.server import RouterServer

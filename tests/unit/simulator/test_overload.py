@@ -130,13 +130,13 @@ def test_several_routers_oversubscribe_a_worker_by_a_prompt_at_most(policy, deat
     world = world_of(policy, evenly(0.02, 20.0), thresholds=thresholds, section=ARRIVAL, routers=group)
     peaks = dict.fromkeys(("aggregated-0", "aggregated-1"), 0)
 
-    def watch(_ended):
+    def watch():
         queue = world.routers[-1].core.entry_queue
         for name in peaks:
             queued = queue.queued_tokens(name) + queue.prompt_tokens.pending.get(name, 0)
             peaks[name] = max(peaks[name], queue.backlog_tokens / 2 or queued)
 
-    world.run(watch, progress_events=1)
+    world.run(watch, watch_events=1)
 
     assert limit < max(peaks.values()) <= limit + PROMPT_TOKENS
     assert count(world.jobs, REJECTED)

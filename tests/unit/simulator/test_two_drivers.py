@@ -128,7 +128,7 @@ class Virtual:
         now_s = self.script.now_s
         decodes = role is Role.DECODE
         self.apply(
-            self.router.acquire_decode(job, (), now_s)
+            self.router.acquire_decode(job, now_s)
             if decodes
             else self.router.acquire(job, now_s, again=again)
         )

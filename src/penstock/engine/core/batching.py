@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.engine.core.kv_blocks import BlockPool, KvJournal
-from penstock.engine.core.requests import EngineRequest, PreemptionKind, RequestState, Status
+from penstock.engine.core.requests import PreemptionKind, RequestState, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +171,6 @@ class Batcher:
         """Take the blocks of ``state`` back."""
         self._pool.release(state.blocks)
         state.blocks = []
-
-    def longest_tokens(self, request: EngineRequest) -> int:  # noqa: ARG002 - tiers may differ
-        """Return how many tokens the cache can ever hold of one such request."""
-        return self._pool.capacity * self._limits.block_size
 
     def plan(self) -> Batch:
         """Choose the next step's work and allocate its blocks; the batch may turn out empty."""

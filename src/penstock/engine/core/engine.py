@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from penstock.core.tiers import TierPriority
 from penstock.engine.core.batching import Batch, Batcher, BatchLimits
 from penstock.engine.core.kv_blocks import BlockPool, KvFact, KvJournal
 from penstock.engine.core.latency import LatencyModel
@@ -53,6 +54,13 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.preemption is not None and not self.limits.by_priority:
             raise ValueError("preemption by tier needs by_priority")
+
+    def longest_tokens(self, priority: int = TierPriority.PREMIUM) -> int:
+        """Return how many tokens the cache can ever hold of one request; below premium it leaves the reserve alone."""
+        blocks = self.num_blocks
+        if self.preemption is not None and priority > TierPriority.PREMIUM:
+            blocks -= self.preemption.reserved_blocks(blocks)
+        return blocks * self.limits.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,7 @@ class Engine:
         limits = self.settings.limits
         total = request.prompt_tokens + request.output_tokens
         # The last output is never computed, so it needs no room.
-        if total - 1 > self._batcher.longest_tokens(request):
+        if total - 1 > self.settings.longest_tokens(request.priority):
             raise ValueError(f"{request.request_id}: {total} tokens exceed the cache")
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise ValueError(f"{request.request_id}: needs at least one prompt and one output token")

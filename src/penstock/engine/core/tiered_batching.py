@@ -60,12 +60,6 @@ class TieredBatcher(Batcher):
         """Free blocks that only premium and system requests may take now."""
         return max(0, self._pool.free - self._reservation.room)
 
-    def longest_tokens(self, request: EngineRequest) -> int:
-        """Return how many tokens the part of the cache open to its tier can ever hold."""
-        if _is_premium(request):
-            return super().longest_tokens(request)
-        return self._reservation.limit * self._limits.block_size
-
     # -- a step ---------------------------------------------------------------------------------------
 
     def plan(self) -> Batch:

@@ -160,7 +160,7 @@ def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
     hands_over = settings.engine.role is EngineRole.PREFILL and params.get("do_remote_decode") is True
     remote = _remote_of(params, settings)
     _check_answers(len(prompts), fields.n, is_handed_over=hands_over or remote is not None)
-    if fields.priority and not settings.by_priority:
+    if fields.priority and not settings.engine.limits.by_priority:
         raise RequestError(
             f"Got priority {fields.priority} but Priority scheduling is not enabled.", param="priority"
         )

@@ -14,7 +14,6 @@ from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError
 from penstock.core.flags import check_bounds, flag, time_scale
 from penstock.core.logs import get_logger
-from penstock.core.tiers import TierPriority
 from penstock.core.validation import read_json_flag
 from penstock.engine import profiles
 from penstock.engine.core.batching import RECOMPUTE_TOKENS, BatchLimits
@@ -164,11 +163,6 @@ class ServeSettings:
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
     is_bidirectional: bool = False
 
-    @property
-    def by_priority(self) -> bool:
-        """Whether requests may carry a priority."""
-        return self.engine.limits.by_priority
-
     def latency(self) -> LatencyModel:
         """Return how long steps take."""
         found, speedup = self.profile.latency(), self.flags.prefill_speedup
@@ -179,11 +173,7 @@ class ServeSettings:
 
         Below premium it must fit beside the reserve, or it would wait for ever.
         """
-        terms, blocks = self.engine.preemption, self.engine.num_blocks
-        if terms is None or priority <= TierPriority.PREMIUM:
-            return self.max_model_len
-        open_blocks = blocks - terms.reserved_blocks(blocks)
-        return min(self.max_model_len, open_blocks * self.engine.limits.block_size)
+        return min(self.max_model_len, self.engine.longest_tokens(priority))
 
 
 class _ExtraConfig(BaseModel):
