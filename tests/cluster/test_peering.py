@@ -165,7 +165,6 @@ async def test_each_class_has_its_own_installation(crds, client, homes, install)
     assert by_graph["r"] <= {other.user}
 
 
-@pytest.mark.nightly
 async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, client, homes, install):
     """SIGSTOP in the middle of its work, SIGCONT once another one leads: not one write more."""
     (home,) = homes(1)
