@@ -351,7 +351,7 @@ def test_models_and_server_agree_on_random_graphs(judge, seed):
 async def test_columns_show_what_the_status_says(client, namespace, kubectl):
     """As in `kubectl get gd` and its wide form."""
     await client.create(manifest({}, namespace), field_manager="test")
-    since = (datetime.now(UTC) - timedelta(minutes=7)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    since = (datetime.now(UTC) - timedelta(minutes=70)).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {
         "type": "Ready",
         "status": "True",
@@ -376,7 +376,7 @@ async def test_columns_show_what_the_status_says(client, namespace, kubectl):
     )
     head, row = kubectl("get", "gd", "-n", namespace)[1].splitlines()
     assert head.split() == ["NAME", "PHASE", "SINCE", "PREFILL", "DECODE", "GPUS", "MODEL", "AGE"]
-    assert row.split()[1:6] == ["Ready", "7m", "1/1", "2/3", "3/8"]
+    assert row.split()[1:6] == ["Ready", "70m", "1/1", "2/3", "3/8"]
     head, row = kubectl("get", "graphdeployments", "-o", "wide", "-n", namespace)[1].splitlines()
     assert head.split()[-2:] == ["REASON", "DECISION"]
     assert "Serving" in row
