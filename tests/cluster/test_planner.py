@@ -123,39 +123,6 @@ async def test_an_edit_by_hand_is_told_kept_for_an_interval_and_planned_from(wor
         await until(lambda: is_now(world.desired("decode"), 2), "planned from three")
 
 
-async def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(world):
-    """The desired number goes back to one; the Event warns; the next try waits."""
-    world.obeys, world.kv = False, 0.95
-    await world.make_graph()
-    async with world.planning(unschedulable_s=0.5):
-        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
-        lost = await world.make_pod(
-            "decode",
-            ready=False,
-            phase="Pending",
-            conditions=[
-                {
-                    "type": "PodScheduled",
-                    "status": "False",
-                    "reason": "Unschedulable",
-                    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
-                }
-            ],
-        )
-        await until(lambda: is_now(world.desired("decode"), 1), "withdrawn")
-        await world.delete_pod(lost)
-        await asyncio.sleep(1.5 * INTERVAL_S)
-        assert await world.desired("decode") == 1
-        events = await world.events()
-    told = [
-        note
-        for note, (reason, kind, _) in events.items()
-        if (reason, kind) == ("ScaleUpRolledBack", "Warning")
-    ]
-    assert len(told) == 1
-    assert f"pod {lost}: unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in told[0]
-
-
 async def test_a_new_leader_takes_over_without_repeating_a_decision(world):
     """Two candidates with one log folder; the first one ends in the middle of an interval."""
     world.kv = 0.95
