@@ -64,29 +64,6 @@ def test_several_routers_share_the_load(kube, graph):
             assert answer.choices[0].finish_reason in {"length", "stop"}
 
 
-def test_hand_edits_and_deletions_are_repaired(kube, graph):
-    """A changed Deployment, a deleted Service and PodDisruptionBudget come back as the graph says."""
-    kube.kubectl("set", "env", f"deployment/{graph.name}-frontend", *graph.scope, "EDITED=1", "HOME=/")
-    kube.kubectl("delete", "service", f"{graph.name}-decode", *graph.scope)
-    kube.kubectl("delete", "poddisruptionbudget", f"{graph.name}-prefill", *graph.scope)
-
-    def home():
-        found = kube.get("deployment", f"{graph.name}-frontend", *graph.scope)
-        variables = found["spec"]["template"]["spec"]["containers"][0]["env"]
-        return next(each.get("value") for each in variables if each["name"] == "HOME")
-
-    wait_for("the router's HOME is as built", lambda: home() != "/", 60)
-    wait_for(
-        "deleted children are back",
-        lambda: (
-            kube.get("service", f"{graph.name}-decode", *graph.scope)
-            and kube.get("poddisruptionbudget", f"{graph.name}-prefill", *graph.scope)
-        ),
-        60,
-    )
-    graph.wait_ready()
-
-
 def test_a_router_setting_restarts_no_worker(graph):
     """Only the router rolls; requests are answered throughout."""
     load = Load(graph, "load", concurrency=4, max_tokens=100)

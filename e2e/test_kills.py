@@ -72,24 +72,6 @@ def test_a_killed_picker_costs_other_routers_clients_nothing(kube, graph):
     assert (outcome.answered > 0, outcome.lost) == (True, [])
 
 
-def test_a_pod_that_is_asked_to_leave_loses_nothing(kube, graph):
-    """`kubectl delete pod`, an eviction and a node drain give notice: each stream completes."""
-    load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=400)
-
-    for role in ("router", "prefill", "decode"):
-        victim = graph.pods(role)[0]["metadata"]["name"]
-        kube.kubectl("delete", "pod", victim, *graph.scope, "--wait=false")
-        wait_for(
-            f"{victim} is gone and two {role} pods are ready",
-            lambda role=role: graph.ready(role) == 2 and len(graph.pods(role)) == 2,
-            180,
-        )
-
-    outcome = load.stop()
-    assert outcome.lost == []
-    assert outcome.answered > CONCURRENCY
-
-
 def test_a_drained_node_loses_nothing(kube, graph):
     """Each PodDisruptionBudget lets one replica go at a time, and each stream completes."""
     load = Load(graph, "load", concurrency=CONCURRENCY, max_tokens=400)

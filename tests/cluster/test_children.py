@@ -10,8 +10,7 @@ import yaml
 
 from penstock.api import GraphDeployment
 from penstock.cli.graph import as_yaml, objects_of
-from penstock.core.errors import ClusterError, ForbiddenError
-from penstock.kube.kinds import GRAPH_DEPLOYMENT, KINDS
+from penstock.core.errors import ForbiddenError
 from penstock.kube.objects.names import OPERATOR
 from penstock.operator.resources import BuildContext, adapter, children
 
@@ -207,32 +206,6 @@ async def test_a_nodes_folder_needs_a_privileged_namespace(client, live, make_na
     await admitted(client, pod_of(template, free.namespace))
     with pytest.raises(ForbiddenError, match="hostPath"):
         await admitted(client, pod_of(template, context.namespace))
-
-
-async def test_deleting_the_graph_takes_its_children(client, live, controllers):
-    """Owner references are complete: the collector removes every child."""
-    graph, context = await live(FULL)
-    objects = children(graph, context, replicas={"prefill": 0, "decode": 0, "frontend": 0}, unavailable={})
-    for each in objects:
-        await client.apply(each, field_manager=OPERATOR)
-    await client.delete(GRAPH_DEPLOYMENT, graph.name, namespace=context.namespace)
-    async with asyncio.timeout(100):
-        while left := await present(client, objects):
-            print("waiting for the collector:", left)  # noqa: T201 - what a failing run shows
-            await asyncio.sleep(0.2)
-
-
-async def present(client, objects):
-    """Those of ``objects`` that the server still has."""
-    left = []
-    for each in objects:
-        metadata = each["metadata"]
-        try:
-            await client.get(KINDS[each["kind"]], metadata["name"], namespace=metadata["namespace"])
-        except ClusterError:
-            continue
-        left.append((each["kind"], metadata["name"]))
-    return left
 
 
 def test_a_rendering_is_what_kubectl_takes(api_server, restricted):

@@ -409,28 +409,6 @@ async def test_prometheus_through_the_servers_proxy(look, client, api_server, na
         server.server_close()
 
 
-async def test_a_server_that_does_not_answer(namespace, tmp_path):
-    """One finding, with the address, within the time that is allowed for an answer."""
-    cluster = {"server": f"http://127.0.0.1:{free_port()}"}
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "c", "user": {"token": "t"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(json.dumps(config))
-    client = await KubeClient.connect(kubeconfig=path)
-    try:
-        ((only),) = check(await gather(client, Scope(namespace, None, 0.0, "0.1.0")))
-    finally:
-        await client.close()
-    assert (only.severity, only.subject) == (Severity.PROBLEM, "API server")
-    assert cluster["server"] in only.message
-
-
 def test_the_command_prints_json_and_its_exit_code_is_the_verdict(api_server, crds, namespace):
     """--json holds every finding; a problem exits 1."""
     done = subprocess.run(

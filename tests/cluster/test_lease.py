@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
-import signal
-import sys
 import time
 from contextlib import asynccontextmanager
 
@@ -27,34 +24,6 @@ pytestmark = [
 
 TERM_S = 3.0
 LEASE_NAME = "penstock-test"
-
-ELECTOR = """
-import asyncio, sys, time
-from pathlib import Path
-
-from penstock.kube.client import KubeClient
-from penstock.kube.lease import Election
-
-kubeconfig, namespace, identity, term_s = sys.argv[1:]
-
-
-async def main():
-    client = await KubeClient.connect(kubeconfig=Path(kubeconfig))
-    election = Election(
-        client, name="penstock-test", namespace=namespace, identity=identity, duration_s=float(term_s)
-    )
-
-    async def work():
-        while True:
-            if election.is_leading:
-                print(identity, time.monotonic(), flush=True)
-            await asyncio.sleep(0.02)
-
-    await election.lead(work)
-
-
-asyncio.run(main())
-"""
 
 
 class Candidate:
@@ -198,67 +167,6 @@ async def test_a_deleted_lease_is_made_again_by_its_leader(clients, namespace):
             await asyncio.sleep(0.1)
         assert candidate.leads.is_set()
     assert len(candidate.spans) == 1
-
-
-async def test_without_a_server_nobody_leads_and_with_it_one_does(own_api_server):
-    """A killed API server ends the leader's work within its term; after its return one candidate leads again."""
-    clients = [await KubeClient.connect(kubeconfig=own_api_server.kubeconfig) for _ in range(2)]
-    first, second = (Candidate(each, "default", f"c{n}") for n, each in enumerate(clients))
-    try:
-        async with standing(first, second), asyncio.timeout(60):
-            await until(lambda: first.leads.is_set() or second.leads.is_set())
-            own_api_server.kill("kube-apiserver")
-            gone_s = time.monotonic()
-            await until(lambda: not (first.leads.is_set() or second.leads.is_set()))
-            assert time.monotonic() - gone_s <= TERM_S
-            await asyncio.to_thread(own_api_server.start_api_server)
-            await until(lambda: first.leads.is_set() or second.leads.is_set())
-        assert disjoint(first, second)
-    finally:
-        for each in clients:
-            await each.close()
-
-
-async def test_a_frozen_process_does_nothing_when_it_wakes_up(api_server, namespace):
-    """SIGSTOP on the leader beyond its term, then SIGCONT: it has not acted since the other began."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    processes = {
-        name: await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            ELECTOR,
-            str(api_server.kubeconfig),
-            namespace,
-            name,
-            str(TERM_S),
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-        )
-        for name in ("a", "b")
-    }
-    acts = {"a": [], "b": []}
-
-    async def read(name):
-        async for line in processes[name].stdout:
-            acts[name].append(float(line.split()[1]))
-
-    readers = [asyncio.create_task(read(name)) for name in processes]
-    try:
-        async with asyncio.timeout(60):
-            await until(lambda: acts["a"] or acts["b"])
-            old, new = ("a", "b") if acts["a"] else ("b", "a")
-            processes[old].send_signal(signal.SIGSTOP)
-            await until(lambda: acts[new])
-            processes[old].send_signal(signal.SIGCONT)
-            began_s, count = acts[new][0], len(acts[new])
-            await until(lambda: len(acts[new]) >= count + 50)
-        assert max(acts[old]) < began_s
-    finally:
-        for each in processes.values():
-            each.send_signal(signal.SIGCONT)
-            each.kill()
-            await each.wait()
-        await asyncio.wait(readers)
 
 
 async def pod(client, namespace, name):

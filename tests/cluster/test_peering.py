@@ -21,8 +21,6 @@ from penstock.planner.cluster.service import ClusterService, run_until_stopped
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-OWN_LEASE = "penstock-operator"
-
 
 class Installation:
     """One operator process with an account of its own, by which the audit log tells it from others."""
@@ -165,7 +163,6 @@ async def test_each_class_has_its_own_installation(crds, client, homes, install)
     assert by_graph["r"] <= {other.user}
 
 
-@pytest.mark.nightly
 async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, client, homes, install):
     """SIGSTOP in the middle of its work, SIGCONT once another one leads: not one write more."""
     (home,) = homes(1)
@@ -187,19 +184,6 @@ async def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(crds, clien
     await edited(client, home, "4")
     await until(lambda: carries(client, home, "4"), "its work")
     assert turns(writers(crds, mark, home)[home]) == [second.user]
-
-
-async def test_a_process_that_stands_by_ends_at_once(crds, client, homes, install):
-    """And leaves the Lease alone."""
-    (home,) = homes(1)
-    first = install(home, "first", cluster_wide=False)
-    await until(first.says("/metrics", "penstock_operator_leader 1.0"), "a leader", timeout_s=90)
-    second = install(home, "second", cluster_wide=False)
-    await until(second.says("/readyz", "standby for"), "the other one to stand by", timeout_s=60)
-    second.send(signal.SIGTERM)
-    assert await asyncio.to_thread(second.process.wait, 8) == 0
-    live = await client.get(LEASE, OWN_LEASE, namespace=home)
-    assert live["spec"]["holderIdentity"]
 
 
 async def test_each_class_has_its_own_planner(crds, client, homes, tmp_path):

@@ -10,12 +10,11 @@ import pytest
 from accounts import account
 from apiserver import free_port
 from operating import until
-from planning import INTERVAL_S, WAIT_S, World, is_now
+from planning import INTERVAL_S, WAIT_S, is_now
 
 from penstock.api import Role
 from penstock.core.errors import ConflictError, NotFoundError
 from penstock.core.http.client import ConnectionPool
-from penstock.core.http.server import HttpServer
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
 from penstock.planner.cluster.fleet import parse
 from penstock.planner.cluster.watch import Watch
@@ -122,39 +121,6 @@ async def test_an_edit_by_hand_is_told_kept_for_an_interval_and_planned_from(wor
         assert (await world.status())["planner"]["decisionId"]
         world.kv = 0.1
         await until(lambda: is_now(world.desired("decode"), 2), "planned from three")
-
-
-async def test_a_replica_without_a_node_is_withdrawn_with_the_schedulers_reason(world):
-    """The desired number goes back to one; the Event warns; the next try waits."""
-    world.obeys, world.kv = False, 0.95
-    await world.make_graph()
-    async with world.planning(unschedulable_s=0.5):
-        await until(lambda: is_now(world.desired("decode"), 2), "decode is 2")
-        lost = await world.make_pod(
-            "decode",
-            ready=False,
-            phase="Pending",
-            conditions=[
-                {
-                    "type": "PodScheduled",
-                    "status": "False",
-                    "reason": "Unschedulable",
-                    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
-                }
-            ],
-        )
-        await until(lambda: is_now(world.desired("decode"), 1), "withdrawn")
-        await world.delete_pod(lost)
-        await asyncio.sleep(1.5 * INTERVAL_S)
-        assert await world.desired("decode") == 1
-        events = await world.events()
-    told = [
-        note
-        for note, (reason, kind, _) in events.items()
-        if (reason, kind) == ("ScaleUpRolledBack", "Warning")
-    ]
-    assert len(told) == 1
-    assert f"pod {lost}: unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in told[0]
 
 
 async def test_a_new_leader_takes_over_without_repeating_a_decision(world):
@@ -345,46 +311,6 @@ async def test_a_stale_look_conflicts_and_a_status_write_does_not(world, client)
     with pytest.raises(ConflictError, match="replicas are 3, were 1"):
         await target.scale(P, 2, decision_id="d000002")
     assert await world.desired("prefill") == 3
-
-
-async def test_without_the_api_server_nothing_is_decided_and_all_goes_on_after(own, tmp_path):
-    """Killed while decode is pressed: no decision meanwhile; then it scales up."""
-    plane, client = own
-    world = World(client, "default", tmp_path)
-    world.obeys = False
-    await world.start()
-    await world.make_graph()
-    page = await _frozen(world)
-    async with world.planning():
-        await until(lambda: is_now(world.reason(), "Observing"), "it observes")
-        plane.kill("kube-apiserver")
-        await asyncio.sleep(2 * INTERVAL_S)
-        before = len([r for r in world.ledger().records if r["type"] == "decision"])
-        page["kv"] = 0.95
-        await asyncio.sleep(3 * INTERVAL_S)
-        assert len([r for r in world.ledger().records if r["type"] == "decision"]) == before
-        await asyncio.to_thread(plane.start_api_server)
-        await until(lambda: is_now(world.desired("decode"), 2), "it scales once the API server is back")
-    await world.close()
-
-
-async def _frozen(world):
-    """Have the router's page answer without the API server; return what it says."""
-    names = await world.pods("decode")
-    said = {"kv": 0.7}
-
-    async def page(_request, responder):
-        lines = ['penstock_router_prefill_queue_requests{model_name="m"} 0.3']
-        for name in names:
-            labels = f'{{worker="{name}",role="decode"}}'
-            lines.append(f"penstock_router_worker_kv_usage_fraction{labels} {said['kv']}")
-            lines.append(f"penstock_router_worker_metrics_age_seconds{labels} 0.1")
-        responder.send(200, "\n".join([*lines, ""]).encode(), content_type="text/plain")
-
-    await world.close()
-    world._server = HttpServer(page)
-    await world.start()
-    return said
 
 
 REFUSED = "the API server refuses its pods: exceeded quota: q, requested: pods=1, used: pods=4"

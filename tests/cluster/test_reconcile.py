@@ -221,3 +221,39 @@ async def test_an_orphaned_service_account_is_taken_back(crds, client, namespace
             return live["metadata"].get("ownerReferences")
 
         await until(owned, "the owner reference")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        (SERVICE, "g-decode", "/spec/ports/0/port", 9000),
+        (SERVICE, "g-frontend", "/spec/ports/0/name", "other"),
+        (DEPLOYMENT, "g-decode", "/spec/template/spec/containers/0/ports/0/containerPort", 9000),
+    ],
+    ids=["a Service's port", "its name", "a container's port"],
+)
+async def test_an_edited_key_of_a_list_is_repaired(crds, client, namespace, edit):
+    """Applied as it is, the entry would come back beside the edited one, which the API server refuses."""
+    kind, name, path, value = edit
+    await client.create(graph(namespace), field_manager="test")
+    async with running(client, namespace) as operator:
+        await until(lambda: all_children(client, namespace), "all children")
+        await settled(client, namespace, operator)
+        before = (await client.get(kind, name, namespace=namespace))["spec"]
+        patch = [{"op": "replace", "path": path, "value": value}]
+        await client.patch(kind, name, patch, namespace=namespace, field_manager="kubectl-edit")
+
+        async def repaired():
+            return (await client.get(kind, name, namespace=namespace))["spec"] == before
+
+        await until(repaired, "the repair")
+        await settled(client, namespace, operator)
+        # Pods that no node takes may trouble it; what could not be written must not.
+        assert (await condition(client, namespace, "Degraded"))["reason"] != "ApplyFailed"
+        mark = crds.audit_mark()
+        operator.queue.enqueue((namespace, "g"), urgent=True)
+        await settled(client, namespace, operator)
+        writes = [each["requestURI"] for each in crds.audit_writes(after=mark)]
+        # A scheduler on the same server tells of pods that no node takes.
+        own = [each for each in writes if f"/namespaces/{namespace}/" in each and "/events" not in each]
+        assert own == []

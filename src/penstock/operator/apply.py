@@ -72,25 +72,18 @@ class Applied:
     """What came of applying a graph's children.
 
     Attributes:
-        created: ``Kind name`` of the children that were absent.
-        changed: ``Kind name`` of those that were brought up to date.
+        wrote: Whether anything was written.
         repaired: ``Kind name: what differed`` of those that somebody else had changed.
         conflicts: Names taken by objects of others, in words.
         leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
         refused: ``Kind name: the server's words`` of those that the API server does not take, or cannot.
     """
 
-    created: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
+    wrote: bool = False
     repaired: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
     leaving: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-
-    @property
-    def wrote(self) -> bool:
-        """Whether anything was written."""
-        return bool(self.created or self.changed or self.repaired)
 
 
 class Applier:
@@ -229,7 +222,7 @@ class Applier:
             if there is None:
                 there = await self._create(want, owner)
                 if there is None:
-                    found.created.append(name)
+                    found.wrote = True
                     return
             standing = _standing(there, owner)
             if standing == _LEAVING:
@@ -266,10 +259,9 @@ class Applier:
             await self._take_over(want)
         answer = await self._apply(want)
         self._remember_insistence(want, answer)
+        found.wrote = True
         if _digest(there) == _digest(want):
             found.repaired.append(f"{name}: {drift}")
-        else:
-            found.changed.append(name)
         log.info("child applied", child=name, namespace=want["metadata"]["namespace"], drift=drift)
 
     async def _apply(self, want: Object) -> Object:

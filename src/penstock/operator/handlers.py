@@ -125,14 +125,12 @@ class Handled:
         requests: View of the ProfileRequests.
         enqueue: Gets the namespace and name of each graph that is due though nothing changed.
         deleted: Returns once nothing is left of the deleted graph with this UID.
-        problem: Returns why the operator's view may be out of date; None if it is current.
     """
 
     graphs: View
     requests: View
     enqueue: Callable[[ObjectKey], None]
     deleted: Callable[[str], Awaitable[None]]
-    problem: Callable[[], str | None]
 
 
 class KopfOperator:
@@ -146,7 +144,6 @@ class KopfOperator:
         namespace: str | None,
         operator_class: str,
         resync_s: float,
-        liveness_endpoint: str | None = None,
     ) -> None:
         """Prepare; `run` starts it.
 
@@ -156,7 +153,6 @@ class KopfOperator:
             namespace: None watches all.
             operator_class: Of the objects that are handled.
             resync_s: A graph is reported again after so many seconds without a change.
-            liveness_endpoint: ``http://HOST:PORT/PATH`` where kopf answers liveness probes; None: nowhere.
         """
         self._client = client
         self._handled = handled
@@ -164,7 +160,6 @@ class KopfOperator:
         self._operator_class = operator_class
         self._finalizer = drain_finalizer(operator_class)
         self._resync_s = resync_s
-        self._liveness_endpoint = liveness_endpoint
         self._login_s: float | None = None
         self._session: aiohttp.ClientSession | None = None
         self._diffbase = MemoryDiffBase()
@@ -206,7 +201,6 @@ class KopfOperator:
             settings=self._settings(),
             clusterwide=self._namespace is None,
             namespaces=() if self._namespace is None else (self._namespace,),
-            liveness_endpoint=self._liveness_endpoint,
         )
         reclaim_signals()
         return tasks
@@ -228,10 +222,6 @@ class KopfOperator:
         @kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
         async def login(**_: Any) -> kopf.AiohttpSession:
             return await self._login()
-
-        @kopf.on.probe(registry=registry, id="view")
-        async def probe(**_: Any) -> str:
-            return handled.problem() or "current"
 
         self._drive(registry, GRAPH_DEPLOYMENT, handled.graphs)
         self._drive(registry, PROFILE_REQUEST, handled.requests)

@@ -94,13 +94,11 @@ class Operator:
         """
         from penstock.operator.handlers import Handled, KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
-        settings, port = self._settings, self._settings.kopf_liveness_port
         handled = Handled(
             graphs=self.cluster,
             requests=self.profiles,
             enqueue=self.queue.enqueue,
             deleted=self.reconciler.deleted,
-            problem=self.problem,
         )
         kopf = KopfOperator(
             self._client,
@@ -108,7 +106,6 @@ class Operator:
             namespace=self._namespace,
             operator_class=self._settings.operator_class,
             resync_s=self._settings.resync_interval,
-            liveness_endpoint=f"http://{settings.host}:{port}/healthz" if port else None,
         )
         try:
             async with asyncio.TaskGroup() as group:

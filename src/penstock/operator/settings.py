@@ -38,9 +38,6 @@ class OperatorSettings(BaseModel):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8080, description="Port of /metrics, /healthz and /readyz; 0: off."
     )
-    kopf_liveness_port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        0, description="Port where kopf itself answers liveness probes while this process acts; 0: off."
-    )
     penstock_image: Annotated[str, Field(min_length=1)] = Field(
         PENSTOCK_IMAGE, description="Image of routers and simulated workers whose graph names none."
     )

@@ -156,7 +156,7 @@ class Harness:
         self.due = asyncio.Queue()
         self.finished = asyncio.Event()
         view = View(self.changes)
-        handled = Handled(view, view, self.due.put_nowait, self._deleted, lambda: None)
+        handled = Handled(view, view, self.due.put_nowait, self._deleted)
         self.kopf = KopfOperator(
             client, handled, namespace="ns", operator_class="penstock", resync_s=resync_s
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import suppress
 
 import pytest
 from fake_api import Crash, FakeApi
@@ -11,7 +10,6 @@ from graph_harness import KEY, Loads, graph, operator, to_rest, told
 
 from penstock.core.errors import (
     ClusterError,
-    ConflictError,
     ForbiddenError,
     InvalidObjectError,
     NotFoundError,
@@ -128,30 +126,6 @@ async def test_a_crash_at_any_write_of_a_deletion_costs_a_second_look(answered):
         # The garbage collector deletes the Secret with its owner.
         assert [each for each in api.objects if each[0] not in {"Event", "Secret"}] == []
     assert k > 15
-
-
-@pytest.mark.parametrize(
-    "error", [UnavailableError("503"), UnavailableError("429", retry_after_s=3), ConflictError("409")]
-)
-async def test_a_failing_api_server_costs_nothing_but_time(api, error):
-    """Every third write fails; nothing is deleted, and the end is the same."""
-    _, wanted = await _writes_of_a_whole_run()
-
-    def fault(number, _write):
-        if number % 3 == 0:
-            raise error
-
-    api.fault = fault
-    async with operator(api) as made:
-        for _ in range(60):
-            with suppress(ClusterError):
-                before = len(api.writes)
-                await made.reconciler.reconcile(KEY)
-                await told(api)
-                if len(api.writes) == before:
-                    break
-    assert not [each for each in api.writes if each[0] == "delete"]
-    assert state(api) == wanted
 
 
 @pytest.mark.parametrize(

@@ -14,21 +14,6 @@ from penstock.kube.kinds import GRAPH_DEPLOYMENT
 from penstock.operator.plan.drain import Load
 
 
-async def test_a_deleted_adapter_comes_back_with_the_number_that_runs(api):
-    """Not with the graph's first one."""
-    async with operator(api) as made:
-        await to_rest(api, made)
-        api.at("ScalingAdapter", "g-decode")["spec"]["replicas"] = 2
-        api.stored(api.at("ScalingAdapter", "g-decode"), "MODIFIED")
-        await told(api)
-        await to_rest(api, made)
-        assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 2
-        api.stored(api.objects.pop(("ScalingAdapter", "ns", "g-decode")), "DELETED")
-        await told(api)
-        await to_rest(api, made)
-    assert api.at("ScalingAdapter", "g-decode")["spec"]["replicas"] == 2
-
-
 async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
     """Two GPUs: two of three pods; a release whose answer was lost counts until the watch shows it."""
     async with operator(api) as made:
@@ -54,44 +39,6 @@ async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
     }
     assert sum(not each for each in gated.values()) == 2
     assert not gated["p-1"]
-
-
-async def test_a_drain_marks_waits_and_only_then_shrinks(api):
-    """And at rest no worker is asked for its load."""
-    loads = Loads({"d-1": Load(2, 0, 0.3), "d-2": Load(1, 0, 0.1)})
-    now = [1_800_000_000.0]
-    async with operator(api, loads) as made:
-        made.reconciler._now_s = lambda: now[0]
-        api.at("GraphDeployment", "g")["spec"]["planner"]["maxGpuBudget"] = 8
-        api.at("GraphDeployment", "g")["metadata"]["generation"] += 1
-        api.stored(api.at("GraphDeployment", "g"), "MODIFIED")
-        await told(api)
-        await to_rest(api, made)
-        adapter = api.at("ScalingAdapter", "g-decode")
-        adapter["spec"]["replicas"] = 2
-        api.stored(adapter, "MODIFIED")
-        for name in ("d-1", "d-2"):
-            running = pod(name, "decode", gated=False, ready=True, phase="Running")
-            await api.create(running, field_manager="kubelet")
-        await told(api)
-        await to_rest(api, made)
-        assert not any(loads.asked)
-        adapter["spec"]["replicas"] = 1
-        api.stored(adapter, "MODIFIED")
-        await told(api)
-        assert await made.reconciler.reconcile(KEY) == 1.0
-        assert api.at("Pod", "d-2")["metadata"]["labels"]["penstock.dev/serving"] == "draining"
-        assert api.at("Pod", "d-1")["metadata"]["labels"]["penstock.dev/serving"] == "true"
-        now[0] += 10
-        await made.reconciler.reconcile(KEY)
-        assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 2
-        loads.loads["d-2"] = Load(0, 0, 0.0, idle_s=2.0)
-        for _ in range(3):
-            now[0] += 1
-            await made.reconciler.reconcile(KEY)
-            await told(api)
-    assert api.at("Deployment", "g-decode")["spec"]["replicas"] == 1
-    assert api.at("Pod", "d-2")["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"]
 
 
 async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api):

@@ -74,36 +74,6 @@ async def test_a_deletion_reports_what_still_runs(api):
     assert rows["BudgetRespected"]["message"] == "1 GPUs are in use of 2"
 
 
-async def test_a_wish_beyond_the_bounds_is_no_progress(api):
-    """The adapter says that it was cut; the graph is as it should be and at rest."""
-    async with operator(api) as made:
-        await to_rest(api, made)
-        adapter = api.at("ScalingAdapter", "g-decode")
-        adapter["spec"]["replicas"] = 0
-        api.stored(adapter, "MODIFIED")
-        for each in ("prefill", "decode"):
-            ready = pod(f"{each}-1", each, gated=False, ready=True, phase="Running")
-            await api.create(ready, field_manager="kubelet")
-            workload = api.at("Deployment", f"g-{each}")
-            workload["status"] = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
-            workload["status"]["observedGeneration"] = workload["metadata"]["generation"]
-            workload["status"]["availableReplicas"] = 1
-            api.stored(workload, "MODIFIED")
-        await api.create(router(), field_manager="kubelet")
-        workload = api.at("Deployment", "g-frontend")
-        workload["status"] = dict(api.at("Deployment", "g-decode")["status"])
-        api.stored(workload, "MODIFIED")
-        await told(api)
-        await to_rest(api, made)
-    rows = {each["type"]: each for each in api.at("GraphDeployment", "g")["status"]["conditions"]}
-    assert (rows["Progressing"]["status"], rows["Progressing"]["message"]) == (
-        "False",
-        "everything is as wanted",
-    )
-    told_of = api.at("ScalingAdapter", "g-decode")["status"]["conditions"]
-    assert any("scaling.minReplicas is 1" in each["message"] for each in told_of)
-
-
 async def test_every_declared_role_has_a_series_also_without_a_pod(api):
     """A series that vanishes alarms no one; a graph that is being deleted has none."""
     await api.create(
