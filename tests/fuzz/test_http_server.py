@@ -172,10 +172,10 @@ async def test_any_bytes_end_in_answers_or_a_close(rounds, mutate, pieces, caplo
         try:
             wire, connection = await attack(rng, pieces(rng, data), shared)
             for _ in range(1000):  # more than the requests of one connection take
-                if not shared.tasks and not connection._queue:
+                if not shared.responders and not connection._queue:
                     break
                 await turns(20)
-            assert not shared.tasks
+            assert not shared.responders
             if rng.random() < 0.3 and not wire.is_closed:
                 connection.eof_received()
                 wire.close()

@@ -245,11 +245,9 @@ class ServerConnection(asyncio.Protocol):
         if self._current is None and not self._queue and self._transport is not None:
             self._transport.write(_CONTINUE)
 
-    def _resume_reading(self, transport: asyncio.Transport) -> None:
+    def _resume_reading(self, transport: asyncio.Transport, paused_since_s: float) -> None:
         """Read on; the time in which this side did not read is not the client's."""
-        paused_since_s, self._paused_since_s = self._paused_since_s, None
-        if paused_since_s is None:
-            return
+        self._paused_since_s = None
         self._read_s = self._shared.loop.time()
         self._since_s += self._read_s - paused_since_s
         self._read(self._unread)
@@ -316,8 +314,8 @@ class ServerConnection(asyncio.Protocol):
         self._current = responder
         responder.task = shared.loop.create_task(_answer(shared, item, responder))
         shared.responders.add(responder)
-        if len(self._queue) <= _MAX_PIPELINED // 2:
-            self._resume_reading(transport)
+        if self._paused_since_s is not None and len(self._queue) <= _MAX_PIPELINED // 2:
+            self._resume_reading(transport, self._paused_since_s)
 
     # ------------------------------------------------------------------ refusals and limits
 
