@@ -164,8 +164,8 @@ class Responder:
         "task",
     )
 
-    def __init__(self, owner: ResponseOwner, transport: asyncio.Transport, request: Request) -> None:
-        self._owner: ResponseOwner | None = owner
+    def __init__(self, owner: ResponseOwner | None, transport: asyncio.Transport, request: Request) -> None:
+        self._owner = owner
         self._transport = transport
         self._head_only = request.method == "HEAD"
         self._http_1_0 = request.http_1_0

@@ -338,8 +338,8 @@ class ServerConnection(asyncio.Protocol):
         request = Request("GET", b"/", {}, peer=self._peer)
         request.keep_alive = False
         kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-        # Its own owner: completing it must end our sending side only, so that the client can read it.
-        responder = Responder(_NO_OWNER, transport, request)
+        # Without an owner: completing it must end our sending side only, so that the client can read it.
+        responder = Responder(None, transport, request)
         headers = _RETRY if refusal.status == 503 else ()
         body = error_body(refusal.message, kind=kind, code=refusal.code)
         responder.send(refusal.status, body, headers=headers)
@@ -425,20 +425,6 @@ class ServerConnection(asyncio.Protocol):
         """Cut the connection off."""
         if self._transport is not None:
             self._transport.abort()
-
-
-class _NoOwner:
-    def response_head(self) -> bytes:
-        return b""
-
-    def response_over(self, responder: Responder) -> None:
-        """Leave the connection to linger."""
-
-    def given_away(self) -> None:
-        """Do nothing: a refusal keeps its connection."""
-
-
-_NO_OWNER = _NoOwner()
 
 
 async def _answer(shared: ServerContext, request: Request, responder: Responder) -> None:
