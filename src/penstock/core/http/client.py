@@ -120,7 +120,8 @@ class ConnectionPool:
         head = _request_head(method, target, body, headers)
         loop = asyncio.get_running_loop()
         deadline_s = None if timeouts.total_s is None else loop.time() + timeouts.total_s
-        connection = self._take_idle(target.origin) or await self._connect(target.origin, timeouts, loop)
+        idle = self._idle.get(target.origin)
+        connection = idle.pop() if idle else await self._connect(target.origin, timeouts, loop)
         self._sweep_within(timeouts.shortest_s(), loop)
         try:
             return await connection.exchange(method, head, body, timeouts, deadline_s)
@@ -196,14 +197,6 @@ class ConnectionPool:
             self._idle.pop(connection.origin, None)
 
     # ------------------------------------------------------------------ connections
-
-    def _take_idle(self, origin: Origin) -> ClientConnection | None:
-        idle = self._idle.get(origin)
-        while idle:
-            connection = idle.pop()
-            if connection.usable:
-                return connection
-        return None
 
     async def _connect(
         self, origin: Origin, timeouts: Timeouts, loop: asyncio.AbstractEventLoop

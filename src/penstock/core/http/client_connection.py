@@ -180,11 +180,6 @@ class ClientConnection(asyncio.Protocol):
         self._keep = False
 
     @property
-    def usable(self) -> bool:
-        """Whether a request may be sent."""
-        return self._transport is not None and not self._transport.is_closing()
-
-    @property
     def busy(self) -> bool:
         """Whether an exchange is under way."""
         return self._response is not None

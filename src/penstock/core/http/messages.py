@@ -164,8 +164,8 @@ class Responder:
         "task",
     )
 
-    def __init__(self, owner: ResponseOwner, transport: asyncio.Transport, request: Request) -> None:
-        self._owner: ResponseOwner | None = owner
+    def __init__(self, owner: ResponseOwner | None, transport: asyncio.Transport, request: Request) -> None:
+        self._owner = owner
         self._transport = transport
         self._head_only = request.method == "HEAD"
         self._http_1_0 = request.http_1_0
@@ -403,7 +403,9 @@ def encode_headers(headers: Headers) -> bytes:
     Raises:
         ValueError: a name or value carries a line break or NUL, which would split the message.
     """
-    lines = b"".join([b"%b: %b\r\n" % each for each in headers])
+    lines = b""
+    for each in headers:
+        lines += b"%b: %b\r\n" % each
     if len(lines.translate(None, _BREAKS)) != len(lines) - 2 * len(headers):
         name, value = next(
             each for each in headers if len(b"".join(each).translate(None, _BREAKS)) < sum(map(len, each))

@@ -141,10 +141,7 @@ class RequestReader:
         """
         begun, phase, body_bytes = self.begun, self.phase, self._part_bytes
         try:
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                self._parse_without_offer(data, upgrade)
+            self._parse(data)
         except _Refused:
             return self._refusal
         except httptools.HttpParserError as exc:
@@ -167,26 +164,24 @@ class RequestReader:
                 return Refusal(400, "too_much_framing", message)
         return None
 
-    def _parse_without_offer(self, data: bytes | memoryview, upgrade: httptools.HttpParserUpgrade) -> None:
-        """Parse what offers an upgrade (h2c, websocket): each such request is served as plain HTTP/1.1.
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Feed the parser; each request that offers an upgrade (h2c, websocket) is served as plain HTTP/1.1.
 
         RFC 9110 7.8 allows that. The parser gives up the body of such a request, so its head is given to a
         new parser without the offer, followed by the bytes behind the head.
         """
-        rest = memoryview(data)
-        offer: httptools.HttpParserUpgrade | None = upgrade
-        while offer is not None:
-            rest = rest[offer.args[0] :]
-            head = self._head_without_offer()
-            self._begin()
-            self._parser = httptools.HttpRequestParser(self)
-            self._parser.feed_data(head)
+        rest = data
+        while True:
             try:
                 self._parser.feed_data(rest)
-            except httptools.HttpParserUpgrade as another:
-                offer = another
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+                head = self._head_without_offer()
+                self._begin()
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(head)
             else:
-                offer = None
+                return
 
     def _head_without_offer(self) -> bytes:
         method: bytes = self._parser.get_method()
@@ -233,7 +228,7 @@ class RequestReader:
         if len(headers) + self._repeats > _MAX_FIELDS:
             self._refuse(self._header_refusal())
         if parser.should_upgrade():
-            return  # comes again without the offer, see _parse_without_offer
+            return  # comes again without the offer, see _parse
         method = parser.get_method().decode("latin-1")
         try:
             request = Request(method, self._url, headers, peer=self._peer)

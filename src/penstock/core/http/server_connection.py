@@ -245,11 +245,9 @@ class ServerConnection(asyncio.Protocol):
         if self._current is None and not self._queue and self._transport is not None:
             self._transport.write(_CONTINUE)
 
-    def _resume_reading(self, transport: asyncio.Transport) -> None:
+    def _resume_reading(self, transport: asyncio.Transport, paused_since_s: float) -> None:
         """Read on; the time in which this side did not read is not the client's."""
-        paused_since_s, self._paused_since_s = self._paused_since_s, None
-        if paused_since_s is None:
-            return
+        self._paused_since_s = None
         self._read_s = self._shared.loop.time()
         self._since_s += self._read_s - paused_since_s
         self._read(self._unread)
@@ -316,8 +314,8 @@ class ServerConnection(asyncio.Protocol):
         self._current = responder
         responder.task = shared.loop.create_task(_answer(shared, item, responder))
         shared.responders.add(responder)
-        if len(self._queue) <= _MAX_PIPELINED // 2:
-            self._resume_reading(transport)
+        if self._paused_since_s is not None and len(self._queue) <= _MAX_PIPELINED // 2:
+            self._resume_reading(transport, self._paused_since_s)
 
     # ------------------------------------------------------------------ refusals and limits
 
@@ -340,8 +338,8 @@ class ServerConnection(asyncio.Protocol):
         request = Request("GET", b"/", {}, peer=self._peer)
         request.keep_alive = False
         kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-        # Its own owner: completing it must end our sending side only, so that the client can read it.
-        responder = Responder(_NO_OWNER, transport, request)
+        # Without an owner: completing it must end our sending side only, so that the client can read it.
+        responder = Responder(None, transport, request)
         headers = _RETRY if refusal.status == 503 else ()
         body = error_body(refusal.message, kind=kind, code=refusal.code)
         responder.send(refusal.status, body, headers=headers)
@@ -427,20 +425,6 @@ class ServerConnection(asyncio.Protocol):
         """Cut the connection off."""
         if self._transport is not None:
             self._transport.abort()
-
-
-class _NoOwner:
-    def response_head(self) -> bytes:
-        return b""
-
-    def response_over(self, responder: Responder) -> None:
-        """Leave the connection to linger."""
-
-    def given_away(self) -> None:
-        """Do nothing: a refusal keeps its connection."""
-
-
-_NO_OWNER = _NoOwner()
 
 
 async def _answer(shared: ServerContext, request: Request, responder: Responder) -> None:

@@ -385,7 +385,7 @@ class DispatchQueue(QueueState[T]):
         dirty, self._dirty = self._dirty, {}
         for name in dirty:
             worker = self._workers.get(name)
-            while worker is not None and worker.has_waiting and self._has_room(worker):
+            while worker is not None and worker.line and self._has_room(worker):
                 if is_open is not None and not is_open(name):
                     self._dirty[name] = None
                     break

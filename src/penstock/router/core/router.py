@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from penstock.api import Role, Tier
 from penstock.router.core.retries import Assignment
-from penstock.router.core.router_state import Effects, RefusalReason, Refuse, RouterState
+from penstock.router.core.router_state import Effects, RefusalReason, Refuse, RouterState, WakeTimes
 from penstock.router.core.tiers import line_tokens
 from penstock.router.core.worker import Worker
 from penstock.router.core.worker_spec import WorkerSpec
@@ -88,7 +88,8 @@ class RouterCore(RouterState[T]):
             self._held[role].enter(item, arrival.tier, arrival.tokens)
             if role is self.entry:
                 self._uncomputed.enter(item, arrival.tier, queue.uncached_tokens(item) or 0)
-        self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
+        if busy.has_thresholds:
+            self._load_changed(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
@@ -305,27 +306,28 @@ class RouterCore(RouterState[T]):
         if missing is not None:
             message = f"no {missing} worker can take the request; retry later"
             return Refuse(item, missing, RefusalReason.NO_WORKER, message)
-        late = self._too_late(item, arrival, now_s) if is_new else None
-        if late is not None:
-            return late
+        if is_new and self.wake is not None:
+            late = self._too_late(item, arrival, self.wake, now_s)
+            if late is not None:
+                return late
         full = self.full_stage(role, now_s, is_new=is_new)
         if full is None or self._waits_its_turn(arrival.tier, full, is_new=is_new):
             return None
         return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 
-    def _too_late(self, item: T, arrival: Arrival, now_s: float) -> Refuse[T] | None:
+    def _too_late(self, item: T, arrival: Arrival, wake: WakeTimes, now_s: float) -> Refuse[T] | None:
         """Refuse a request whose time is over before even the fastest start is done; None: it may wait.
 
         It wakes the workers all the same, as every arrival that is counted.
         """
-        if self.wake is None or self.pool.knows_any(self.queues):
+        if self.pool.knows_any(self.queues):
             return None
-        self.wake.asked(now_s)
-        least_s = self.wake.least_left_s(now_s)
+        wake.asked(now_s)
+        least_s = wake.least_left_s(now_s)
         if now_s + least_s <= self.entry_queue.settings.deadline_s(arrival.tier, now_s, served_s=inf):
             return None
         message = f"workers are being started, which takes {least_s / self.speed:.0f} s at least; retry later"
-        return Refuse(item, self.entry, RefusalReason.NO_WORKER, message, self.wake.left_s(now_s))
+        return Refuse(item, self.entry, RefusalReason.NO_WORKER, message, wake.left_s(now_s))
 
     def _refuse(self, refuse: Refuse[T], now_s: float) -> Refuse[T]:
         self.turned_away[refuse.role].add(now_s)

@@ -330,11 +330,6 @@ class WorkerQueue(Generic[T]):
         return max(0.0, now_s - max(started_s, self.progress_s))
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether any request waits."""
-        return bool(self.line)
-
-    @property
     def queue(self) -> dict[T, QueuedRequest[T]]:
         """Requests that wait for it and were not found late."""
         return self.line.queue

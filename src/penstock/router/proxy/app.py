@@ -258,16 +258,17 @@ class RouterApp:
         return request.headers.get(self._session_header, b"")[:SESSION_BYTES].decode("latin-1")
 
     def _upstream_headers(self, request: Request, own_id: bytes) -> tuple[tuple[bytes, bytes], ...]:
-        headers = [_JSON_TYPE, (REQUEST_ID, own_id)]
+        headers: tuple[tuple[bytes, bytes], ...] = (_JSON_TYPE, (REQUEST_ID, own_id))
         sent = request.headers
-        headers += [(name, sent[name]) for name in _PASSED_ON if name in sent]
-        is_own = (
-            self._tiers is not None and self._tiers.admission.keys.of(sent.get(b"authorization")) is not None
-        )
-        if self._keys.is_open and b"authorization" in sent and not is_own:
-            # Without keys of its own the router is transparent: the workers may ask for one.
-            headers.append((b"authorization", sent[b"authorization"]))
-        return tuple(headers)
+        for name in _PASSED_ON:
+            if name in sent:
+                headers += ((name, sent[name]),)
+        key = sent.get(b"authorization")
+        if key is None or not self._keys.is_open:
+            return headers
+        # Without keys of its own the router is transparent: the workers may ask for one.
+        is_own = self._tiers is not None and self._tiers.admission.keys.of(key) is not None
+        return headers if is_own else (*headers, (b"authorization", key))
 
     def _record(
         self,

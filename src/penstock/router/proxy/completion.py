@@ -246,7 +246,7 @@ def parse_completion(
     _check_transfer(body)
     endpoint = PATHS[path]
     prompts, text_bytes, ids = _TEXTS[endpoint](body)
-    several = _is_several(body.get("n")) or _is_several(body.get("best_of"))
+    several = ("n" in body and _is_several(body["n"])) or ("best_of" in body and _is_several(body["best_of"]))
     # vLLM's Responses API takes no kv_transfer_params, so that its requests cannot be handed over.
     is_single = prompts == 1 and not several and endpoint is not ApiEndpoint.RESPONSES
     return CompletionRequest(endpoint, path, raw, body, stream is True, text_bytes, ids, is_single)
