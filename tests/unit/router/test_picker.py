@@ -201,6 +201,111 @@ async def test_a_router_that_stops_hands_on_at_once(harness, write_graph):
     await two.assert_idle()
 
 
+class Wire:
+    """The way from one router to another; while it is cut nothing arrives, the end of a connection neither."""
+
+    name, role = "wire", "router"
+
+    def __init__(self, target):
+        self.target = target
+        self.whole = asyncio.Event()
+        self.whole.set()
+        self.tasks = []
+
+    async def start(self, harness):
+        """Listen."""
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        harness._closers.append(self.close)
+        return self
+
+    async def close(self):
+        """End all."""
+        self.server.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def serve(self, reader, writer):
+        """Connect both."""
+        await self.whole.wait()
+        there = await asyncio.open_connection("127.0.0.1", self.target.server.port)
+        self.tasks += [
+            asyncio.create_task(self.pass_on(*pair)) for pair in ((reader, there[1]), (there[0], writer))
+        ]
+
+    async def pass_on(self, reader, writer):
+        """Pass on what comes."""
+        try:
+            while data := await reader.read(65536):
+                await self.whole.wait()
+                writer.write(data)
+        except ConnectionError:
+            pass
+        finally:
+            await self.whole.wait()
+            writer.transport.abort()
+
+
+async def wired(harness, tmp_path, worker):
+    """Start three routers that hear each other by wires of their own; return the picker, the others, and the wires of each pair."""
+    routers, wires = [], {}
+    for number in range(3):
+        file = harness.write_state(tmp_path / f"{number}.json", [worker])
+        routers.append(await harness.router(disaggregated=False, ready=False, statefile=file))
+    for number, one in enumerate(routers):
+        others = [other for other in routers if other is not one]
+        wires |= {(one, other): await Wire(other).start(harness) for other in others}
+        harness.write_state(
+            tmp_path / f"{number}.json", [worker], [one, *(wires[one, other] for other in others)]
+        )
+    await routers[0].until(lambda: picker_among(routers))
+    for router in routers:
+        await router.until(lambda router=router: not router.server.admission.problems())
+    picker = picker_among(routers)
+    return picker, [router for router in routers if router is not picker], wires
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["from one", "from all"])
+async def test_a_picker_that_is_cut_off_costs_no_stream_and_less_than_two_seconds(harness, tmp_path, count):
+    """Streams go on, requests are served meanwhile, each once; then all follow one again, and it knows what runs."""
+    worker, gate = await harness.worker("aggregated"), asyncio.Event()
+    worker.script = [harness.answers.events_then(harness.token_event(0), event=gate) for _ in range(2)]
+    first, others, wires = await wired(harness, tmp_path, worker)
+    routers = [first, *others]
+    streams = [await router.stream() for router in routers[:2]]
+    for stream in streams:
+        assert b"tok0" in await anext(aiter(stream))
+    term = group_of(first)._leader.term
+    cut = [each for pair, each in wires.items() if first in pair and set(pair) & set(others[:count])]
+    for each in cut:
+        each.whole.clear()
+
+    began_s = time.monotonic()
+    answers = await asyncio.gather(*(router.post(prompt=f"{at}") for at, router in enumerate(routers)))
+    assert [answer.status for answer in answers] == [200, 200, 200]
+    assert time.monotonic() - began_s < 2.0
+    apart = others[0] if count == 1 else first
+    rest = [router for router in routers if router is not apart]
+    await first.until(lambda: group_of(apart)._leader is None and picker_among(rest))
+    picker = picker_among(rest)
+    assert (picker is first, group_of(picker)._leader.term - term) == (
+        (True, 0) if count == 1 else (False, 1)
+    )
+    assert (await apart.post(prompt="alone")).status == 200
+
+    for each in cut:
+        each.whole.set()
+    await picker.until(lambda: picker_among(routers) is picker)
+    await picker.until(lambda: picker.server.core.pool.get(worker.name).inflight_requests == 2)
+    gate.set()
+    for stream in streams:
+        assert (b"".join([chunk async for chunk in stream])).endswith(harness.done)
+    assert len(worker.seen) == 6
+    for router in routers:
+        await router.assert_idle()
+
+
 async def test_routers_without_a_secret_pick_each_for_itself(harness, write_graph):
     """A client could be taken for the other one."""
     worker = await harness.worker("aggregated")
