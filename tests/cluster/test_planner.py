@@ -15,6 +15,7 @@ from planning import INTERVAL_S, WAIT_S, is_now
 from penstock.api import Role
 from penstock.core.errors import ConflictError, NotFoundError
 from penstock.core.http.client import ConnectionPool
+from penstock.core.stamps import seconds
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE, SCALING_ADAPTER
 from penstock.planner.cluster.fleet import parse
 from penstock.planner.cluster.watch import Watch
@@ -49,6 +50,7 @@ async def test_a_pressed_role_is_scaled_by_its_adapter_and_users_are_told(world)
     assert adapter["metadata"]["annotations"]["penstock.dev/decision-id"] == decision_id
     sentence = "decode 1 -> 2: KV 0.95 > 0.90"
     assert (await world.events())[f"{sentence} ({decision_id})"] == ("ScaledUp", "Normal", "llama")
+    assert abs(seconds(status["planner"].pop("decisionTime")) - decided["wall_s"]) <= 2
     assert status["planner"] == {"lastDecision": sentence, "decisionId": decision_id, "gpus": 3, "budget": 3}
     assert replay(world.ledger()).differences == ()
     assert list((world.folder / world.namespace / "llama").glob("events.out.tfevents.*"))

@@ -41,6 +41,7 @@ class PlannerStatus(SpecModel):
 
     last_decision: str = Field(default="", description="What changed and why, in one line.")
     decision_id: str = Field(default="", description="Key of the decision in the ledger.")
+    decision_time: str = Field(default="", description="When it was decided, RFC 3339.")
     gpus: Integer = Field(default=0, description="GPUs in use, prefill plus decode.")
     budget: Integer | None = Field(default=None, description="GPUs allowed; null: no ceiling.")
 

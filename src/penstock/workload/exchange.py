@@ -273,7 +273,7 @@ class RequestSender:
                 if status != 200:
                     text = await response.read(limit_bytes=_MAX_ERROR_BYTES)
                     return _Ending(status, f"http_{status}", _message(text))
-                await _Reading(response, meter, self._clock, self._on_first, sent_s).finished()
+                await self._feed(response, meter, sent_s)
         except (UpstreamError, SaturatedError) as exc:
             return _Ending(status, _error_class(exc), str(exc))
         if not meter.is_done:
@@ -282,49 +282,31 @@ class RequestSender:
             return _Ending(status, NO_TOKENS, "the stream held no token")
         return _Ending(status)
 
+    async def _feed(self, response: StreamingResponse, meter: ClientStreamMeter, sent_s: float) -> None:
+        """Feed the meter by callbacks until the body is complete, and wake the request's task then."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-class _Reading:
-    """Feeds a meter from a response by callbacks, and wakes the request's task at the end."""
+        def fail(error: UpstreamError) -> None:
+            if not done.done():
+                done.set_exception(error)
 
-    def __init__(
-        self,
-        response: StreamingResponse,
-        meter: ClientStreamMeter,
-        clock: SimulatedClock,
-        on_first: Callable[[float], None],
-        sent_s: float,
-    ) -> None:
-        self._response = response
-        self._meter = meter
-        self._clock = clock
-        self._on_first = on_first
-        self._sent_s = sent_s
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        response.set_sink(self._on_data, self._on_end, self._fail)
+        def end() -> None:
+            if not done.done():
+                done.set_result(None)
 
-    async def finished(self) -> None:
-        """Return when the body is complete."""
-        await self._done
+        def take(data: bytes) -> None:
+            is_first = meter.first_s is None
+            try:
+                meter.feed(self._clock.now_s(), data)
+            except StreamBroken as exc:
+                response.abort()
+                fail(exc)
+                return
+            if is_first and meter.first_s is not None:
+                self._on_first(meter.first_s - sent_s)
 
-    def _on_data(self, data: bytes) -> None:
-        meter = self._meter
-        is_first = meter.first_s is None
-        try:
-            meter.feed(self._clock.now_s(), data)
-        except StreamBroken as exc:
-            self._response.abort()
-            self._fail(exc)
-            return
-        if is_first and meter.first_s is not None:
-            self._on_first(meter.first_s - self._sent_s)
-
-    def _on_end(self) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
-
-    def _fail(self, error: UpstreamError) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
+        response.set_sink(take, end, fail)
+        await done
 
 
 def _status(ending: _Ending) -> RequestStatus:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.api import Role
 from penstock.core.errors import NotFoundError, UnavailableError
+from penstock.core.stamps import seconds
 from penstock.kube.events import MAX_NOTE, EventMessage
 from penstock.planner.cluster import events as events_module
 from penstock.planner.cluster import status as status_module
@@ -30,7 +31,14 @@ KEY = ("serving", "llama")
 D = Role.DECODE
 
 CALM = Report(
-    PlannerReason.OBSERVING, "decides every 30 s", 3, "decode 2 -> 3: KV 0.93 > 0.90", "d000012", 3, 8
+    PlannerReason.OBSERVING,
+    "decides every 30 s",
+    3,
+    last_decision="decode 2 -> 3: KV 0.93 > 0.90",
+    decision_id="d000012",
+    decision_time="2026-11-22T07:30:00Z",
+    gpus=3,
+    budget=8,
 )
 
 
@@ -117,6 +125,7 @@ async def test_a_report_is_written_whole_and_only_once(status):
     assert written["planner"] == {
         "lastDecision": "decode 2 -> 3: KV 0.93 > 0.90",
         "decisionId": "d000012",
+        "decisionTime": "2026-11-22T07:30:00Z",
         "gpus": 3,
         "budget": 8,
     }
@@ -190,7 +199,7 @@ def test_without_a_ceiling_there_is_no_budget():
 def test_a_new_planner_keeps_what_was_said_about_decisions():
     """The last decision stays the last decision."""
     report = last_report(_live(CALM), PlannerReason.DISABLED, "spec.planner.enabled is false")
-    assert (report.decision_id, report.gpus, report.budget) == ("d000012", 3, 8)
+    assert report.planner == CALM.planner
     assert report.condition["status"] == "False"
 
 
@@ -259,6 +268,7 @@ async def test_a_role_that_backs_off_or_is_left_to_others_is_reported_and_an_edi
     await world.run_until(135)
     assert said[-1].decision_id > before
     assert said[-1].last_decision.startswith("decode 3: KV ")
+    assert seconds(said[-1].decision_time) == 1.7e9 + 1100
 
 
 async def test_a_backend_that_cannot_be_read_makes_the_planner_blind(world):

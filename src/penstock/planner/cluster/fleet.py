@@ -299,6 +299,7 @@ def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
         generation=live["metadata"].get("generation", 0),
         last_decision=said.get("lastDecision", ""),
         decision_id=said.get("decisionId", ""),
+        decision_time=said.get("decisionTime", ""),
         gpus=said.get("gpus", 0),
         budget=said.get("budget"),
     )

@@ -112,6 +112,7 @@ class Report:
         generation: Of the graph that this judges.
         last_decision: Sentence of the last change; empty before the first.
         decision_id: Its id.
+        decision_time: When it was decided, as Kubernetes writes times.
         gpus: GPUs in use.
         budget: GPUs allowed; None: no ceiling.
     """
@@ -121,6 +122,7 @@ class Report:
     generation: int
     last_decision: str = ""
     decision_id: str = ""
+    decision_time: str = ""
     gpus: int = 0
     budget: int | None = None
 
@@ -139,7 +141,8 @@ class Report:
     def planner(self) -> dict[str, Any]:
         """Return ``status.planner``."""
         decided = {"lastDecision": self.last_decision, "decisionId": self.decision_id}
-        found = {**(decided if self.decision_id else {}), "gpus": self.gpus}
+        timed = {"decisionTime": self.decision_time} if self.decision_time else {}
+        found = {**({**decided, **timed} if self.decision_id else {}), "gpus": self.gpus}
         return found if self.budget is None else {**found, "budget": self.budget}
 
 
@@ -198,7 +201,12 @@ class StatusListener:
         if said:
             self._is_edited = False
             sentence = "; ".join(role.sentence for role in said)
-            self._report = replace(self._report, last_decision=sentence, decision_id=decision.id)
+            self._report = replace(
+                self._report,
+                last_decision=sentence,
+                decision_id=decision.id,
+                decision_time=stamp(view.wall_s),
+            )
             self._say(self._report)
 
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
