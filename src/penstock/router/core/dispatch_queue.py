@@ -32,8 +32,6 @@ _CACHE_SLACK = 0.02
 class DispatchQueue(QueueState[T]):
     """Waiting requests of one role under one policy. ``T`` is hashable and unique per request."""
 
-    # ------------------------------------------------------------------ workers
-
     def set_workers(
         self, loads: Iterable[WorkerLoad], now_s: float, *, quarantined: Collection[str] = ()
     ) -> None:
@@ -103,8 +101,6 @@ class DispatchQueue(QueueState[T]):
         if abs(keys - worker.index.capacity) > worker.index.capacity * _CACHE_SLACK:
             worker.index.resize(keys)
 
-    # ------------------------------------------------------------------ routers side by side
-
     def adopt(
         self, item: T, arrival: Arrival, load: WorkerLoad, now_s: float, *, is_prefilled: bool = False
     ) -> None:
@@ -143,8 +139,6 @@ class DispatchQueue(QueueState[T]):
             worker.index.use(arrival.prefix)
             if self._learner is not None:
                 self._learner.prompt_queued(arrival, name, self._workers)
-
-    # ------------------------------------------------------------------ a request's way
 
     def submit(
         self, item: T, arrival: Arrival, now_s: float, *, again: bool = False, waited_s: float | None = None
@@ -305,8 +299,6 @@ class DispatchQueue(QueueState[T]):
                 count += 1
         self.moved += count
         return count
-
-    # ------------------------------------------------------------------ within
 
     def _take_central(self, queued: QueuedRequest[T]) -> None:
         del self._unassigned[queued.item]
