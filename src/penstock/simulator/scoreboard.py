@@ -90,10 +90,10 @@ def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
 
 def _by_window(
     arrivals: Floats, is_in_time: NDArray[np.bool_], window_s: float
-) -> tuple[NDArray[np.int64], Floats]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the arrivals of each window from time 0 on, and those of them that were in time."""
     places = np.floor_divide(arrivals, window_s).astype(np.int64)
-    return np.bincount(places), np.bincount(places, weights=is_in_time.astype(np.float64))
+    return np.bincount(places), np.bincount(places[is_in_time], minlength=places.max(initial=-1) + 1)
 
 
 def reversals(changes: Sequence[PlannerChange]) -> int:
