@@ -68,15 +68,41 @@ def test_any_value_at_any_place_is_converted_or_refused(data):
 )
 def test_values_of_a_wrong_type_are_refused_or_listed(extra):
     """What a key cannot hold is a problem with its file or an unconverted value, never a traceback."""
+    spec = {"pvcs": [1], "backendFramework": "vllm", "services": {"W": {"componentType": "worker", **extra}}}
+    refused_or_listed("v1alpha1", spec)
+
+
+@pytest.mark.parametrize(
+    "components",
+    [
+        5,
+        [3],
+        [{"type": "worker", "podTemplate": {"metadata": {}}}],
+        [{"type": "worker", "podTemplate": {"spec": {"containers": 3}}, "sharedMemorySize": 0}],
+        *(
+            [
+                {
+                    "type": "worker",
+                    "podTemplate": {"spec": {"containers": [{"name": "main", "resources": each}]}},
+                }
+            ]
+            for each in (3, {"limits": 3})
+        ),
+    ],
+    ids=str,
+)
+def test_values_of_a_wrong_type_in_the_newer_version_are_refused_or_listed(components):
+    """Likewise, wherever a native pod template has them."""
+    refused_or_listed("v1beta1", {"components": components})
+
+
+def refused_or_listed(version, spec):
+    """Import a deployment; a refusal names the file."""
     body = {
         "kind": "DynamoGraphDeployment",
-        "apiVersion": "nvidia.com/v1alpha1",
+        "apiVersion": f"nvidia.com/{version}",
         "metadata": {"name": "chat"},
-        "spec": {
-            "pvcs": 1,
-            "backendFramework": "vllm",
-            "services": {"W": {"componentType": "worker", **extra}},
-        },
+        "spec": spec,
     }
     try:
         assert import_dgd(yaml.safe_dump(body), "f.yaml").graph.name == "chat"

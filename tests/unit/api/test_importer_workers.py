@@ -241,6 +241,7 @@ def on(taint, **rest):
             {"engine": {"kvBufferDevice": "cpu"}, "services/d/args": None},
         ),
         (roles("--connector", "nixl"), {"services/p/args": None}),
+        ({"W": component("--load-format", "dummy")}, {"services/w/args": ["--load-format", "dummy"]}),
         (
             {"W": component("--kv-transfer-config", '{"kv_connector":"D","kv_role":"kv_both"}')},
             {"services/w/args": ["--kv-transfer-config", '{"kv_connector":"D","kv_role":"kv_both"}']},
@@ -275,6 +276,7 @@ def test_another_accelerator_is_asked_for_in_place_of_a_gpu(resources, gpus):
     [
         {**NIXL, "kv_buffer_device": "xpu"},
         {**NIXL, "engine_id": "a"},
+        {**NIXL, "kv_role": "kv_observer"},
         {**NIXL, "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}},
         {"kv_connector": "PdConnector", "kv_role": "kv_both"},
         ["NixlConnector"],
@@ -412,7 +414,7 @@ def test_claims_and_variables_of_the_graph():
     """A claim's name is kept, and its size belongs to whoever makes it; Dynamo gives variables to the frontend too."""
     spec, notes = imported(
         {"W": component(volumeMounts=[{"name": "cache", "mountPoint": "/c"}]), "F": FRONTEND},
-        pvcs=[{"name": "cache", "create": True, "size": "50Gi"}],
+        pvcs=[{"name": "cache", "create": True, "size": "50Gi"}, {"name": "there", "create": False}],
         envs=[{"name": "A", "value": "b"}],
     )
     volumes = spec["services"]["w"]["podTemplate"]["spec"]["volumes"]
