@@ -37,10 +37,8 @@ class Read:
 
 
 def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[Read]:
-    """Yield every read of one prompt."""
-    many, few = max(source_ranks, reader_ranks), min(source_ranks, reader_ranks)
-    if many % few:
-        raise ValueError(f"tensor parallelism {source_ranks} and {reader_ranks}: one must divide the other")
+    """Yield every read of one prompt; one degree of parallelism divides the other."""
+    many = max(source_ranks, reader_ranks)
     readers = max(1, reader_ranks // source_ranks)
     for each in range(many):
         yield Read(request_id, each * source_ranks // many, each * reader_ranks // many, readers)
@@ -104,9 +102,6 @@ class LeaseTable:
     def __init__(self) -> None:
         self._expiry: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
-
-    def __len__(self) -> int:
-        return len(self._expiry)
 
     def grant(self, request_id: str, until_s: float) -> None:
         """Start a lease, of an id that holds none, that ends at ``until_s`` unless it is renewed."""

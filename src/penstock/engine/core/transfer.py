@@ -50,9 +50,6 @@ class Link:
         self._free_s = 0.0
         self._heap: list[tuple[float, int, Transfer]] = []
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     def start(self, state: RequestState, size: int, now_s: float) -> Transfer:
         """Queue ``size`` bytes for ``state``; return the transfer with its end."""
         begin_s = max(now_s, self._free_s)
