@@ -52,29 +52,30 @@ class BucketCounts:
     Attributes:
         bounds: Upper bounds, inclusive and strictly increasing; +Inf is left out.
         total: Sum of all samples, in the unit of the bounds.
+        exemplars: By bucket, the last traced sample: trace id, value, and seconds since 1970.
     """
 
-    __slots__ = ("_counts", "bounds", "total")
+    __slots__ = ("_counts", "bounds", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """Start empty; ``bounds`` as in the attribute."""
         self.bounds = tuple(bounds)
         self._counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, tuple[str, float, float]] = {}
 
     def observe(self, value: float, count: int = 1) -> None:
         """Add ``count`` samples of ``value``."""
         self._counts[bisect_left(self.bounds, value)] += count
         self.total += value * count
 
+    def exemplify(self, value: float, trace_id: str, now_s: float) -> None:
+        """Keep the trace of a sample; ``now_s`` counts from 1970."""
+        self.exemplars[bisect_left(self.bounds, value)] = (trace_id, value, now_s)
+
     def cumulative(self) -> list[int]:
         """Return the samples at or below each bound; the last number is that of +Inf, all samples."""
         return list(accumulate(self._counts))
-
-    def labelled(self) -> list[tuple[str, float]]:
-        """Return each bound as text, +Inf included, with the samples at or below it, as Prometheus' client takes them."""
-        edges = (*map(str, self.bounds), "+Inf")
-        return list(zip(edges, map(float, self.cumulative()), strict=True))
 
 
 def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:

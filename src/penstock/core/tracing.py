@@ -130,6 +130,11 @@ class TraceSpan:
         self.is_recorded = span.is_recording()
 
     @property
+    def trace_id(self) -> str:
+        """The trace's id, as its viewers name it."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    @property
     def traceparent(self) -> bytes:
         """The header by which what is called continues the trace."""
         context = self._span.get_span_context()

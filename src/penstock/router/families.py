@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from penstock.api import Tier
 from penstock.core import metric_names as names
@@ -47,7 +53,13 @@ def histogram(
     """Return a histogram's family with one label."""
     family = HistogramMetricFamily(name, text, labels=[label])
     for key, buckets in counts:
-        family.add_metric([key], buckets.labelled(), buckets.total)
+        edges = (*map(str, buckets.bounds), "+Inf")
+        rows: list[tuple[str, float] | tuple[str, float, Exemplar]] = [
+            *zip(edges, map(float, buckets.cumulative()), strict=True)
+        ]
+        for place, (trace_id, value, at_s) in buckets.exemplars.items():
+            rows[place] = (*rows[place][:2], Exemplar({"trace_id": trace_id}, value, at_s))
+        family.add_metric([key], rows, buckets.total)
     return family
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 from penstock.api import Role
 from penstock.core import metric_names as names
@@ -25,8 +25,6 @@ _WorkerGauge = tuple[str, str, Callable[[Worker], float | None]]
 
 class MetricsPage:
     """Renders ``/metrics``, and builds its families at scrape time."""
-
-    content_type = CONTENT_TYPE_LATEST
 
     def __init__(
         self,
@@ -54,9 +52,10 @@ class MetricsPage:
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def render(self) -> bytes:
-        """Return the page in the Prometheus text format."""
-        return generate_latest(self._registry)
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the page and its content type: Prometheus' text, or OpenMetrics, which has exemplars, to whom asks."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from penstock.core.http.server import HttpServer
+from penstock.core.metric_names import ROUTER_E2E, ROUTER_TTFT
 from penstock.core.tracing import open_tracing
 from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.server import EngineServer
@@ -112,6 +114,23 @@ async def test_a_request_is_one_trace_through_prefill_and_decode(harness, collec
     assert (found["gen_ai.usage.output_tokens"], found["gen_ai.usage.input_tokens"]) == (2, 40)
     assert [event["name"] for event in collector.one("decode")["events"]] == ["first token"]
     assert b"secret" not in orjson.dumps(collector.spans)
+
+
+async def test_latencies_name_the_trace_of_a_request_to_whom_asks(harness, collector):
+    """OpenMetrics has an exemplar in the bucket of each latency; Prometheus' own text is as ever, and so is an untraced router."""
+    worker = await harness.worker("aggregated")
+    accept = (b"accept", b"application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5")
+    traced = await harness.router(worker, tracing=open_tracing("penstock-router"))
+    for router in (traced, await harness.router(worker)):
+        await router.post(stream=True, max_tokens=2, headers=(JSON, (b"traceparent", PARENT)))
+    page = await traced.get("/metrics", headers=(accept,))
+    families = {each.name: each for each in text_string_to_metric_families(page.body.decode())}
+    for name in (ROUTER_TTFT, ROUTER_E2E):
+        (found,) = [each.exemplar for each in families[name].samples if each.exemplar]
+        assert (found.labels, found.value > 0) == ({"trace_id": TRACE}, True)
+    for plain in (await traced.get("/metrics"), await router.get("/metrics", headers=(accept,))):
+        assert plain.headers[b"content-type"].startswith(b"text/plain")
+        assert TRACE.encode() not in plain.body
 
 
 async def test_failures_are_recorded_where_they_happen(harness, collector):

@@ -286,7 +286,7 @@ class RouterApp:
         if call is not None:
             self._count(endpoint, call, status, e2e_s)
             if call.trace is not None:
-                call.trace.finish(call, status)
+                call.trace.finish(call, status, e2e_s, metrics)
             if call.error is not None and _failed_at_worker(call, status):
                 log.warning(
                     "request failed",
@@ -343,7 +343,9 @@ class RouterApp:
     async def _answer_watcher(self, path: str, request: Request, responder: Responder) -> None:
         """Answer those who ask again and again; they are not counted among the requests."""
         if path == "/metrics":
-            responder.send(200, self._page.render(), content_type=self._page.content_type)
+            accept = b"" if self._tracing is None else request.headers.get(b"accept", b"")
+            page, content_type = self._page.render(accept.decode("latin-1"))
+            responder.send(200, page, content_type=content_type)
         elif path == "/health":
             responder.send(*self._admin.health())
         elif path == "/ready":

@@ -9,6 +9,7 @@ from typing import Final
 from penstock.core.http.server import Request
 from penstock.core.tracing import TraceSpan, Tracing
 from penstock.router.admission import LiveAssignment
+from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 
 _NS: Final = 1e9
@@ -85,9 +86,13 @@ class RequestTrace:
             call.fail(error.__cause__ or error)
         call.end()
 
-    def finish(self, call: CompletionCall, status: int) -> None:
-        """End the request's span."""
+    def finish(self, call: CompletionCall, status: int, e2e_s: float, metrics: RouterMetrics) -> None:
+        """End the request's span; a recorded one is an exemplar of the latencies that the metrics have of it."""
         span = self._span
+        if span.is_recorded and status == 200 and call.error is None:
+            metrics.e2e.exemplify(e2e_s, span.trace_id, time.time())
+            if call.ttft_s is not None:
+                metrics.ttft.exemplify(call.ttft_s, span.trace_id, time.time())
         if self._waits_ns is not None and span.is_recorded:
             queue = span.child("queue", {"penstock.role": self._role}, began_ns=self._waits_ns)
             queue.fail(call.error or str(status))
