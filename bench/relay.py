@@ -65,7 +65,7 @@ async def _serve_wire_relay(stop: asyncio.Event, source: str) -> None:
             responder.send(upstream.status, await upstream.read(limit_bytes=1 << 20))
             return
         responder.start(upstream.status)
-        await relay(upstream, responder)
+        await relay(upstream, responder, observe=lambda data, _at: data)
         responder.end()
 
     server = HttpServer(handle)

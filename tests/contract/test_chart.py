@@ -471,13 +471,13 @@ def test_every_alert_says_what_to_do():
 
 @pytest.mark.parametrize("path", sorted((CHART / "dashboards").glob("*.json")), ids=lambda path: path.stem)
 def test_dashboards_ask_for_metrics_that_exist(path):
-    """Every panel has a title, an own id and queries over series that Penstock or vLLM writes."""
+    """Every panel has a title, a description, an own id and queries over series that Penstock or vLLM writes."""
     dashboard = json.loads(path.read_text())
     panels = [each for each in dashboard["panels"] if each["type"] != "row"]
     asked = {name for panel in panels for target in panel["targets"] for name in series_in(target["expr"])}
 
     assert asked - known_series() == set()
     assert len({each["id"] for each in dashboard["panels"]}) == len(dashboard["panels"])
-    assert all(each["title"] and each["targets"] for each in panels)
+    assert all(each["title"] and each["description"] and each["targets"] for each in panels)
     shipped = of_kind(rendered("everything"), "ConfigMap")[f"penstock-dashboard-{path.stem}"]
     assert json.loads(shipped["data"][path.name]) == dashboard

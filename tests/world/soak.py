@@ -2,8 +2,9 @@
 
     make soak [ARGS="--minutes 60 --seed 1 --calm --output soak-output"]
 
-Load: streams and whole answers, 5% left early, 2% malformed, 2% read slowly, at a rate that rises and falls. Faults, one
-at a time: kill -9 of workers, planner, arbiter and router, workers and planner stopped for 15 s, a full disk (root only).
+Load: streams and whole answers, 5% left early, 2% malformed, 2% read slowly, 5% over a slow network, at a rate that rises
+and falls. Faults, one at a time: kill -9 of workers, planner, arbiter and router, workers and planner stopped for 15 s, a
+full disk (root only), all processes' wall clock stepped by up to a day.
 Held: Σ GPUs ≤ budget, looked at four times a second; a request fails only in the shadow of a fault that can reach it; a
 refusal says when to come back; malformed input never makes a 5xx; memory, descriptors and threads of processes that live
 through half of the run stay flat; nothing is in flight, every decision replays and nothing is left in the end. Exits 1 if one did not hold.
@@ -51,7 +52,21 @@ FAULT_EVERY_S = 60.0
 STOPPED_S = 15.0
 SHADOW_S = 45.0
 """A fault's longest effect on requests, real seconds: detection, a restart, and what waited meanwhile."""
-REACHES_NO_REQUEST = frozenset({"kill planner", "stop planner", "kill arbiter", "full disk"})
+REACHES_NO_REQUEST = frozenset({"kill planner", "stop planner", "kill arbiter", "full disk", "step clock"})
+LINK_BYTES, LINK_S = 4096, (0.05, 0.25)
+"""The slow network passes on so many bytes after each pause, in each direction: 100 ms to 500 ms there and back."""
+CLOCK = """
+import os, time
+real, file, read = time.time, os.environ["SOAK_CLOCK"], [0.0, 0.0]
+def stepped():
+    now = real()
+    if not 0 <= now - read[0] < 1:
+        with open(file) as offset:
+            read[:] = now, float(offset.read())
+    return now + read[1]
+time.time = stepped
+"""
+"""Python runs it first as `sitecustomize`, so that a file's number of seconds steps the wall clock of all processes."""
 GROWTH, GROWTH_BYTES, GROWTH_COUNT = 1.15, 12 << 20, 24
 """What a process may have more in its last quarter than in its second: share and bytes of memory; descriptors, threads."""
 
@@ -78,13 +93,14 @@ class Findings:
 class Client:
     """One request over a connection of its own, read without any of the product's code."""
 
-    def __init__(self, port: int, rng: random.Random, findings: Findings) -> None:
-        self._port, self._rng, self._findings = port, rng, findings
+    def __init__(self, port: int, slow_port: int, rng: random.Random, findings: Findings) -> None:
+        self._port, self._slow_port, self._rng, self._findings = port, slow_port, rng, findings
 
     async def send(self) -> None:
         """Send a request of a kind drawn by its share, and count how it ended."""
         draw = self._rng.random()
-        kind = "malformed" if draw < 0.02 else "left" if draw < 0.07 else "slow" if draw < 0.09 else "whole"
+        shares = (("malformed", 0.02), ("left", 0.07), ("slow", 0.09), ("far", 0.14), ("whole", 1.0))
+        kind = next(name for name, upto in shares if draw < upto)
         began_s = time.monotonic()
         self._findings.in_flight += 1
         try:
@@ -137,7 +153,8 @@ class Client:
             asked["stream_options"] = {"include_usage": True}
         body = json.dumps(asked).encode()
         path = "chat/completions" if chat else "completions"
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        port = self._slow_port if kind == "far" else self._port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             sent_s = time.monotonic()
             head = f"POST /v1/{path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -176,10 +193,38 @@ class Client:
         )
 
 
+class SlowNetwork:
+    """Connects clients with the router over a link of little room and long, uneven delays."""
+
+    def __init__(self, port: int, rng: random.Random) -> None:
+        self._port, self._rng = port, rng
+
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on what a client and the router send, until the router has ended or either side is gone."""
+        with contextlib.suppress(OSError):
+            from_router, to_router = await asyncio.open_connection("127.0.0.1", self._port)
+            request = asyncio.create_task(self._pass_on(reader, to_router))
+            try:
+                await self._pass_on(from_router, writer)
+            finally:
+                request.cancel()
+                to_router.close()
+        writer.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(LINK_BYTES):
+                await asyncio.sleep(self._rng.uniform(*LINK_S))
+                writer.write(piece)
+                await writer.drain()
+
+
 async def load(port: int, rng: random.Random, findings: Findings, until_s: float, peak_rps: float) -> None:
     """Send requests at a rate that rises and falls over ten minutes, with a burst now and then."""
     began_s = time.monotonic()
-    async with asyncio.TaskGroup() as group:
+    link = await asyncio.start_server(SlowNetwork(port, random.Random(rng.random())).connect, "127.0.0.1", 0)
+    slow_port = link.sockets[0].getsockname()[1]
+    async with link, asyncio.TaskGroup() as group:
         while (now_s := time.monotonic()) < until_s:
             phase = (now_s - began_s) % 600 / 600
             rate = peak_rps * (0.15 + 0.85 * math.sin(math.pi * phase) ** 2)
@@ -187,7 +232,7 @@ async def load(port: int, rng: random.Random, findings: Findings, until_s: float
                 rate = 1.5 * peak_rps
             await asyncio.sleep(rng.expovariate(rate))
             if findings.in_flight < 600:  # a stopped router must not make the client the sick one
-                group.create_task(Client(port, rng, findings).send())
+                group.create_task(Client(port, slow_port, rng, findings).send())
             else:
                 findings.outcomes["not sent"] += 1
 
@@ -196,10 +241,13 @@ class Faults:
     """One fault a minute, in an order that the seed draws, each kind as often as the others."""
 
     KINDS = ("kill prefill", "kill decode", "stop decode", "kill planner", "stop planner", "kill arbiter")
-    KINDS += ("stop prefill", "kill router")
+    KINDS += ("stop prefill", "kill router", "step clock")
 
-    def __init__(self, world: World, rng: random.Random, findings: Findings, disk: Path | None) -> None:
-        self._world, self._rng, self._findings, self._disk = world, rng, findings, disk
+    def __init__(
+        self, world: World, rng: random.Random, findings: Findings, options: argparse.Namespace
+    ) -> None:
+        self._world, self._rng, self._findings, self._disk = world, rng, findings, options.disk
+        self._clock = world.folder / "clock"
         self._left: list[str] = []
 
     async def run(self, until_s: float) -> None:
@@ -213,9 +261,14 @@ class Faults:
 
     async def _one(self, name: str) -> None:
         verb, role = name.split()
-        if name == "full disk":
+        if role in {"disk", "clock"}:
             self._findings.faults.append((time.monotonic(), name))
-            await self._fill()
+            if role == "clock":
+                new = self._clock.with_suffix(".new")
+                new.write_text(f"{self._rng.choice((-86400, -90, 90, 86400))}")
+                new.replace(self._clock)
+            else:
+                await self._fill()
             return
         state = self._world.state()
         pids = [
@@ -294,7 +347,7 @@ class Samples:
         """Return what grew, of processes that were there for at least half of the run."""
         found = []
         for (name, pid), seen in self._of.items():
-            if len(seen) < looks / 2:
+            if len(seen) < looks / 2 or not psutil.pid_exists(pid):  # a fault at its end proves nothing
                 continue
             quarter = len(seen) // 4
             early = [statistics.median(column) for column in zip(*seen[quarter : 2 * quarter], strict=True)]
@@ -327,14 +380,14 @@ def idle_problems(world: World, timeout_s: float = 60.0) -> list[str]:
         time.sleep(1)
 
 
-async def soak(world: World, findings: Findings, options: argparse.Namespace, disk: Path | None) -> Samples:
+async def soak(world: World, findings: Findings, options: argparse.Namespace) -> Samples:
     """Run load, faults and samples side by side for the time asked for."""
     rng = random.Random(options.seed)
     until_s = time.monotonic() + options.minutes * 60
     samples = Samples(world, findings, options.output)
     parts = [load(world.port, rng, findings, until_s, options.peak_rps), samples.run(until_s)]
     if not options.calm:
-        parts.append(Faults(world, random.Random(options.seed + 1), findings, disk).run(until_s))
+        parts.append(Faults(world, random.Random(options.seed + 1), findings, options).run(until_s))
     await asyncio.gather(*parts)
     return samples
 
@@ -383,12 +436,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as other:
         folder = options.disk or Path(other)
         world, findings = World(folder), Findings()
+        clock, site = folder / "clock", folder / "site"
+        clock.write_text("0")
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(CLOCK)
+        world.env |= {"SOAK_CLOCK": str(clock), "PYTHONPATH": str(site)}
         manifest = folder / "graph.yaml"
         manifest.write_text(MANIFEST)
         try:
             world.up(manifest, speed=SPEED)
             with Watch(world, BUDGET, every_s=0.25) as watch:
-                samples = asyncio.run(soak(world, findings, options, options.disk))
+                samples = asyncio.run(soak(world, findings, options))
                 findings.problems += watch.problems[:20]
             print(f"budget: {watch.looks} looks, at most {watch.most_gpus} of {BUDGET} GPUs")
             judge(world, findings, samples, options.minutes)

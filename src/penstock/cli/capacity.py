@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +13,13 @@ from rich.table import Table
 
 from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
-from penstock.performance.capacity import CapacityPlan, Load, UnreachableError, plan_capacity
+from penstock.performance.capacity import (
+    CapacityPlan,
+    Load,
+    UnreachableError,
+    plan_capacity,
+    router_cores,
+)
 from penstock.performance.quality import Severity, sweep_findings
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import Sweep
@@ -52,11 +59,13 @@ def capacity(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
         miss = _over_budget(planned, options["max_gpus"])
     except UnreachableError as exc:
         miss = str(exc)
-    price = options["gpu_hour_price"]
+    price, cores = options["gpu_hour_price"], router_cores(load.rps, targets.osl)
+    routers = {"cores": cores, "replicas": math.ceil(2 * cores)}
     if as_json:
-        option.echo_json(_plain(plan, miss, price))
+        option.echo_json({**_plain(plan, miss, price), "routers": routers})
     else:
         _print(plan, miss, price)
+        click.echo(f"routers: {routers['replicas']}, which keep {cores:.2f} cores busy")
     if miss is not None:
         sys.exit(1)
 

@@ -71,6 +71,9 @@ def most_in_flight(mean: float, quantile: float) -> float:
 
 MAX_REPLICAS = 10_000
 """Chosen: beyond any deployment; a load that needs more is a mistake in its unit."""
+ROUTER_REQUEST_S, ROUTER_TOKEN_S = 1 / 2_700, 1 / 34_400
+"""A router's processor seconds for a request of prefill and decode, and for a token. Source: the slower runs of
+bench/router.py, bench/RESULTS.md."""
 _ITERATIONS = 1000
 _CLOSE = 1e-6
 _TINY = 1e-3
@@ -146,6 +149,11 @@ class CapacityPlan:
     def gpus(self) -> int:
         """GPUs of all pools."""
         return self.prefill.total_gpus + (0 if self.is_aggregated else self.decode.total_gpus)
+
+
+def router_cores(rps: float, osl: float) -> float:
+    """Return the cores that routers keep busy; each has one, of which half is room for bursts."""
+    return rps * (ROUTER_REQUEST_S + osl * ROUTER_TOKEN_S)
 
 
 class UnreachableError(ConfigError):

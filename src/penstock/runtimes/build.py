@@ -16,6 +16,7 @@ from penstock.runtimes.protocol import (
     ENGINE_LIVENESS_S,
     LIVENESS_S,
     PLANNER_ROLE,
+    PORT,
     ProcessSpec,
     RuntimeContext,
     WorkerCommand,
@@ -69,7 +70,7 @@ def _planner(graph: GraphDeployment, context: RuntimeContext) -> ProcessSpec:
     log_dir = planner.log_dir or context.log_dir
     argv = [context.python, "-m", "penstock.cli", "planner", "run", "--graph", context.graph_file]
     argv += ["--namespace", planner.namespace or context.namespace, "--environment", environment.value]
-    argv += ["--speed", f"{context.speed:g}"]
+    argv += ["--speed", f"{context.speed:g}", "--metrics-port", f"{{{PORT}}}"]
     if log_dir is not None:
         argv += ["--log-dir", log_dir]
     argv += context.planner_args
@@ -78,7 +79,7 @@ def _planner(graph: GraphDeployment, context: RuntimeContext) -> ProcessSpec:
         service=PLANNER_SERVICE,
         role=PLANNER_ROLE,
         argv=tuple(argv),
-        ports=(),
+        ports=(PORT,),
         health_path=None,
         image=graph.spec.planner_image,
         startup_s=60.0,

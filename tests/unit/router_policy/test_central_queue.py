@@ -66,7 +66,7 @@ def test_first_in_is_first_out_and_tokens_are_summed():
 
 
 def test_a_prefilled_request_weighs_until_it_is_released():
-    """Its prompt is counted as computed at once, and only its end makes room."""
+    """Its prompt is counted as computed at once, or at its end where nothing else tells, and only that makes room."""
     queue = queue_of("a", slot_requests=1)
     submit(queue, 10, 20)
     queue.prefilled(10, 1.0)
@@ -78,6 +78,10 @@ def test_a_prefilled_request_weighs_until_it_is_released():
 
     assert dispatched(queue, 2.0) == [(20, "a")]
     assert queue.prompt_tokens.pending == {"a": 20}
+
+    queue.release(20, 3.0, is_computed=True)
+
+    assert (queue.prompt_tokens.computed, queue.prompt_tokens.pending) == (30, {})
 
 
 def test_a_request_that_failed_on_its_worker_goes_to_the_front():

@@ -45,6 +45,18 @@ def test_the_next_prompt_begins_at_the_end_of_the_one_before():
     assert queues.load_of("a", 1.1)[0] == 3000
 
 
+@pytest.mark.parametrize(("is_computed", "computed", "held"), [(True, 8000, 1), (False, 0, 0)])
+def test_a_prompt_is_computed_at_its_end_where_the_answer_says_so(is_computed, computed, held):
+    """A complete answer tells at once that its prompt was computed and that it has left; the next begins then."""
+    queues = busy(tokens=(8000, 4000))
+    queues.release(0, 1.0, is_computed=is_computed)
+
+    assert queues.prompt_tokens.computed == computed
+    assert queues.index_of("a").held(Arrival((0,), 8000).prefix) == held
+    assert queues.load_of("a", 1.1)[0] == (3000 if is_computed else 0)
+    assert queues.inflight_tokens() == {"a": 0}
+
+
 @pytest.mark.parametrize("policy", [MinTtft, PrefixCost])
 def test_a_nearly_computed_prompt_does_not_send_the_next_one_away(policy):
     """Worker a has 8,000 tokens begun at 0 s, b 3,000 at 0.75 s: at 0.76 s a has less left."""

@@ -109,11 +109,7 @@ class Timeouts(NamedTuple):
 
     def shortest_s(self) -> float:
         """Return the shortest of the limits that the sweep applies, or infinity."""
-        _, first_byte_s, idle_s, total_s = self
-        shortest_s = inf if total_s is None else total_s
-        if first_byte_s is not None and first_byte_s < shortest_s:
-            shortest_s = first_byte_s
-        return idle_s if idle_s is not None and idle_s < shortest_s else shortest_s
+        return min([inf if each is None else each for each in self[1:]])
 
 
 log = get_logger(__name__)

@@ -232,12 +232,7 @@ class StreamingResponse:
 Observe = Callable[[bytes, int], bytes]
 
 
-def unchanged(data: bytes, at: int) -> bytes:  # noqa: ARG001 - the body may begin anywhere
-    """Pass data on as it is: the observer that looks at nothing."""
-    return data
-
-
-async def relay(upstream: StreamingResponse, responder: Responder, *, observe: Observe = unchanged) -> None:
+async def relay(upstream: StreamingResponse, responder: Responder, *, observe: Observe) -> None:
     """Copy the rest of ``upstream``'s body to a started ``responder``; the caller ends the response.
 
     A slow client pauses the upstream; a client that leaves aborts it; a cancelled caller aborts it.

@@ -15,12 +15,7 @@ from penstock.api import QueueOrder, Tier
 from penstock.router.core.queue_state import QueueState
 from penstock.router.policy.arrival import Lane, QueuedRequest
 from penstock.router.policy.rebalance import RebalanceParams, decode_delay_s, plan_moves
-from penstock.router.policy.routing_policy import (
-    Arrival,
-    AssignTime,
-    RoutingDecision,
-    eligible,
-)
+from penstock.router.policy.routing_policy import Arrival, AssignTime, RoutingDecision, eligible
 from penstock.router.policy.worker_queue import PrefillThroughput, WorkerLoad, WorkerQueue
 
 T = TypeVar("T")
