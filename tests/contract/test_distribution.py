@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from email import message_from_bytes
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,23 @@ def test_the_image_pins_what_the_distribution_asks_for(variant):
     for requirement in map(Requirement, asked):
         (version,) = (each.version for each in pinned[requirement.name.lower()])
         assert version in requirement.specifier, f"{requirement}: pinned to {version}; run make lock"
+
+
+def test_no_two_packages_of_the_image_write_the_same_file():
+    """The one that is installed last would overwrite the other's: xds-protos has OpenTelemetry's messages, too."""
+    text = (_ROOT / "requirements/standard.txt").read_text()
+    pinned = set(re.findall(r"^([a-z0-9.-]+)==", text, re.MULTILINE))
+    here = {each.metadata["Name"].lower().replace("_", "-"): each for each in distributions()}
+    modules = Counter(
+        str(file)
+        for name in pinned
+        if name in here
+        for file in here[name].files or ()
+        if file.suffix == ".py"
+    )
+
+    assert len(modules) > 1000
+    assert [file for file, owners in modules.items() if owners > 1] == []
 
 
 def test_every_dependency_of_users_has_both_bounds():
