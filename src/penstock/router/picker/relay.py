@@ -100,7 +100,7 @@ class RecentPrompts:
 
 
 class Relay:
-    """One router's side of the protocol, as `admission.OtherPicker`.
+    """One router's side of the protocol: the way to the graph's picker while that is another router.
 
     Attributes:
         recent: The latest prompts as far as this router knows them.
