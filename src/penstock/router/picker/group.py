@@ -22,7 +22,7 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import NAME, Link, Links
 from penstock.router.picker.messages import Status
-from penstock.router.picker.relay import Relay
+from penstock.router.picker.relay import RecentPrompts, Relay
 from penstock.router.picker.server import PickerServer
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.completion import RequestRefused
@@ -122,10 +122,9 @@ class RouterGroup:
         self._thresholds = thresholds
         self._admission = admission
         self._links = Links(secret, self._take)
-        self._relay = Relay(
-            admission, metrics, now_s, lambda worker, arrival: self._server.computed(worker, arrival)
-        )
-        self._server = PickerServer(admission, now_s, self.instance, self._relay.recent, self._update)
+        recent = RecentPrompts()
+        self._server = PickerServer(admission, now_s, self.instance, recent, self._update)
+        self._relay = Relay(admission, metrics, now_s, recent, self._server.computed)
         self._successor = ""
         self._now_s = now_s
         self._term = 0
