@@ -66,7 +66,7 @@ async def seconds_each(workers: int, requests: int) -> float:
         WorkerSpec(f"w{at}", Role.AGGREGATED, "http://w", supervised=True) for at in range(workers)
     )
     picker_server = PickerServer(admission, lambda: now_s, "picker", RecentPrompts(), lambda: None)
-    picker_server.begin(1)
+    picker_server.term = 1
     channel = picker_server.open().channel
     channel.connection_made(Unsent())
     channel.data_received(wire.frames([wire.Follow(1, "picker", "relay", 1.0)]))

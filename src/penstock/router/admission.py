@@ -7,61 +7,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from penstock.api import Role, Tier
 from penstock.core.errors import NoEndpointsError, SaturatedError
 from penstock.core.logs import get_logger
 from penstock.router.core.retries import Assignment
 from penstock.router.core.router import RouterCore
-from penstock.router.core.router_state import Effects, RefusalReason, Refuse
+from penstock.router.core.router_state import Effects, RefusalReason
 from penstock.router.core.worker import Worker, WorkerChange, WorkerEvent
 from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 from penstock.router.policy.busy import ALL_BUSY, BusyThresholds
 from penstock.router.policy.slo_monitor import EndedRequest
 
+if TYPE_CHECKING:
+    from penstock.router.picker.relay import Relay
+    from penstock.router.picker.server import RelayedRequest
+
 log = get_logger(__name__)
-
-
-class RemoteRequest(Protocol):
-    """A request that another router has asked for."""
-
-    def assigned(self, assignment: LiveAssignment) -> bool:
-        """Take the assignment; returns whether anybody still wants it."""
-
-    def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Take the refusal."""
-
-
-class OtherPicker(Protocol):
-    """The way to the graph's picker while that is another router; see `picker.relay`."""
-
-    def picks_here(self) -> bool:
-        """Return whether this router is the picker now."""
-
-    def ask(
-        self, waiter: asyncio.Future[LiveAssignment], role: Role, arrival: Arrival, *, again: bool
-    ) -> None:
-        """Ask for a worker; the waiter gets the answer."""
-
-    def cancel(self, waiter: asyncio.Future[LiveAssignment]) -> None:
-        """Ask no more; does nothing for what was not asked, or is answered."""
-
-    def began(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Take note of a request that goes to its worker."""
-
-    def prefilled(self, assignment: LiveAssignment, cached_tokens: int | None, *, measured: bool) -> None:
-        """Pass on that its prompt was computed."""
-
-    def ended(self, assignment: LiveAssignment) -> None:
-        """Pass on that it has left its worker."""
-
-    def refused_at_capacity(self, worker: str) -> None:
-        """Pass on that a worker has no room."""
-
-    def record_tier_event(self, tier: Tier, event: TierEvent) -> bool:
-        """Pass on what became of a request; returns whether another router counts it."""
 
 
 class TierFirstToken(NamedTuple):
@@ -75,7 +39,7 @@ class TierTurnedAway(NamedTuple):
 
 
 TierEvent: TypeAlias = TierFirstToken | TierTurnedAway | EndedRequest
-Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RemoteRequest"
+Waiter: TypeAlias = "asyncio.Future[LiveAssignment] | RelayedRequest"
 """What the core queues: it gets the assignment, or the refusal."""
 LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
@@ -148,7 +112,7 @@ class Admission:
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
         """Tie the core to a clock, which tells simulated seconds."""
         self.core = core
-        self.other: OtherPicker | None = None
+        self.other: Relay | None = None
         self._now_s = now_s
         self._listeners: list[Callable[[], None]] = []
 

@@ -40,56 +40,6 @@ def assert_idle(queues):
     assert {queues.load_of(name, 1e9)[0] for name in NAMES} == {0}
 
 
-def test_without_any_instance_requests_wait_and_are_served_by_the_first(queues):
-    """None, then all unhealthy again, then back."""
-    for item in range(20):
-        queues.submit(item, Arrival((1, item), 600, session=f"s{item % 3}"), 0.0)
-    assert list(queues.dispatch(0.0)) == []
-    queues.set_workers(map(WorkerLoad, ["a"]), 1.0)
-    queues.set_workers(map(WorkerLoad, []), 2.0, quarantined=["a"])
-    assert list(queues.dispatch(2.0)) == []
-
-    assert drain(queues, 3.0) == 20
-    assert_idle(queues)
-
-
-def test_one_instance_serves_everything(queues):
-    """Policies that want two candidates do with one."""
-    queues.set_workers(map(WorkerLoad, ["a"]), 0.0)
-    for item in range(10):
-        queues.submit(item, Arrival((item,), 500), 0.0)
-        (handed,) = list(queues.dispatch(float(item)))
-        assert handed.worker == "a"
-        queues.prefilled(item, item + 0.5)
-        queues.release(item, item + 0.5)
-    assert_idle(queues)
-
-
-def test_instances_that_flap_each_second_lose_nothing(queues):
-    """Another one is away each second for two minutes; requests run, fail and come again."""
-    count = served = 0
-    for second in range(120):
-        now_s = float(second)
-        away = NAMES[second % 3]
-        queues.set_workers(
-            map(WorkerLoad, [name for name in NAMES if name != away]), now_s, quarantined=[away]
-        )
-        for _ in range(5):
-            queues.submit(count, Arrival((count % 7, count), 700, session=f"s{count % 5}"), now_s)
-            count += 1
-        for handed in list(queues.dispatch(now_s)):
-            if handed.item % 4 == 0 and handed.item >= 0:
-                queues.release(handed.item, now_s)
-                queues.submit(handed.item, Arrival((1,), 700, frozenset({handed.worker})), now_s, again=True)
-            else:
-                queues.prefilled(handed.item, now_s + 0.5)
-                queues.release(handed.item, now_s + 0.5)
-                served += 1
-
-    assert served + drain(queues, 200.0) == count
-    assert_idle(queues)
-
-
 @pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
 def test_a_clock_that_steps_breaks_nothing(queues, step_s):
     """An hour back or forth between arrival, start and end: estimates stay finite, everybody is served."""

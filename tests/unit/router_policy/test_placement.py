@@ -431,10 +431,11 @@ def test_parts_of_the_first_block_count_for_their_share(held, expected):
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.lists(st.integers(0, 5), max_size=5), st.integers(0, 4000)),
-        st.tuples(st.just("set"), st.sets(st.sampled_from("abcd"))),
+        st.tuples(st.just("set"), st.sets(st.sampled_from("abcd")), st.booleans()),
         st.tuples(st.just("take")),
         st.tuples(st.just("prefilled"), st.integers(0, 50)),
         st.tuples(st.just("release"), st.integers(0, 50)),
+        st.tuples(st.just("fail"), st.integers(0, 50), st.sampled_from("abcd")),
         st.tuples(st.just("withdraw"), st.integers(0, 50)),
         st.tuples(st.just("expire")),
         st.tuples(st.just("rebalance")),
@@ -445,9 +446,9 @@ EVENTS = st.lists(
 
 @given(st.sampled_from(policy_names()), EVENTS, st.sampled_from(QueueOrder), st.floats(-1.0, 3.0))
 def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # noqa: C901, PLR0912 - one case per event
-    """Whatever joins, leaves, flaps, expires or steps back in time: nothing is lost or handed out twice."""
+    """Whatever joins, leaves, flaps, fails, expires or steps back in time: nothing is lost or handed out twice."""
     queues = DispatchQueue(
-        make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0)),
+        StickySessions(make_policy(RouterConfig(policy=policy, ttft_slo_seconds=1.0))),
         QueueSettings(slot_tokens=1000, max_wait_s=20.0, order=order, slo_s=2.0, tokens_per_s=500.0),
     )
     waiting, running, decoding, now_s, count = set(), [], [], 0.0, 0
@@ -455,11 +456,12 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
         now_s += step_s
         match event:
             case ("submit", chain, tokens):
-                queues.submit(count, Arrival(tuple(chain), tokens), now_s)
+                queues.submit(count, Arrival(tuple(chain), tokens, session=f"s{tokens % 3}"), now_s)
                 waiting.add(count)
                 count += 1
-            case ("set", names):
-                queues.set_workers(map(WorkerLoad, sorted(names)), now_s)
+            case ("set", names, flaps):
+                away = {"a", "b", "c", "d"} - names if flaps else ()
+                queues.set_workers(map(WorkerLoad, sorted(names)), now_s, quarantined=away)
             case ("take",):
                 for handed in list(queues.dispatch(now_s)):
                     waiting.remove(handed.item)
@@ -471,6 +473,11 @@ def test_every_request_leaves_exactly_once(policy, events, order, step_s):  # no
                 item = (running + decoding)[index % (len(running) + len(decoding))]
                 (running if item in running else decoding).remove(item)
                 queues.release(item, now_s)
+            case ("fail", index, worker) if running:
+                item = running.pop(index % len(running))
+                queues.release(item, now_s)
+                queues.submit(item, Arrival((1,), 700, frozenset({worker})), now_s, again=True)
+                waiting.add(item)
             case ("withdraw", index) if waiting:
                 item = sorted(waiting)[index % len(waiting)]
                 waiting.remove(item)

@@ -22,9 +22,8 @@ from penstock.router.metrics import RouterMetrics
 from penstock.router.picker import messages as wire
 from penstock.router.picker.links import NAME, Link, Links
 from penstock.router.picker.messages import Status
-from penstock.router.picker.relay import Relay
+from penstock.router.picker.relay import RecentPrompts, Relay
 from penstock.router.picker.server import PickerServer
-from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import GraphSecret
 from penstock.router.proxy.completion import RequestRefused
 from penstock.router.thresholds import GraphThresholds
@@ -123,8 +122,9 @@ class RouterGroup:
         self._thresholds = thresholds
         self._admission = admission
         self._links = Links(secret, self._take)
-        self._relay = Relay(admission, metrics, now_s, self._picked)
-        self._server = PickerServer(admission, now_s, self.instance, self._relay.recent, self._update)
+        recent = RecentPrompts()
+        self._server = PickerServer(admission, now_s, self.instance, recent, self._update)
+        self._relay = Relay(admission, metrics, now_s, recent, self._server.computed)
         self._successor = ""
         self._now_s = now_s
         self._term = 0
@@ -227,9 +227,6 @@ class RouterGroup:
             "" if self._leader is None else self._leader.instance,
         )
 
-    def _picked(self, worker: str, arrival: Arrival) -> None:
-        self._server.computed(worker, arrival)
-
     def _update(self) -> None:
         """Find out who picks, and act on it."""
         before = self._leader, self._is_active
@@ -255,7 +252,7 @@ class RouterGroup:
         if is_new:
             log.info("this router picks", term=leader.term, routers=members)
             self._relay.lose()
-            self._server.begin(leader.term)
+            self._server.term = leader.term
         self._server.choose_successor()
         self._is_active = 1 + self._server.followers >= majority(members)
         if self._is_active:

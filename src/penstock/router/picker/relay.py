@@ -100,10 +100,9 @@ class RecentPrompts:
 
 
 class Relay:
-    """One router's side of the protocol, as `admission.OtherPicker`.
+    """One router's side of the protocol: the way to the graph's picker while that is another router.
 
     Attributes:
-        recent: The latest prompts as far as this router knows them.
         channel: To the router that it follows; None: to none.
         term: In which it follows, or followed, another one.
     """
@@ -113,6 +112,7 @@ class Relay:
         admission: Admission,
         metrics: RouterMetrics,
         now_s: Callable[[], float],
+        recent: RecentPrompts,
         picked: Callable[[str, Arrival], None],
     ) -> None:
         """Begin without a picker.
@@ -121,6 +121,7 @@ class Relay:
             admission: Asks by this relay.
             metrics: Counts.
             now_s: Tells simulated seconds.
+            recent: Where it keeps the latest prompts as far as it knows them.
             picked: Is told which prompt of this router's own went to which worker.
         """
         self._picked = picked
@@ -132,7 +133,7 @@ class Relay:
         self._asked: dict[_Future, _Asked] = {}
         self._waiters: dict[int, _Future] = {}
         self._running: dict[LiveAssignment, _Running] = {}
-        self.recent = RecentPrompts()
+        self._recent = recent
         self._is_own = True
         self._lost_real_s = -inf
         self.term = 0
@@ -174,7 +175,7 @@ class Relay:
                 self._report_running(assignment, running)
         assignment.on_verdict = partial(self._report_outcome, assignment.worker, running.number)
         if role is self._core.entry:
-            self.recent.add(assignment.worker.name, arrival)
+            self._recent.add(assignment.worker.name, arrival)
             if self._is_own:
                 self._picked(assignment.worker.name, arrival)
 
@@ -220,7 +221,7 @@ class Relay:
         self.lose()
         self.channel, self.term = channel, follow.term
         self._send(follow)
-        for worker, arrival in () if is_successor else self.recent:
+        for worker, arrival in () if is_successor else self._recent:
             self._send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
         for assignment, running in self._running.items():
             self._report_running(assignment, running)
@@ -275,7 +276,7 @@ class Relay:
         if isinstance(message, wire.ComputedPrompt):
             arrival = wire.arrival_of(message.prompt)
             self._core.learn(message.worker, arrival)
-            self.recent.add(message.worker, arrival)
+            self._recent.add(message.worker, arrival)
             return
         if not isinstance(message, wire.Go | wire.Refused | wire.Loads) or message.term != self.term:
             return

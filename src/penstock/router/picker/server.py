@@ -37,7 +37,7 @@ _SILENT_TICKS: Final = 10
 
 
 class RelayedRequest:
-    """One request of another router's, as the core queues it."""
+    """One request of another router's, as the core queues it; see `admission.Waiter`."""
 
     __slots__ = ("_session", "arrival", "assignment", "number", "role")
 
@@ -51,7 +51,7 @@ class RelayedRequest:
     def assigned(self, assignment: LiveAssignment) -> bool:
         """Tell its router; returns whether that still wants it."""
         self.assignment = assignment
-        return self._session.assigned(self)
+        return self._session.assigned(self, assignment)
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
         """Tell its router."""
@@ -87,10 +87,9 @@ class Session:
 
     # ------------------------------------------------------------------ told by the core
 
-    def assigned(self, request: RelayedRequest) -> bool:
+    def assigned(self, request: RelayedRequest, assignment: LiveAssignment) -> bool:
         """Say that a request goes; returns whether anybody still wants it."""
-        assignment = request.assignment
-        if assignment is None or self._requests.get(request.number) is not request or not self.is_followed:
+        if self._requests.get(request.number) is not request or not self.is_followed:
             return False
         go = wire.Go(
             self._server.term, request.number, assignment.worker.name, assignment.queued_s, assignment.reason
@@ -104,12 +103,8 @@ class Session:
         """Say that a request gets no worker."""
         if self._requests.pop(request.number, None) is None:
             return
-        role, reason = refuse.role, refuse.reason
-        self.channel.send(
-            wire.Refused(
-                self._server.term, request.number, role, reason, refuse.message, refuse.retry_after_s
-            )
-        )
+        why = refuse.role, refuse.reason, refuse.message, refuse.retry_after_s
+        self.channel.send(wire.Refused(self._server.term, request.number, *why))
 
     def drop(self) -> None:
         """Forget its requests, as this router picks no more or the other one is gone."""
@@ -127,7 +122,7 @@ class Session:
 
     def _lost(self) -> None:
         self.drop()
-        self._server.closed(self)
+        self._server.sessions.discard(self)
 
     def _take(self, message: wire.Message) -> None:
         if isinstance(message, wire.Follow):
@@ -270,6 +265,7 @@ class PickerServer:
         term: In which it picks; None: it does not.
         followed: Called when another router has begun to follow this one.
         recent: The latest prompts, which a new successor is told.
+        sessions: The connections.
     """
 
     def __init__(
@@ -286,7 +282,7 @@ class PickerServer:
         self.recent = recent
         self.followed = followed
         self.term = 0
-        self._sessions: set[Session] = set()
+        self.sessions: set[Session] = set()
         self._successor: Session | None = None
 
     @property
@@ -297,7 +293,7 @@ class PickerServer:
     def choose_successor(self) -> None:
         """Let the oldest of those that follow be the successor; a new one is told the latest prompts."""
         successor = min(
-            (each for each in self._sessions if each.is_followed), key=lambda each: each.age, default=None
+            (each for each in self.sessions if each.is_followed), key=lambda each: each.age, default=None
         )
         if successor is self._successor:
             return
@@ -320,40 +316,32 @@ class PickerServer:
     @property
     def followers(self) -> int:
         """Routers that follow this one in its term."""
-        return sum(each.is_followed for each in self._sessions)
+        return sum(each.is_followed for each in self.sessions)
 
     def open(self) -> Session:
         """Return what serves a new connection."""
         session = Session(self)
-        self._sessions.add(session)
+        self.sessions.add(session)
         return session
-
-    def closed(self, session: Session) -> None:
-        """Take note that a connection is over."""
-        self._sessions.discard(session)
-
-    def begin(self, term: int) -> None:
-        """Pick in a term from now on."""
-        self.term = term
 
     def end(self) -> None:
         """Pick no more: what others asked is theirs to ask elsewhere."""
         self.term, self._successor = 0, None
-        for session in self._sessions:
+        for session in self.sessions:
             session.drop()
 
     def tick(self) -> None:
         """Cut off relays that are silent."""
-        for session in tuple(self._sessions):
+        for session in tuple(self.sessions):
             session.tick()
 
     def tell(self, message: wire.Message, *, followers_only: bool = False) -> None:
         """Send a message on all connections."""
-        for session in self._sessions:
+        for session in self.sessions:
             if session.is_followed or not followers_only:
                 session.channel.send(message)
 
     def close(self) -> None:
         """Cut all connections off."""
-        for session in tuple(self._sessions):
+        for session in tuple(self.sessions):
             session.channel.abort()

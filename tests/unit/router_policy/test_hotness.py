@@ -1,11 +1,9 @@
-"""The hotness tree and the prefix index."""
+"""The hotness tree."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.policy.hotness import HotnessTree
-from penstock.router.policy.keys import Prefix
-from penstock.router.policy.prefix_index import PrefixIndex
 
 
 def test_a_prefix_that_everybody_shares_makes_keys_longer():
@@ -108,29 +106,3 @@ def test_the_tree_is_bounded_by_its_window(chains, workers):
         tree.key(tuple(chain), workers=workers)
 
     assert len(tree) <= max(20, 16 * workers) * 6
-
-
-def test_what_was_used_is_held_from_the_front():
-    """A longer prompt with the same beginning hits as far as they agree."""
-    index = PrefixIndex(capacity=100)
-    index.use(Prefix((1, 2, 3)))
-
-    assert index.held(Prefix((1, 2, 3, 4))) == 3
-    assert index.held(Prefix((1, 2, 9))) == 2
-    assert index.held(Prefix(())) == 0
-
-
-def test_limit_cuts_one_prompt_and_leaves_the_others():
-    """What a worker turns out not to hold is forgotten, from there to the prompt's end."""
-    index = PrefixIndex(capacity=100)
-    index.use(Prefix((1, 2, 3, 4)))
-    index.use(Prefix((1, 2, 8, 9)))
-    index.limit(Prefix((1, 2, 3, 4)), 3)
-
-    assert index.held(Prefix((1, 2, 3, 4))) == 3
-    assert index.held(Prefix((1, 2, 8, 9))) == 4
-    assert len(index) == 5
-
-    index.limit(Prefix((1, 2, 8, 9)), 2)
-
-    assert index.held(Prefix((1, 2, 8, 9))) == 2
