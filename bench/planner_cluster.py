@@ -43,9 +43,8 @@ from penstock.planner.observers import Observer, Observers
 from penstock.planner.service import boot_id
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
-from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.router import RouterSource, at
-from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock.planner.targets.kubernetes import KubernetesTarget
 from penstock.planner.targets.pods import PodFacts
 

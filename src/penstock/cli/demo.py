@@ -197,14 +197,10 @@ async def _load_and_watch(
                     display.show(await reader.read(), "replaying")
                     await _either(ended, stop, timeout_s=_REFRESH_REAL_S)
                 deadline_s = time.monotonic() + _SETTLE_S / options.speed
-                status = await reader.read()
-                while (
-                    time.monotonic() < deadline_s and not stop.is_set() and not _is_at_start(status, started)
-                ):
-                    display.show(status, "load is over; the planner may shrink")
+                while time.monotonic() < deadline_s and not stop.is_set():
+                    display.show(await reader.read(), "load is over; the planner may shrink")
                     await asyncio.sleep(_REFRESH_REAL_S)
-                    status = await reader.read()
-                display.show(status, "stopped" if stop.is_set() else "done")
+                display.show(await reader.read(), "stopped" if stop.is_set() else "done")
     finally:
         await end_load(replay)
     if replay.returncode and not stop.is_set():
@@ -253,13 +249,6 @@ async def _either(task: asyncio.Task[Any], stop: asyncio.Event, *, timeout_s: fl
         await asyncio.wait([task, stopped], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
-
-
-def _is_at_start(status: LocalGraphStatus, started: StartedGraph) -> bool:
-    began: dict[str, int] = {}
-    for entry in started.state.entries.values():
-        began[entry.role] = began.get(entry.role, 0) + entry.is_replica
-    return all(pool.desired <= began[pool.role] and not pool.draining for pool in status.pools)
 
 
 class _LoadProgress:

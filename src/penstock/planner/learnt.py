@@ -11,8 +11,9 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from penstock.api import GraphDeployment, PlannerMode, Role
+from penstock.api import GraphDeployment, Role
 from penstock.api.manifests import read_text
+from penstock.api.planner import READ_IN_MODES
 from penstock.core.errors import ConfigError, LedgerError
 from penstock.core.logs import get_logger
 from penstock.core.validation import findings
@@ -31,7 +32,7 @@ from penstock.planner.options import PlannerOptions
 VERSION: Final = 1
 """Raised when a reader of the old version would misunderstand the file."""
 
-LEARNING: Final = frozenset({PlannerMode.ADAPTIVE.value, PlannerMode.SLA.value})
+LEARNING: Final = READ_IN_MODES["memory"]
 """Modes that learn; in any other a memory to start from is not read."""
 
 log = get_logger(__name__)

@@ -55,12 +55,8 @@ class PlannerMetrics(Collector):
         return generate_latest(self._registry)
 
 
-def _no_fault() -> str | None:
-    return None
-
-
 async def serve(
-    metrics: PlannerMetrics, host: str, port: int, *, fault: Callable[[], str | None] = _no_fault
+    metrics: PlannerMetrics, host: str, port: int, *, fault: Callable[[], str | None] = lambda: None
 ) -> HttpServer:
     """Answer /metrics, and /healthz (also as /health).
 

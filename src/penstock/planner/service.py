@@ -23,10 +23,9 @@ from penstock.planner.observers import Observers
 from penstock.planner.options import PlannerOptions
 from penstock.planner.sources.chain import SourceChain
 from penstock.planner.sources.frontend import FrontendMetrics, sources_of
-from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.prometheus import GraphLabels
 from penstock.planner.sources.router import at
-from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock.planner.targets.base import Target
 
 MIN_MAX_AGE_S = 1.0

@@ -25,9 +25,8 @@ from penstock.planner.sources.base import Query
 from penstock.planner.sources.dynamo import DynamoSource
 from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, FrontendMeter, read_frontend
 from penstock.planner.sources.frontend import FrontendMetrics, frontend_source
-from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.router import RouterSource, at
-from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock.planner.targets.base import Endpoint
 
 PAGES = Path(__file__).parent / "dynamo"

@@ -11,10 +11,10 @@ from served import HANG, served
 from penstock.api import Role
 from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.reading import Quality
-from penstock.planner.sources import pages
+from penstock.planner.sources import scrape
 from penstock.planner.sources.base import Query
-from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.router import RouterSource
+from penstock.planner.sources.scrape import MetricsPages
 from penstock.planner.targets.base import Endpoint
 
 QUERY = Query(
@@ -133,7 +133,7 @@ async def test_latencies_of_all_routers_add_up_and_survive_their_restarts(router
 
 async def test_a_router_that_hangs_costs_one_timeout_and_only_the_queue(routers, source, monkeypatch):
     """The other one is read meanwhile."""
-    monkeypatch.setattr(pages, "PULL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(scrape, "PULL_TIMEOUT_S", 0.1)
     await routers.put("a", _page(queue=3, kv=0.5))
     await routers.put("b", HANG)
     readings = await source.read(QUERY)

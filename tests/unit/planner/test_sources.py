@@ -12,13 +12,12 @@ from penstock.core.errors import ObservationError
 from penstock.core.http.client import ConnectionPool
 from penstock.planner.decide.observation import Demand
 from penstock.planner.decide.reading import Quality, assess
-from penstock.planner.sources import pages as pages_module
+from penstock.planner.sources import scrape
 from penstock.planner.sources.base import Query, Readings
 from penstock.planner.sources.chain import SourceChain
-from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
 from penstock.planner.sources.router import RouterSource, at
-from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock.planner.targets.base import Endpoint
 
 
@@ -101,7 +100,7 @@ async def test_a_router_that_answers_nonsense_is_gone(pages, page, status, messa
 
 async def test_a_hung_worker_does_not_hold_up_every_pull(pages, real_s, monkeypatch):
     """After one time-out it is not asked for 1, 2, 4 ... s; it is missing meanwhile, and the others are read."""
-    monkeypatch.setattr(pages_module, "PULL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(scrape, "PULL_TIMEOUT_S", 0.2)
     asked = []
 
     def hanging(_request):

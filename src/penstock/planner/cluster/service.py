@@ -39,9 +39,8 @@ from penstock.planner.service import boot_id, made_folder
 from penstock.planner.sources.base import ReadingSource
 from penstock.planner.sources.chain import SourceChain
 from penstock.planner.sources.frontend import FrontendMetrics, sources_of
-from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource
-from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock.planner.targets.kubernetes import UNSCHEDULABLE_S, KubernetesTarget
 
 SPREAD_S: Final = 2.0

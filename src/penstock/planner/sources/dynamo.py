@@ -16,8 +16,7 @@ from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_sho
 from penstock.planner.sources.dynamo_demand import FRONTEND_NAMES, Frontend, FrontendMeter, read_frontend
 from penstock.planner.sources.frontend import FrontendMetrics
 from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
-from penstock.planner.sources.pages import MetricsPages
-from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 
 _LATENCIES: Final = {TTFT: names.DYNAMO_TTFT, ITL: names.DYNAMO_ITL}
 _WANTED: Final = FRONTEND_NAMES | {f"{name}_bucket" for name in _LATENCIES.values()}

@@ -14,9 +14,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
 from penstock.planner.options import PlannerOptions
 from penstock.planner.sources.base import ReadingSource, Urls
-from penstock.planner.sources.pages import MetricsPages
 from penstock.planner.sources.prometheus import GraphLabels, PrometheusSource, connect
-from penstock.planner.sources.scrape import ScrapeSource
+from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 
 GROUP: Final = "penstock.metric_sources"
 _ROUTER: Final = "router"

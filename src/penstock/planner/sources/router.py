@@ -15,7 +15,7 @@ from penstock.planner.sources.base import Buckets, Query, Readings, Urls, in_sho
 from penstock.planner.sources.demand import ROUTER_NAMES, DemandMeter, RouterSample, read_router
 from penstock.planner.sources.frontend import FrontendMetrics
 from penstock.planner.sources.latency import ITL, TTFT, LatencyTotals, buckets_of
-from penstock.planner.sources.pages import MetricsPages
+from penstock.planner.sources.scrape import MetricsPages
 
 _LATENCIES = {TTFT: names.ROUTER_TTFT, ITL: names.ROUTER_ITL}
 _WANTED = frozenset(
