@@ -95,7 +95,7 @@ def _cheapest(fleets: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _fleets(case: Case) -> list[dict[str, Any]]:
     requests = prepare(case.spec, seed=0, qps=case.qps).requests
-    wanted = needs(requests, scenario_of(Cell(case, "static", 0)), Utilisation(0.8, 0.9))
+    wanted = needs(requests, scenario_of(Cell(case, "static", 0, case.fleet)), Utilisation(0.8, 0.9))
     means = [float(need[: int(requests[-1].arrival_s)].mean()) for need in wanted.values()]
     most = case.budget // case.gpus
     first = max(len(means), min(most, round(sum(means))))

@@ -125,11 +125,3 @@ def followed(kv: KvLoad, load: float, tokens: float, *, ready: int, dt_s: float)
         light_s=kv.light_s * kept + load * dt_s / (1.0 + SLOWDOWN * usage),
         done_tokens=kv.done_tokens * kept + tokens,
     )
-
-
-def view(kv: KvLoad, decoding: Decoding, horizon_s: float) -> KvView:
-    """Return what the rules look at; ``decoding`` is of the arrivals expected at the same horizon."""
-    return KvView(
-        load=trend.forecast(kv.load, horizon_s, LOAD_TAU_S),
-        decoding=decoding,
-    )

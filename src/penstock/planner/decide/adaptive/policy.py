@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock.planner.decide.adaptive import hindsight, kv, rules, supply, work, zero
+from penstock.planner.decide.adaptive import hindsight, kv, rules, supply, trend, work, zero
 from penstock.planner.decide.adaptive.hindsight import Hindsight, Load, Objective
 from penstock.planner.decide.adaptive.memory import AdaptiveMemory, write
 from penstock.planner.decide.adaptive.workers import Workers
@@ -161,8 +161,8 @@ def _load(
         held=rules.held(case),
         grows_at=grows_at,
         shrinks_at=max(grows_at, rules.shrinks_at(case)),
-        startup_s=math.ceil(case.startup_s),
-        hold_s=math.ceil(supply.hold_s(case.startup_s)),
+        startup_s=math.ceil(case.horizon_s),
+        hold_s=math.ceil(supply.hold_s(case.horizon_s)),
         sizes=max(1, most),
         served_at_once_by=case.pool.ready if is_idle_somewhere else None,
     )
@@ -245,6 +245,8 @@ def case_of(
     prefilled_per_s = rules.prefilled_per_s(
         made, pull.pools[entry], due_s, horizon_s=horizon_s, slo_s=config.ttft_slo_s
     )
+    has_kv = role is not Role.PREFILL
+    load = trend.forecast(memory.kv.load, horizon_s, kv.LOAD_TAU_S)
     return rules.Case(
         role=role,
         pool=pull.pools[role],
@@ -252,10 +254,8 @@ def case_of(
         horizon_s=horizon_s,
         arrivals_s=supply.arrivals_s(memory.of(role), startup_s, at_s),
         work=None if role is Role.DECODE else made,
-        kv=None
-        if role is Role.PREFILL
-        else kv.view(memory.kv, workers.decoding(memory.kv, prefilled_per_s), horizon_s),
-        gaps=None if role is Role.PREFILL else workers.gaps(prefilled_per_s),
+        kv=kv.KvView(load, workers.decoding(memory.kv, prefilled_per_s)) if has_kv else None,
+        gaps=workers.gaps(prefilled_per_s) if has_kv else None,
         oldest_wait_s=_served_wait_s(demand, memory, at_s),
         rejected=turned_away(window.pulls, role),
         workers=workers,

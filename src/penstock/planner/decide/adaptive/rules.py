@@ -97,12 +97,7 @@ class Case:
     def is_early(self) -> bool:
         """Whether hindsight has it that demand must last for a start-up before it starts a replica, and it has not."""
         known = self.hindsight
-        return known is not None and known.is_patient and known.lasting(self.startup_s) <= self.pool.replicas
-
-    @property
-    def startup_s(self) -> float:
-        """Return the start-up to expect, a pull more."""
-        return self.horizon_s
+        return known is not None and known.is_patient and known.lasting(self.horizon_s) <= self.pool.replicas
 
 
 def lacks(case: Case) -> list[RoleFinding]:
@@ -198,10 +193,10 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
 def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
     """Keep the floor that would have been best, and above it what was needed lately."""
     workers = case.pool.replicas
-    is_idle = known.is_idle(workers, supply.hold_s(case.startup_s))
+    is_idle = known.is_idle(workers, supply.hold_s(case.horizon_s))
     applies = workers > known.floor and is_idle
     idle_s = known.idle_s[workers - 1] if 1 <= workers <= known.sizes else None
-    inputs = {"floor": known.floor, "idle_s": idle_s, "hold_s": supply.hold_s(case.startup_s)}
+    inputs = {"floor": known.floor, "idle_s": idle_s, "hold_s": supply.hold_s(case.horizon_s)}
     step = Step("idle", inputs, None, "shrink" if applies else "hold")
     return finding(Reason.SPARE_CAPACITY, f"{workers - 1} would have been enough", step)
 
@@ -274,7 +269,7 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
     pace = case.pool.replicas * speed - work.level.now
     clears_s = left / pace if pace > 0 else (math.inf if left else 0.0)
     least_s = CLEAR_SLOS * case.slo_s
-    most_s = max(least_s, case.startup_s) if case.workers.has_shadows else least_s
+    most_s = max(least_s, case.horizon_s) if case.workers.has_shadows else least_s
     applies = clears_s > most_s and not case.is_early
     inputs = {
         "backlog_tokens": work.backlog_tokens,

@@ -40,16 +40,12 @@ LEAST_BUSY_S = 5.0
 two workers too many."""
 
 
-class Speed(Protocol):
-    """Says how fast one worker computes prompts."""
+class WorkProjection(Protocol):
+    """Says how fast one worker computes prompts, and what arrives."""
 
     def tokens_per_s(self, work: Work) -> float | None:
         """Return prompt tokens per second of one worker; None: not known yet."""
         ...
-
-
-class WorkProjection(Speed, Protocol):
-    """Says what arrives, too."""
 
     def arriving(self, along: Forecast) -> Forecast:
         """Return the requests/s expected, given those along the trend."""

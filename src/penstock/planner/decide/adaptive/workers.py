@@ -115,28 +115,14 @@ class Workers(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class ObservedWorkers:
     """Mode ``adaptive``: what was seen, and shares that were chosen by trial."""
 
-    @property
-    def has_shadows(self) -> bool:
-        """Return that they do."""
-        return True
-
-    @property
-    def follows_trend(self) -> bool:
-        """Return that it is."""
-        return True
-
-    @property
-    def sigmas_ahead(self) -> float:
-        """Return the chosen number."""
-        return AHEAD_SIGMAS
-
-    @property
-    def restraint(self) -> Stabilization:
-        """Return the chosen one."""
-        return OBSERVED_RESTRAINT
+    has_shadows: bool = True
+    follows_trend: bool = True
+    sigmas_ahead: float = AHEAD_SIGMAS
+    restraint: Stabilization = OBSERVED_RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
         """Return what a worker was seen to do while it computed."""
