@@ -1,4 +1,4 @@
-"""What the request path counts, and what came in the last minute; all durations are simulated seconds.
+"""What the request path counts; all durations are simulated seconds.
 
 prometheus_client's counters lock on every increment, and the relay observes tens of thousands of gaps a
 second, so these are plain numbers, turned into text by `metrics_page` when scraped.
@@ -6,9 +6,7 @@ second, so these are plain numbers, turned into text by `metrics_page` when scra
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass
-from typing import Any, Final
+from collections import Counter
 
 from penstock.core.clock import LagTracker
 from penstock.core.histogram import (
@@ -16,14 +14,7 @@ from penstock.core.histogram import (
     ROUTER_ITL_BOUNDS_S,
     ROUTER_TTFT_BOUNDS_S,
     BucketCounts,
-    quantile,
 )
-
-WINDOW_S: Final = 60.0
-"""Simulated seconds looked back. Chosen: an overload that began half a minute ago shows, one of an hour ago does not."""
-
-_STEP_S: Final = 5.0
-"""Simulated seconds between two marks. Chosen: a dozen marks for a window."""
 
 
 class RouterMetrics:
@@ -74,58 +65,3 @@ class RouterMetrics:
         self.e2e = BucketCounts(REQUEST_BOUNDS_S)
         self.queue_time = BucketCounts(REQUEST_BOUNDS_S)
         self.lag = LagTracker()
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """The counters at one moment, simulated seconds; ``ttft`` cumulative by bound."""
-
-    at_s: float
-    arrivals: int
-    rejected: int
-    ttft: tuple[int, ...]
-
-
-class RecentTraffic:
-    """Compares a router's counters with what they were a minute ago."""
-
-    def __init__(self, metrics: RouterMetrics, now_s: float, *, ttft_slo_s: float) -> None:
-        """Begin to compare; before a minute has passed, with the counters at ``now_s``.
-
-        Args:
-            metrics: The counters.
-            now_s: Simulated seconds.
-            ttft_slo_s: TTFT that the graph aims for, simulated seconds; shown beside what was measured.
-        """
-        self._metrics = metrics
-        self._ttft_slo_s = ttft_slo_s
-        self._marks = deque([self._mark(now_s)])
-
-    def tick(self, now_s: float) -> None:
-        """Mark the counters from time to time; called again and again."""
-        if now_s - self._marks[-1].at_s >= _STEP_S:
-            self._marks.append(self._mark(now_s))
-            while self._marks[1].at_s <= now_s - WINDOW_S:
-                self._marks.popleft()
-
-    def to_json(self, now_s: float) -> dict[str, Any]:
-        """Return ``{"period_s", "arrivals", "rejected", "ttft_p50_s", "ttft_p99_s", "ttft_slo_s"}``.
-
-        Only streams have a TTFT; without any it is null.
-        """
-        then, now = self._marks[0], self._mark(now_s)
-        counts = (float(after - before) for before, after in zip(then.ttft, now.ttft, strict=True))
-        buckets = tuple(zip((*self._metrics.ttft.bounds, float("inf")), counts, strict=True))
-        return {
-            "period_s": now.at_s - then.at_s,
-            "arrivals": now.arrivals - then.arrivals,
-            "rejected": now.rejected - then.rejected,
-            "ttft_p50_s": quantile(buckets, 0.5),
-            "ttft_p99_s": quantile(buckets, 0.99),
-            "ttft_slo_s": self._ttft_slo_s,
-        }
-
-    def _mark(self, now_s: float) -> _Mark:
-        metrics = self._metrics
-        rejected = metrics.refused + metrics.queue_timeouts
-        return _Mark(now_s, metrics.arrivals, rejected, tuple(metrics.ttft.cumulative()))

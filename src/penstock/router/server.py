@@ -23,7 +23,7 @@ from penstock.router.core.worker_spec import WorkerSize
 from penstock.router.discovery.statefile import StatefileDiscovery
 from penstock.router.discovery.watch import Discovery, WorkerWatch
 from penstock.router.kv_listener import ENGINE_BLOCK_TOKENS, KvListener
-from penstock.router.metrics import RecentTraffic, RouterMetrics
+from penstock.router.metrics import RouterMetrics
 from penstock.router.metrics_page import MetricsPage
 from penstock.router.picker.group import RouterGroup
 from penstock.router.policy.busy import busy_thresholds
@@ -78,13 +78,11 @@ class RouterServer:
         self.thresholds = GraphThresholds(self.admission)
         self._secret = GraphSecret(settings.graph_secret)
         self._group = self._make_group()
-        self._traffic = RecentTraffic(
-            self.metrics, self._clock.now_s(), ttft_slo_s=settings.config.ttft_slo_seconds
-        )
+        self._live_page = self._make_live_page()
         self._admin = Admin(
             self.admission,
             self.metrics,
-            self._traffic,
+            self._live_page.history.traffic,
             clock=self._clock,
             discovery_problem=self._discovery_problem,
         )
@@ -105,7 +103,6 @@ class RouterServer:
             clock=self._clock,
         )
         self._config_watch = self._make_config_watch()
-        self._live_page = self._make_live_page()
         self.app = self._make_app()
         self._http = HttpServer(
             self.app.handle,
@@ -225,7 +222,6 @@ class RouterServer:
                     self._group.tick()
                 elif self._discovery is not None:
                     self._warn_of_others(self._discovery)
-                self._traffic.tick(self._clock.now_s())
                 self._live_page.tick()
                 if self._access_log is not None:
                     self._access_log.flush()

@@ -10,7 +10,7 @@ import orjson
 from penstock.core.clock import SimulatedClock
 from penstock.router.admission import Admission
 from penstock.router.core.worker import Worker
-from penstock.router.metrics import RecentTraffic, RouterMetrics
+from penstock.router.metrics import RouterMetrics
 
 
 class Admin:
@@ -20,7 +20,7 @@ class Admin:
         self,
         admission: Admission,
         metrics: RouterMetrics,
-        traffic: RecentTraffic,
+        traffic: Callable[[float], dict[str, Any]],
         *,
         clock: SimulatedClock,
         discovery_problem: Callable[[], str | None],
@@ -62,7 +62,7 @@ class Admin:
                     "tokens": queue.tokens,
                     "oldest_s": round(queue.oldest_s(now_s), 6),
                 },
-                "traffic": self._traffic.to_json(now_s),
+                "traffic": self._traffic(now_s),
                 "discovery_problem": self._discovery_problem(),
                 "lag_p99_s": self._metrics.lag.p99_s(),
                 "speed": self._clock.speed,

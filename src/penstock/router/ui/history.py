@@ -154,6 +154,19 @@ class History:
             },
         }
 
+    def traffic(self, now_s: float) -> dict[str, Any]:
+        """Return what ``GET /workers`` says of the last minute; without a stream no TTFT is known."""
+        minute = self.minute(now_s)
+        ttft = minute["ttft"]
+        return {
+            "period_s": minute["period_s"],
+            "arrivals": minute["arrivals"],
+            "rejected": minute["refused"] + minute["timed_out"],
+            "ttft_p50_s": ttft["p50_s"],
+            "ttft_p99_s": ttft["p99_s"],
+            "ttft_slo_s": ttft["target_s"],
+        }
+
     def series(self) -> list[dict[str, Any]]:
         """Return the points, oldest first."""
         return list(self._points)

@@ -45,7 +45,11 @@ _HEADERS: Final = (
 
 
 class LivePage:
-    """Serves the page and puts its state together."""
+    """Serves the page and puts its state together.
+
+    Attributes:
+        history: The router's last quarter of an hour.
+    """
 
     def __init__(
         self,
@@ -81,13 +85,13 @@ class LivePage:
         self._routers = routers
         self._gpus: Mapping[str, int] | None = None
         targets = Targets(settings.config.ttft_slo_seconds, None)
-        self._history = History(metrics, self._tiers, self._gauges, targets)
+        self.history = History(metrics, self._tiers, self._gauges, targets)
         self.tick()
         self._page = resources.files(__package__).joinpath("page.html").read_bytes()
 
     def tick(self) -> None:
         """Mark the history; called each 0.1 s."""
-        self._history.tick(self._now_s())
+        self.history.tick(self._now_s())
 
     async def follow(self) -> None:
         """Keep the planner's part known while nobody looks."""
@@ -101,7 +105,7 @@ class LivePage:
         self._gpus = planner.gpus_per_replica
         rules = planner.rules or {}
         ttft_s = rules.get("ttft_s") or self._settings.config.ttft_slo_seconds
-        self._history.targets = Targets(ttft_s, rules.get("itl_s"))
+        self.history.targets = Targets(ttft_s, rules.get("itl_s"))
         return planner
 
     async def answer(self, request: Request, responder: Responder, check: AdminCheck) -> None:
@@ -130,7 +134,7 @@ class LivePage:
         """Return everything that the page shows; what is unknown is null."""
         planner = await self.refresh()
         settings, now_s, queue = self._settings, self._now_s(), self._queue
-        minute = self._history.minute(now_s)
+        minute = self.history.minute(now_s)
         return {
             "model": settings.model,
             "at_s": now_s - self._began_s,
@@ -148,9 +152,9 @@ class LivePage:
             "minute": minute,
             "tiers": self._tier_rows(minute.pop("tiers"), now_s),
             "signals": self._signals(minute, planner.rules or {}),
-            "cost": self._history.cost.to_json(planner.budget),
+            "cost": self.history.cost.to_json(planner.budget),
             "planner": asdict(planner),
-            "series": [{**point, "at_s": point["at_s"] - self._began_s} for point in self._history.series()],
+            "series": [{**point, "at_s": point["at_s"] - self._began_s} for point in self.history.series()],
         }
 
     # ------------------------------------------------------------------ parts
