@@ -47,24 +47,6 @@ def test_a_hit_is_worth_four_times_its_tokens_of_waiting(placer, waiting_tokens,
     )
 
 
-def test_without_hits_the_less_loaded_is_chosen():
-    """It is least-pending then."""
-    placement = filled(PrefixCost(), 10)
-
-    placement.submit("r", Arrival((31, 32), 1000), 2.0)
-
-    assert [h.worker for h in list(placement.dispatch(2.0)) if h.item == "r"] == ["b"]
-
-
-def test_an_instance_that_failed_the_request_is_avoided():
-    """Unless there is no other."""
-    placement = filled(PrefixCost(), 10)
-
-    placement.submit("r", Arrival(CHAIN, 4000, avoid=frozenset({"a"})), 2.0)
-
-    assert [h.worker for h in list(placement.dispatch(2.0)) if h.item == "r"] == ["b"]
-
-
 def test_a_clearly_slower_instance_costs_more():
     """At a third of the pace, 4,000 tokens cached there are no longer worth 4,000 waiting ones."""
     placement = DispatchQueue(PrefixCost(), QueueSettings())

@@ -22,15 +22,15 @@ def busy(policy=None, *, tokens=(8000, 4000), tokens_per_s=10_000.0):
     return queues
 
 
-@pytest.mark.parametrize(("now_s", "pending"), [(0.0, 12_000), (0.3, 9000), (0.8, 4000), (5.0, 4000)])
+@pytest.mark.parametrize(
+    ("now_s", "pending"), [(-1.0, 12_000), (0.0, 12_000), (0.3, 9000), (0.8, 4000), (5.0, 4000)]
+)
 def test_the_running_prompt_shrinks_and_no_other(now_s, pending):
-    """At 10,000 tokens/s 3,000 of 8,000 are computed after 0.3 s; the second waits until the first's end is told."""
+    """At 10,000 tokens/s 3,000 of 8,000 are computed after 0.3 s; the second waits until the first's end is told.
+
+    A clock that steps back computes nothing.
+    """
     assert busy().load_of("a", now_s)[0] == pending
-
-
-def test_a_clock_that_steps_back_computes_nothing():
-    """And takes nothing away."""
-    assert busy().load_of("a", -1.0)[0] == 12_000
 
 
 def test_without_a_throughput_nothing_is_assumed():
