@@ -47,13 +47,6 @@ _GRAPH_COLUMNS = (
     _AGE,
     _column("URL", ".status.address.url", wide=True, about="Where clients reach it, within the cluster."),
     _column("Reason", '.status.conditions[?(@.type=="Ready")].reason', wide=True, about="Why, or why not."),
-    _column(
-        "Decided",
-        ".status.planner.decisionTime",
-        of="date",
-        wide=True,
-        about="Since the planner's last decision.",
-    ),
     _column("Decision", ".status.planner.lastDecision", wide=True, about="The planner's last."),
 )
 
