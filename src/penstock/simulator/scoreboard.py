@@ -88,12 +88,11 @@ def violation_s(arrivals: Floats, is_in_time: NDArray[np.bool_]) -> float:
     return float(((total > 0) & (good < VIOLATION_SHARE * total)).sum() * VIOLATION_WINDOW_S)
 
 
-def _by_window(
-    arrivals: Floats, is_in_time: NDArray[np.bool_], window_s: float
-) -> tuple[NDArray[np.int64], Floats]:
+def _by_window(arrivals: Floats, is_in_time: NDArray[np.bool_], window_s: float) -> tuple[Floats, Floats]:
     """Return the arrivals of each window from time 0 on, and those of them that were in time."""
     places = np.floor_divide(arrivals, window_s).astype(np.int64)
-    return np.bincount(places), np.bincount(places, weights=is_in_time.astype(np.float64))
+    good = np.bincount(places, weights=is_in_time.astype(np.float64))
+    return np.bincount(places).astype(np.float64), good.astype(np.float64)
 
 
 def reversals(changes: Sequence[PlannerChange]) -> int:
