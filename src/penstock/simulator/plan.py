@@ -188,7 +188,6 @@ class RunPlan:
     """What will be run."""
 
     runs: tuple[RunSpec, ...]
-    shown: tuple[RunSpec, ...]
     notes: tuple[str, ...]
     compares_planners: bool = False
 
@@ -240,8 +239,7 @@ def make_plan(options: SimulateOptions, *, graph: GraphDeployment | None = None)
         for rate in rates
         for seed in range(options.seeds)
     )
-    shown = tuple(RunSpec(name, scenario, workload, rates[-1], 0) for name, scenario in worlds.items())
-    return RunPlan(runs, shown, _notes(workload, pools, graph), compares_planners=len(planners) > 1)
+    return RunPlan(runs, _notes(workload, pools, graph), compares_planners=len(planners) > 1)
 
 
 def _routers(
@@ -325,7 +323,8 @@ def shares_by_routers(runs: Sequence[RunSpec], summary: Sequence[dict[str, Any]]
 
 def record(plan: RunPlan) -> dict[str, Recording]:
     """Return one recorded run of each policy, for pictures: the first seed at the last rate."""
-    return {spec.label: simulate(spec)[0] for spec in plan.shown}
+    last = plan.runs[-1].qps
+    return {spec.label: simulate(spec)[0] for spec in plan.runs if (spec.qps, spec.seed) == (last, 0)}
 
 
 def _notes(
