@@ -92,9 +92,13 @@ def test_simulated_router_and_planner(build, context):
     )  # fmt: skip
     assert specs["planner"].argv == (
         "/py", "-m", "penstock.cli", "planner", "run", "--graph", "/g.yaml", "--namespace", "llama",
-        "--environment", "local", "--speed", "1", "--log-dir", "/logs/planner",
+        "--environment", "local", "--speed", "1", "--metrics-port", "{port}", "--log-dir", "/logs/planner",
     )  # fmt: skip
-    assert (specs["planner"].ports, specs["planner"].health_path, specs["planner"].gpus) == ((), None, 0)
+    assert (specs["planner"].ports, specs["planner"].health_path, specs["planner"].gpus) == (
+        ("port",),
+        None,
+        0,
+    )
 
 
 def test_planner_takes_what_the_manifest_says(build, context):
