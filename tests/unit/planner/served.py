@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 
+from penstock.api import Role
 from penstock.core.http.server import HttpServer
+from penstock.planner.sources.base import Query
+from penstock.planner.targets.base import Endpoint
 
 HANG = "hang"
 """In place of a page: no answer ever comes."""
@@ -30,3 +33,16 @@ async def served(page, status=200):
         yield f"http://127.0.0.1:{server.port}"
     finally:
         await server.close(grace_s=0)
+
+
+def decode(index, url="http://127.0.0.1:9"):
+    """A decode worker."""
+    return Endpoint(f"llama_decode_{index}", Role.DECODE, url)
+
+
+def prefill(index, url="http://127.0.0.1:9"):
+    """A prefill worker."""
+    return Endpoint(f"llama_prefill_{index}", Role.PREFILL, url)
+
+
+QUERY = Query((decode(0), prefill(0)), 10.0)

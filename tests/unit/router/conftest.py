@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import os
+import sys
 import time
+from pathlib import Path
 
 import orjson
 import pytest
@@ -17,6 +19,8 @@ from penstock.router.core.worker_spec import WorkerSpec
 from penstock.router.proxy.auth import GRAPH_SECRET
 from penstock.router.server import RouterServer
 from penstock.router.settings import RouterSettings
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 PARAMS = {
     "do_remote_prefill": True,

@@ -410,24 +410,6 @@ def test_few_sessions_are_remembered():
     assert len(policy._workers) <= 2
 
 
-@pytest.mark.parametrize(
-    ("tokens", "blocks", "expected"), [(600, 1, 88), (600, 2, 1), (0, 0, 0), (1024, 2, 1)]
-)
-def test_cached_tokens_are_whole_blocks(tokens, blocks, expected):
-    """A partial last block counts its own tokens; at least one token of a prompt is computed."""
-    chain = tuple(range(-(-tokens // 512)))
-
-    assert expected == Arrival(chain, tokens).uncached(blocks)
-
-
-@pytest.mark.parametrize(("held", "expected"), [(0, 1500), (4, 1244), (8, 988), (9, 476), (10, 1)])
-def test_parts_of_the_first_block_count_for_their_share(held, expected):
-    """Eight keys of 64 tokens, then keys of 512."""
-    arrival = Arrival(tuple(range(10)), 1500, sub_block_keys=8)
-
-    assert expected == arrival.uncached(held)
-
-
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), st.lists(st.integers(0, 5), max_size=5), st.integers(0, 4000)),

@@ -1,0 +1,35 @@
+"""Routers of one graph that know each other."""
+
+
+def group_of(router):
+    """What ties it to the others."""
+    return router.server._group
+
+
+def picker_among(routers):
+    """The one router that picks, by its own word; None while there is none that all others follow."""
+    found = [each for each in routers if group_of(each).is_picker]
+    others = [each for each in routers if each not in found]
+    return found[0] if len(found) == 1 and all(group_of(each).is_relay for each in others) else None
+
+
+async def start(harness, write_graph, *workers, count=2, config=None, **settings):
+    """Start routers that know each other; the first is the oldest, so it picks."""
+    settings.setdefault("disaggregated", False)
+    routers = []
+    for _ in range(count):
+        file = write_graph(workers, routers)
+        routers.append(await harness.router(config=config or {}, ready=False, statefile=file, **settings))
+        write_graph(workers, routers)
+    await routers[0].until(lambda: picker_among(routers) is routers[0])
+    for router in routers:
+        await router.until(lambda router=router: not router.server.admission.problems())
+    return routers
+
+
+async def cut(router):
+    """Let a router vanish for the others, as if it were killed; it goes on by itself."""
+    server = router.server
+    server._tasks[0].cancel()
+    await group_of(router).close()
+    await server._http.close(grace_s=0)
