@@ -259,7 +259,7 @@ async def _replay(
     if failed:
         raise SystemExit(f"{len(failed)} requests failed; the first: {failed[0].error}")
     summaries = [
-        summarise(own, duration_s=replayer.duration_s, speed=speed, punctuality=replayer.punctuality)
+        summarise(own, duration_s=replayer.duration_s, speed=speed, schedule_lag=replayer.schedule_lag)
         for own, replayer in found
     ]
     return results, summaries

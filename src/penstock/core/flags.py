@@ -103,7 +103,7 @@ def check_bounds(settings: Any) -> None:
 
 
 def is_within(each: Flag, value: float) -> bool:
-    """Tell whether a number is finite and within a flag's bounds."""
+    """Return whether a number is finite and within a flag's bounds."""
     return (
         math.isfinite(value)
         and (each.ge is None or value >= each.ge)

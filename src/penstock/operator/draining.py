@@ -153,7 +153,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _pods_of(workload: Object, snapshot: GraphSnapshot) -> list[PodView]:
-    """Return the pods of a workload; a Deployment and a set of the same service are told apart by groups."""
+    """Return the pods of a workload; a Deployment and a set of the same service are distinguished by groups."""
     service, is_set = _label(workload, SERVICE_LABEL), workload["kind"] == LEADER_WORKER_SET.kind
     return [each for each in snapshot.views() if each.service == service and bool(each.group) == is_set]
 

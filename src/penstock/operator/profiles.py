@@ -52,7 +52,7 @@ class ProfileParts:
     Attributes:
         client: Reads.
         applier: Writes.
-        recorder: Tells users.
+        recorder: Records Events for users.
         context: Of every build; uid and namespace are the request's.
         graph: Returns a GraphDeployment of the cluster as the validated model, and what is wrong with it; None
             and nothing wrong: there is none.

@@ -82,7 +82,7 @@ class Dependencies:
         applier: Writes.
         drains: Takes steps of scaling.
         gates: Removes scheduling gates.
-        recorder: Tells users.
+        recorder: Records Events for users.
         metrics: Counts.
         context: Of every build; uid and namespace are the graph's.
         operator_class: Of the graphs.

@@ -45,7 +45,7 @@ LiveAssignment: TypeAlias = Assignment[Waiter]
 LiveCore: TypeAlias = RouterCore[Waiter]
 
 
-class RetryLater(NoEndpointsError):  # noqa: N818 - named like what the client is told
+class RetryLater(NoEndpointsError):  # noqa: N818 - named like the client's message
     """A refusal that may say when to come back.
 
     Attributes:
@@ -58,7 +58,7 @@ class RetryLater(NoEndpointsError):  # noqa: N818 - named like what the client i
 
 
 class QueueTimeout(RetryLater):
-    """A request waited for a worker as long as it may."""
+    """A request waited for a worker until its time limit."""
 
 
 class NoWorker(RetryLater):
@@ -110,7 +110,7 @@ class Admission:
     """
 
     def __init__(self, core: LiveCore, now_s: Callable[[], float]) -> None:
-        """Tie the core to a clock, which tells simulated seconds."""
+        """Connect the core to a clock, which returns simulated seconds."""
         self.core = core
         self.other: Relay | None = None
         self._now_s = now_s
@@ -126,7 +126,7 @@ class Admission:
 
         Raises:
             QueueFull: the queue is full.
-            QueueTimeout: it waited as long as it may.
+            QueueTimeout: it waited until its time limit.
             Shed: its tier is shed.
             AllBusy: every worker is busy.
             NoWorker: no worker serves, and none will in time.
@@ -196,7 +196,7 @@ class Admission:
         self._notify()
 
     def workers_changed(self) -> None:
-        """Take note of a change in a worker's health."""
+        """Record a change in a worker's health."""
         self.apply(self.core.workers_changed(self._now_s()))
         self._notify()
 
@@ -216,11 +216,11 @@ class Admission:
         self.apply(self.core.tick(now_s))
 
     def load_read(self, worker: Worker) -> None:
-        """Take note that a worker's metrics were read again."""
+        """Record that a worker's metrics were read again."""
         self.apply(self.core.load_read(worker, self._now_s()))
 
     def refused_at_capacity(self, worker: Worker) -> None:
-        """Take note that a worker has no room for another request."""
+        """Record that a worker has no room for another request."""
         if self.other is not None:
             self.other.refused_at_capacity(worker.name)
         self.core.refused_at_capacity(worker, self._now_s())

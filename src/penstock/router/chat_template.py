@@ -1,6 +1,6 @@
 """Renders chats by the model's own template, as transformers and vLLM do, so that keys are made of what workers see.
 
-A template that cannot be found or rendered is no fault: chats are then told apart by their messages.
+A template that cannot be found or rendered is no fault: chats are then distinguished by their messages.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class ConfigWatch:
             await asyncio.sleep(POLL_REAL_S)
 
     async def check(self) -> None:
-        """Look once; a file that is gone or wrong leaves the settings as they are, and is told once."""
+        """Look once; a file that is gone or wrong leaves the settings as they are, and is logged once."""
         config = await asyncio.to_thread(self._read)
         if config is None:
             return

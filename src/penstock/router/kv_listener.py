@@ -72,7 +72,7 @@ class Cleared:
 class UnsupportedBlocks:
     """About blocks that a plain prompt cannot hit: of a salt, an adapter or an image.
 
-    Tokens alone do not tell those apart from a plain prompt's.
+    Tokens alone do not distinguish those from a plain prompt's.
     """
 
 
@@ -264,7 +264,7 @@ class KvListener:
         if spec.kv_events is not None:
             return KvAddress(spec.kv_events, spec.kv_replay)
         parts = urlsplit(spec.url)
-        # Of an IPv6 address `hostname` drops the brackets, which tell it from the port.
+        # Of an IPv6 address `hostname` drops the brackets, which separate it from the port.
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         return KvAddress(f"tcp://{host}:{self._port}", f"tcp://{host}:{kv_replay_port(self._port)}")
 

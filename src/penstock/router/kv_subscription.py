@@ -128,7 +128,7 @@ class KvSubscription:
         self._is_connected = False
 
     def worker_changed(self) -> None:
-        """Take note that the worker may take requests from now on."""
+        """Record that the worker may take requests from now on."""
         if self._is_connected and self._sink.index() is not self._index:
             self._may_begin.set()
 

@@ -38,7 +38,7 @@ class MetricsPage:
         tiers: Callable[[], Iterator[Metric]] | None = None,
         group: RouterGroup | None = None,
     ) -> None:
-        """Tie the parts; ``now_s`` tells simulated seconds, None stands for parts that the graph does not have."""
+        """Connect the parts; ``now_s`` returns simulated seconds, None stands for parts that the graph does not have."""
         self._metrics = metrics
         self._core = core
         self._pool = core.pool

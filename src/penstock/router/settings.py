@@ -1,4 +1,4 @@
-"""What one router process is told: the graph's router section plus flags; printed at start, keys masked."""
+"""Settings of one router process: the graph's router section plus flags; printed at start, keys masked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RouterSettings:
         kv_block_tokens: Tokens of a worker's KV block, for its events; None: vLLM's default.
         batch_tokens: Most tokens of one step of a worker; None: not known.
         worker_requests: Requests that a worker has room for; None: not known.
-        graph: What the live page tells of GPUs and planner; None: a fixed fleet without a graph.
+        graph: What the live page shows of GPUs and planner; None: a fixed fleet without a graph.
         graph_file: Manifest whose admission section is followed while the router runs; None: none.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.

@@ -1,7 +1,7 @@
 """The thresholds above which workers are busy, the same at all routers of a graph, and ``/busy_threshold``, which sets them.
 
 They begin as the graph's file says. What is set at one router, or follows a change of the file, has a higher version, is
-told with each sign of life (`picker.group`), and replaces what is older elsewhere; of two changes that were made at once
+sent with each heartbeat (`picker.group`), and replaces what is older elsewhere; of two changes that were made at once
 every router takes the same one. So they last as long as one router of the graph does.
 
 Source: NVIDIA Dynamo's document "Request Rejection", "Dynamic Configuration via API"; statuses as Dynamo 1.6.1 answers.
@@ -161,7 +161,7 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, object], None]]]] = {
 
 
 ToldThresholds = tuple[int, list[int | float | None], list[int | float | None]]
-"""A state as routers tell it: its version, the file's thresholds and those that hold."""
+"""A state as routers send it: its version, the file's thresholds and those that hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class ThresholdState:
     now: BusyThresholds
 
     def told(self) -> ToldThresholds:
-        """Return what other routers are told."""
+        """Return what other routers receive."""
         return self.version, list(astuple(self.file)), list(astuple(self.now))
 
 
@@ -207,12 +207,12 @@ class GraphThresholds:
         self._take(ThresholdState(self.state.version + 1, self.state.file, thresholds))
 
     def file_changed(self, thresholds: BusyThresholds) -> None:
-        """Set what the graph's file says now, unless another router has read it before and told."""
+        """Set what the graph's file says now, unless another router has read it before and sent it."""
         if thresholds != self.state.file:
             self._take(ThresholdState(self.state.version + 1, thresholds, thresholds))
 
     def told(self) -> ToldThresholds | None:
-        """Return what other routers are told; None: nothing was changed."""
+        """Return what other routers receive; None: nothing was changed."""
         return self.state.told() if self.state.version else None
 
     def heard(self, told: ToldThresholds) -> None:

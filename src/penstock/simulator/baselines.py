@@ -36,7 +36,7 @@ def configured(
 
 
 def has_profile(pools: Sequence[PoolSpec]) -> bool:
-    """Tell whether every pool's engines have a latency profile."""
+    """Return whether every pool's engines have a latency profile."""
     return all(isinstance(pool.model, ProfiledModel) for pool in pools)
 
 

@@ -289,7 +289,7 @@ class _Comparison:
                 return
 
     def is_as_good(self, other: FleetOutcome) -> bool:
-        """Tell whether a fleet keeps as many requests in time as the reference."""
+        """Return whether a fleet keeps as many requests in time as the reference."""
         return other.in_time >= self.reference.in_time
 
     def _search_fixed(self, setting: Setting, duration_s: float) -> None:

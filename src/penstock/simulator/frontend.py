@@ -41,7 +41,7 @@ class GapHistogram:
         return None
 
 
-NOT_TOLD_APART: Mapping[Role, float] = {}
+UNKNOWN_BY_ROLE: Mapping[Role, float] = {}
 
 
 class FrontendCounters:
@@ -122,7 +122,7 @@ class FrontendCounters:
         return True
 
     def take(
-        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = NOT_TOLD_APART
+        self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float] = UNKNOWN_BY_ROLE
     ) -> Demand | None:
         """Return the counts since the last call and the gauges now; None when no time has passed."""
         period_s = now_s - self._at_s

@@ -106,7 +106,7 @@ class VirtualRouter:
         return self._at(now_s).acquire(job, Role.DECODE, self._arrival_at(job, Role.DECODE), now_s)
 
     def loads_read(self, workers: Iterable[Worker], now_s: float) -> Effects[Job]:
-        """Take note that workers' metrics were read."""
+        """Record that workers' metrics were read."""
         effects: Effects[Job] = []
         for worker in workers:
             effects += self._at(now_s).load_read(worker, now_s)

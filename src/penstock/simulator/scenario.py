@@ -130,7 +130,7 @@ class Faults:
     )
 
     def is_on(self, kind: Fault, now_s: float) -> bool:
-        """Tell whether a fault is on at a time."""
+        """Return whether a fault is on at a time."""
         return self.since_s(kind, now_s) is not None
 
     def since_s(self, kind: Fault, now_s: float) -> float | None:

@@ -57,7 +57,7 @@ class Simulation:
             self.kernel,
             scenario.routers,
             lambda: VirtualRouter(scenario.router, sizes, faults=scenario.faults, lease_s=scenario.lease_s),
-            ready=self._tell_router,
+            ready=self._update_router,
             end=self._end,
             apply=self._apply,
         )
@@ -99,7 +99,7 @@ class Simulation:
                 worker = self.fleet.join(pool.role, 0.0)
                 if worker is not None:
                     worker.state = State.READY
-        self._tell_routers()
+        self._update_routers()
         for resize in scenario.resizes:
             kernel.at(resize.at_s, Order.FLEET, self._scale, resize.role, resize.replicas)
         for failure in scenario.failures:
@@ -108,7 +108,7 @@ class Simulation:
             kernel.at(change.at_s, Order.FLEET, self.fleet.set_limit, change.gpus)
         for period in scenario.faults.periods:
             if period.kind is Fault.ROUTER_DOWN:
-                kernel.at(period.to_s, Order.FLEET, self._tell_routers)
+                kernel.at(period.to_s, Order.FLEET, self._update_routers)
         self._succession.start()
         if self.control is not None:
             self.control.start()
@@ -378,10 +378,10 @@ class Simulation:
 
     # -- joins, leaves, deaths ------------------------------------------------------------------------
 
-    def _tell_routers(self) -> None:
-        self._tell_router(self.routers[-1])
+    def _update_routers(self) -> None:
+        self._update_router(self.routers[-1])
 
-    def _tell_router(self, router: VirtualRouter) -> None:
+    def _update_router(self, router: VirtualRouter) -> None:
         workers = [worker for worker in self.fleet if worker.state is State.READY]
         self._apply(router.set_workers(workers, self.kernel.now_s))
 
@@ -399,7 +399,7 @@ class Simulation:
                 break
             self._drain(worker)
         self.fleet.check_budget()
-        self._tell_routers()
+        self._update_routers()
 
     def _start(self, worker: SimulatedWorker) -> None:
         now_s = self.kernel.now_s
@@ -429,7 +429,7 @@ class Simulation:
     def _ready(self, worker: SimulatedWorker, incarnation: int) -> None:
         if worker.state in {State.STARTING, State.DOWN} and worker.incarnation == incarnation:
             worker.state = State.READY
-            self._tell_routers()
+            self._update_routers()
 
     def _fail(self, failure: WorkerFailure) -> None:
         worker = self.fleet.get(failure.worker)
@@ -453,7 +453,7 @@ class Simulation:
             held = job.decode_assignment if worker.role is Role.DECODE else job.assignment
             assert held is not None  # noqa: S101 - it was dispatched to this worker
             self.routers[job.router].lost(held, now_s)
-        self._tell_routers()
+        self._update_routers()
         for job in jobs:
             may_retry = job.first_token_s is None and self.routers[job.router].retry(job, now_s)
             self._start_over(job, may_retry=may_retry)

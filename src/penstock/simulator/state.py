@@ -103,11 +103,11 @@ class Scrapes:
             entry = self._state.fleet.of(self._state.scenario.entry_role, State.READY)
             gauges = {worker.name: worker.server.kv_usage_fraction(now_s) for worker in entry}
             tokens = router.core.entry_queue.inflight_tokens()
-            self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._tell_usage, router, gauges, tokens)
+            self._state.kernel.at(now_s + delay_s, Order.MESSAGE, self._report_usage, router, gauges, tokens)
         self._apply(router.tick(now_s))
         self._state.kernel.at(now_s + SCRAPE_S, Order.MESSAGE, self._scrape)
 
-    def _tell_usage(
+    def _report_usage(
         self, router: VirtualRouter, usage: Mapping[str, float], tokens: Mapping[str, int]
     ) -> None:
         self._apply(router.set_usage(usage, tokens, self._state.kernel.now_s))

@@ -59,17 +59,17 @@ class Succession:
             self._kernel.at(at_s, Order.FLEET, self._die)
 
     def came(self, job: Job) -> None:
-        """Take note of a job that comes to the router whose turn it is."""
+        """Record a job that comes to the router whose turn it is."""
         job.relay = self._relays[job.index % len(self._relays)]
         job.router = len(self.pickers) - 1
         self._open[job.index] = job
 
     def left(self, job: Job) -> None:
-        """Take note of a job's end."""
+        """Record a job's end."""
         self._open.pop(job.index, None)
 
     def computed(self, job: Job) -> None:
-        """Take note of a job whose prompt a successor is told."""
+        """Record a job whose prompt a successor is told."""
         if self._group.picker_deaths_s:
             self._recent.append(job)
 

@@ -16,7 +16,7 @@ from penstock.api import Tier
 class RequestStatus(StrEnum):
     """How a request ended.
 
-    OK: the whole answer came. REJECTED: the server was busy and said so (429 or 503).
+    OK: the complete answer came. REJECTED: the server was busy and said so (429 or 503).
     FAILED: everything else.
     """
 

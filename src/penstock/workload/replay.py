@@ -120,7 +120,7 @@ class Replayer:
         return max(0.0, self._end_s - self.zero_s)
 
     @property
-    def punctuality(self) -> ScheduleLag:
+    def schedule_lag(self) -> ScheduleLag:
         """How well this client, and the servers by their own account, kept up."""
         return ScheduleLag(
             self._send_lag.p99_s(), self._loop_lag.p99_s(), self._cpu_share, self._lag_watch.worst

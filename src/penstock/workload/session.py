@@ -315,7 +315,7 @@ def _summary(
         results,
         duration_s=replayer.duration_s,
         speed=plan.config.speed,
-        punctuality=replayer.punctuality,
+        schedule_lag=replayer.schedule_lag,
     )
     not_sent = seen.planned - seen.sent
     measured["requests"] = {

@@ -83,14 +83,14 @@ def pooled_gaps(results: Iterable[RequestResult]) -> NDArray[np.float32]:
 
 
 def summarise(
-    results: Sequence[RequestResult], *, duration_s: float, speed: float, punctuality: ScheduleLag
+    results: Sequence[RequestResult], *, duration_s: float, speed: float, schedule_lag: ScheduleLag
 ) -> dict[str, Any]:
     """Return everything that the results alone can say; the caller adds settings and origin."""
     ok = [result for result in results if result.status is RequestStatus.OK]
     times, itl = _times(ok), describe(pooled_gaps(ok))
     latency = {"percentile_method": PERCENTILE_METHOD, "ttft_s": times["ttft_s"], "itl_s": itl, **times}
     tokens = _tokens(ok)
-    lag = assess_lag(punctuality, ttft_p50_s=times["ttft_s"]["p50"], itl_p99_s=itl["p99"])
+    lag = assess_lag(schedule_lag, ttft_p50_s=times["ttft_s"]["p50"], itl_p99_s=itl["p99"])
     return {
         "requests": _ends(results),
         "errors": dict(Counter(result.error_class for result in results if result.error_class).most_common()),
@@ -126,7 +126,7 @@ def _times(ok: Sequence[RequestResult]) -> dict[str, dict[str, float | int | Non
 
 
 def assess_lag(
-    punctuality: ScheduleLag, *, ttft_p50_s: float | None, itl_p99_s: float | None
+    schedule_lag: ScheduleLag, *, ttft_p50_s: float | None, itl_p99_s: float | None
 ) -> dict[str, Any]:
     """Return every process's lag against two bounds, and who is past them.
 
@@ -137,23 +137,23 @@ def assess_lag(
     bound_s = max(LAG_FLOOR_S, LAG_SHARE_OF_TTFT * (ttft_p50_s or 0.0))
     itl_bound_s = max(ITL_LAG_FLOOR_S, LAG_SHARE_OF_ITL_P99 * (itl_p99_s or 0.0))
     measured = {
-        "client sending": punctuality.send_lag_p99_s,
-        "client event loop": punctuality.loop_lag_p99_s,
-        **{server.name: server.p99_s for server in punctuality.servers},
+        "client sending": schedule_lag.send_lag_p99_s,
+        "client event loop": schedule_lag.loop_lag_p99_s,
+        **{server.name: server.p99_s for server in schedule_lag.servers},
     }
     lags = {name: lag_s for name, lag_s in measured.items() if lag_s is not None}
     late = [name for name, lag_s in lags.items() if lag_s > bound_s]
     # A late arrival moves no gap, nor does a worker whose requests go on elsewhere after the first token.
     not_in_gaps = {"client sending"} | {
-        server.name for server in punctuality.servers if server.role == Role.PREFILL
+        server.name for server in schedule_lag.servers if server.role == Role.PREFILL
     }
     late_for_itl = [name for name, lag_s in lags.items() if lag_s > itl_bound_s and name not in not_in_gaps]
     return {
-        "send_p99_s": _rounded(punctuality.send_lag_p99_s),
-        "loop_p99_s": _rounded(punctuality.loop_lag_p99_s),
+        "send_p99_s": _rounded(schedule_lag.send_lag_p99_s),
+        "loop_p99_s": _rounded(schedule_lag.loop_lag_p99_s),
         "servers": [
             {"name": server.name, "role": server.role, "p99_s": _rounded(server.p99_s)}
-            for server in punctuality.servers
+            for server in schedule_lag.servers
         ],
         "bound_s": round(bound_s, 6),
         "bound_rule": "max(50 ms, 5% of TTFT p50), simulated",
@@ -163,7 +163,7 @@ def assess_lag(
         "itl_bound_rule": "max(2 ms, 20% of ITL p99), simulated",
         "late_for_itl": late_for_itl,
         "is_itl_distorted": itl_p99_s is not None and bool(late_for_itl),
-        "client_cpu_share": _rounded(punctuality.cpu_share),
+        "client_cpu_share": _rounded(schedule_lag.cpu_share),
     }
 
 

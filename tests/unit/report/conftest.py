@@ -67,7 +67,7 @@ def _results(rng):
 
 def _summary(results, *, lag_s):
     measured = summarise(
-        results, duration_s=DURATION_S, speed=SPEED, punctuality=ScheduleLag(lag_s, 0.001, 0.2)
+        results, duration_s=DURATION_S, speed=SPEED, schedule_lag=ScheduleLag(lag_s, 0.001, 0.2)
     )
     measured["requests"] |= {"planned": len(results), "sent": len(results), "unfinished": 0, "not_sent": 0}
     return {

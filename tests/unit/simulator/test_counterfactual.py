@@ -79,7 +79,9 @@ def results_of(count, *, late=0):
 
 def load_of(results, *, is_partial=False, concurrency=None, is_distorted=None):
     """Return a load run with these results."""
-    measured = summarise(results, duration_s=DURATION_S, speed=1.0, punctuality=ScheduleLag(0.01, 0.001, 0.2))
+    measured = summarise(
+        results, duration_s=DURATION_S, speed=1.0, schedule_lag=ScheduleLag(0.01, 0.001, 0.2)
+    )
     measured["requests"] |= {"planned": len(results), "sent": len(results), "unfinished": 0, "not_sent": 0}
     measured["lag"] |= {} if is_distorted is None else {"is_distorted": is_distorted}
     trace = {"name": "synthetic", "format": "mooncake", "skipped_rows": []}

@@ -53,7 +53,7 @@ def test_the_summary_counts_ok_requests_only():
         2, status=RequestStatus.FAILED, error_class="broken", error="x", ttft_s=99.0, prompt_tokens=900
     )
 
-    summary = summarise([_result(1), bad], duration_s=10.0, speed=1.0, punctuality=WELL)
+    summary = summarise([_result(1), bad], duration_s=10.0, speed=1.0, schedule_lag=WELL)
 
     assert summary["requests"] == {"ok": 1, "failed": 1, "rejected": 0}
     assert summary["errors"] == {"broken": 1}
@@ -116,9 +116,9 @@ def test_single_gaps_are_marked_at_a_lag_that_leaves_ttft_alone(loop_s, itl_p99_
 @pytest.mark.parametrize("role", ["prefill", "decode", "aggregated", "router"])
 def test_only_servers_that_a_token_passes_after_the_first_are_late_for_single_gaps(role):
     """A late prefill server distorts the run and no gap between tokens; any other server distorts both."""
-    punctuality = ScheduleLag(0.0, 0.0, None, (ServerLag("a", role, 0.2), ServerLag("b", "decode", 0.001)))
+    schedule_lag = ScheduleLag(0.0, 0.0, None, (ServerLag("a", role, 0.2), ServerLag("b", "decode", 0.001)))
 
-    lag = assess_lag(punctuality, ttft_p50_s=1.0, itl_p99_s=0.1)
+    lag = assess_lag(schedule_lag, ttft_p50_s=1.0, itl_p99_s=0.1)
 
     assert lag["late"] == ["a"]
     assert lag["late_for_itl"] == ([] if role == "prefill" else ["a"])
@@ -128,7 +128,7 @@ def test_only_servers_that_a_token_passes_after_the_first_are_late_for_single_ga
 @pytest.mark.parametrize(("speed", "is_unresolved"), [(1.0, False), (250.0, False), (251.0, True)])
 def test_gaps_near_a_timer_tick_are_marked(speed, is_unresolved):
     """TPOT of 0.5 s is two ticks at speed 250; beyond it single gaps say little."""
-    lag = summarise([_result()], duration_s=1.0, speed=speed, punctuality=WELL)["lag"]
+    lag = summarise([_result()], duration_s=1.0, speed=speed, schedule_lag=WELL)["lag"]
 
     assert lag["is_itl_unresolved"] is is_unresolved
     assert lag["resolution_s"] == speed / 1000
@@ -143,7 +143,7 @@ def test_a_result_survives_its_line():
 
 def _whole():
     """Return a summary as `penstock load` writes it."""
-    measured = summarise([_result()], duration_s=1.0, speed=1.0, punctuality=WELL)
+    measured = summarise([_result()], duration_s=1.0, speed=1.0, schedule_lag=WELL)
     measured["requests"] |= {"planned": 1, "unfinished": 0, "not_sent": 0}
     settings = {"model": "m", "speed": 1.0, "concurrency": None, "max_input_tokens": None}
     trace = {"name": "t", "skipped_rows": [], "truncated_prompts": 0, "dropped_prompts": 0}

@@ -49,7 +49,7 @@ Origin = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole response; header names are lower-case."""
+    """A complete response; header names are lower-case."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -93,7 +93,7 @@ class ConnectionPool:
         headers: Headers = (),
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - frozen
     ) -> Response:
-        """Return the whole response, whatever its status.
+        """Return the complete response, whatever its status.
 
         Raises:
             UpstreamConnectError: no connection; the request was not sent.

@@ -225,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             return await started
         except asyncio.CancelledError:
-            # A whole response may have come meanwhile; the connection belongs to the next request then.
+            # A complete response may have come meanwhile; the connection belongs to the next request then.
             response.abort()
             raise
 

@@ -127,10 +127,10 @@ class ResponseOwner(Protocol):
         """Return headers that every response of this server carries now."""
 
     def response_over(self, responder: Responder) -> None:
-        """Take note that the response is complete; the next request may start."""
+        """Record that the response is complete; the next request may start."""
 
     def given_away(self) -> None:
-        """Take note that another protocol has the connection."""
+        """Record that another protocol has the connection."""
 
 
 class Responder:
@@ -198,7 +198,7 @@ class Responder:
         content_type: str = JSON,
         headers: Headers = (),
     ) -> None:
-        """Send a whole response in one write.
+        """Send a complete response in one write.
 
         Raises:
             RuntimeError: the response was started already.

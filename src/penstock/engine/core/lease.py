@@ -53,7 +53,7 @@ class ReadProgress:
         self._seen: dict[int, set[int]] = {}
 
     def note(self, read: Read) -> bool:
-        """Take note of a read, which may come twice; return whether it was the last one of all ranks."""
+        """Record a read, which may come twice; return whether it was the last one of all ranks."""
         if read.rank in self._unread:
             seen = self._seen.setdefault(read.rank, set())
             seen.add(read.reader)

@@ -257,7 +257,7 @@ def _chat_open() -> dict[str, Any]:
 class ResponseFormat:
     """Encodes one response: one message of one text.
 
-    Events are numbered, and the last one repeats the whole response. So there is one writer for all of them.
+    Events are numbered, and the last one repeats the complete response. So there is one writer for all of them.
     """
 
     def __init__(self, call: EngineCall, response_id: str, created_s: int) -> None:

@@ -97,7 +97,7 @@ class EngineMetrics:
         *,
         now_s: Callable[[], float],
     ) -> None:
-        """Tie the page to what it shows; ``now_s`` tells simulated seconds."""
+        """Connect the page to what it shows; ``now_s`` returns simulated seconds."""
         self._now_s = now_s
         self._slots = slots
         self._timeline = timeline

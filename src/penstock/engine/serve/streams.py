@@ -92,7 +92,7 @@ class Stream:
             self.abandon()
 
     def abandon(self) -> None:
-        """Take note that the client is gone."""
+        """Record that the client is gone."""
         if not self.done.done():
             self.done.set_result(None)
         self._reply.abandon()
@@ -193,7 +193,7 @@ class Reply:
         self._responder.write(data)
 
     def finish(self, finished: Finished) -> None:
-        """Take note of a choice that is not streamed; the last one sends the answer."""
+        """Record a choice that is not streamed; the last one sends the answer."""
         self._finished.append(finished)
         if len(self._finished) == len(self.streams):
             self._responder.send(200, self._format.complete(self._in_order()), headers=self._headers)
@@ -207,7 +207,7 @@ class Reply:
             self._responder.send(status, error_body(message, kind=kind, code=status), headers=self._headers)
 
     def abandon(self) -> None:
-        """Take note that nothing more is to be sent."""
+        """Record that nothing more is to be sent."""
         if not self.done.done():
             self.done.set_result(None)
 

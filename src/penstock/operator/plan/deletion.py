@@ -97,7 +97,7 @@ def next_step(
         pod for pod in pods if pod.role == Role.ROUTER and not pod.finished and pod.name not in idle
     ]
     if routers or router_pods:
-        return DeletionStep(DeletionStage.ROUTERS, _undeleted(routers), message=_told("router", router_pods))
+        return DeletionStep(DeletionStage.ROUTERS, _undeleted(routers), message=_text("router", router_pods))
     worker_pods = [pod for pod in pods if not pod.finished]
     if workloads or worker_pods:
         busy = {pod.service for pod in worker_pods if pod.alive}
@@ -105,7 +105,7 @@ def next_step(
             DeletionStage.WORKERS,
             _undeleted([child for child in workloads if child.service not in busy]),
             tuple(sorted({child.service for child in workloads if child.service in busy})),
-            message=_told("worker", worker_pods),
+            message=_text("worker", worker_pods),
         )
     if present:
         names = ", ".join(f"{child.kind} {child.name}" for child in present)
@@ -119,7 +119,7 @@ def _undeleted(children: Iterable[Child]) -> tuple[Child, ...]:
     return tuple(child for child in children if not child.terminating)
 
 
-def _told(what: str, pods: Sequence[PodView]) -> str:
+def _text(what: str, pods: Sequence[PodView]) -> str:
     if not pods:
         return f"deletes the {what}s"
     return (

@@ -71,7 +71,7 @@ class DispatchQueue(QueueState[T]):
             worker.index.clear()
 
     def set_peer_load(self, name: str, tokens: int, tokens_per_s: float | None = None) -> None:
-        """Set what other routers have at a worker, as last heard.
+        """Set what other routers have at a worker, as last reported.
 
         Args:
             name: The worker's.
@@ -128,7 +128,7 @@ class DispatchQueue(QueueState[T]):
             self._expect_prefilled(worker, queued, now_s)
 
     def learn(self, name: str, arrival: Arrival) -> None:
-        """Take note that a worker has computed a prompt."""
+        """Record that a worker has computed a prompt."""
         worker = self._workers.get(name)
         if worker is not None:
             worker.index.use(arrival.prefix)

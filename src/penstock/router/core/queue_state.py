@@ -200,7 +200,7 @@ class QueueState(Generic[T]):
         return running + [each.uncached for each in worker.line]
 
     def peer_tokens(self, name: str) -> int:
-        """Return the tokens that other routers have in flight at a worker, as last heard."""
+        """Return the tokens that other routers have in flight at a worker, as last reported."""
         worker = self._workers.get(name)
         return 0 if worker is None else worker.peer_tokens
 

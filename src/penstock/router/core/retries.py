@@ -168,12 +168,12 @@ class KvTransfer:
     decode: Worker
 
     def lost(self) -> None:
-        """Take note that it did not arrive."""
+        """Record that it did not arrive."""
         self.prefill.lost_transfers += 1
         self.decode.lost_transfers += 1
 
     def arrived(self, lost: Iterable[KvTransfer], now_s: float) -> None:
-        """Take note that it arrived, and eject workers that are at fault for the request's earlier ones.
+        """Record that it arrived, and eject workers that are at fault for the request's earlier ones.
 
         Args:
             lost: The same request's earlier transfers, oldest first.
@@ -349,7 +349,7 @@ class RetryRules:
         self._max_per_request = max_per_request
 
     def arrived(self) -> None:
-        """Take note of a new request, which pays for retries."""
+        """Record a new request, which pays for retries."""
         self._budget.request_arrived()
 
     def retry(self, tries: RequestTries, failure: FailedTry, now_s: float, *, left_s: float) -> int | None:

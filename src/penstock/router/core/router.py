@@ -172,7 +172,7 @@ class RouterCore(RouterState[T]):
     # ------------------------------------------------------------------ the workers' load
 
     def load_read(self, worker: Worker, now_s: float) -> Effects[T]:
-        """Take note that a worker's metrics were read again."""
+        """Record that a worker's metrics were read again."""
         role = worker.spec.role
         if role not in self.queues:
             return []
@@ -210,11 +210,11 @@ class RouterCore(RouterState[T]):
         return assignment
 
     def learn(self, worker: str, arrival: Arrival) -> None:
-        """Take note that a worker of the first stage has computed a prompt, on another router's word."""
+        """Record that a worker of the first stage has computed a prompt, on another router's word."""
         self.entry_queue.learn(worker, arrival)
 
     def set_peer_loads(self, loads: Mapping[str, tuple[int, float | None]], now_s: float) -> None:
-        """Set what other routers have at each worker of the first stage, as last heard: tokens, and its tokens/s."""
+        """Set what other routers have at each worker of the first stage, as last reported: tokens, and its tokens/s."""
         for name in self._names[self.entry]:
             self.entry_queue.set_peer_load(name, *loads.get(name, (0, None)))
             self._load_changed(self.entry, now_s, name)
@@ -224,7 +224,7 @@ class RouterCore(RouterState[T]):
         return {name: self.entry_queue.load_of(name, now_s) for name in self._names[self.entry]}
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
-        """Take note that a worker has no room for another request, whatever its metrics said."""
+        """Record that a worker has no room for another request, whatever its metrics said."""
         self.busy[worker.spec.role].refused(worker.name, now_s)
 
     def set_thresholds(self, thresholds: BusyThresholds, now_s: float) -> None:
@@ -244,7 +244,7 @@ class RouterCore(RouterState[T]):
         return self.workers_changed(now_s)
 
     def workers_changed(self, now_s: float) -> Effects[T]:
-        """Take note of a change in the workers' health or drains."""
+        """Record a change in the workers' health or drains."""
         self._follow_service(now_s)
         effects: Effects[T] = []
         for role in self.queues:

@@ -116,7 +116,7 @@ class WakeTimes:
         return self._max_s if slowest_s is None else min(self._max_s, HOLD_FACTOR * slowest_s)
 
     def asked(self, now_s: float) -> None:
-        """Take note of a request that finds no worker of any stage.
+        """Record a request that finds no worker of any stage.
 
         Before workers have served once they may have begun to start long ago: that teaches nothing.
         """
@@ -124,7 +124,7 @@ class WakeTimes:
             self._begun_s = now_s
 
     def served(self, now_s: float) -> None:
-        """Take note that every stage has a worker."""
+        """Record that every stage has a worker."""
         self._was_served = True
         if self._begun_s is not None:
             self._took_s.append(now_s - self._begun_s)

@@ -237,12 +237,12 @@ class TierControl:
         self.counts[tier].queue_time.observe(queued_s)
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
-        """Take note of a first token."""
+        """Record a first token."""
         self.counts[tier].ttft.observe(ttft_s)
         self.monitor.first_token(tier, ttft_s, now_s)
 
     def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
-        """Take note of the end of a request that was dispatched."""
+        """Record the end of a request that was dispatched."""
         if request.e2e_s is not None and not request.is_failed:
             self.counts[tier].e2e.observe(request.e2e_s)
         self.monitor.ended(tier, request, now_s)

@@ -132,7 +132,7 @@ class CircuitBreaker:
         return self.is_closed or not self._probing
 
     def sent(self, now_s: float) -> bool:
-        """Take note of a request sent; returns whether it is the probe of a half-open circuit."""
+        """Record a request sent; returns whether it is the probe of a half-open circuit."""
         if self.is_closed or self._probing or not self.allows(now_s, is_last=True):
             return False
         self._enter(Circuit.HALF_OPEN)
@@ -140,14 +140,14 @@ class CircuitBreaker:
         return True
 
     def began(self) -> None:
-        """Take note of the right beginning of the probe's answer: the circuit closes, and the next failure opens it."""
+        """Record the correct beginning of the probe's answer: the circuit closes, and the next failure opens it."""
         self._enter(Circuit.CLOSED)
         self._probing = False
         self._is_on_probation = True
         self.failures = self.threshold - 1
 
     def succeeded(self, *, probe: bool) -> None:
-        """Take note of a right answer; only the probe closes an opened circuit."""
+        """Record a correct answer; only the probe closes an opened circuit."""
         if probe:
             self.began()
         if self.is_closed:
@@ -155,7 +155,7 @@ class CircuitBreaker:
             self._is_on_probation = False
 
     def failed(self, now_s: float, *, probe: bool, proven: bool = True) -> bool:
-        """Take note of a failure; those of requests sent before the circuit opened change nothing.
+        """Record a failure; those of requests sent before the circuit opened change nothing.
 
         Args:
             now_s: Simulated seconds.
@@ -212,7 +212,7 @@ class CircuitBreaker:
         self._open_until_s = now_s
 
     def abandoned(self, *, probe: bool) -> None:
-        """Take note that a request ended without a verdict, such as a client that left."""
+        """Record that a request ended without a verdict, such as a client that left."""
         if probe:
             self._probing = False
 
@@ -276,7 +276,7 @@ class Worker(WorkerLoad):
     Attributes:
         spec: As discovery reports it.
         breaker: Its circuit.
-        drained: Told to take nothing new, by ``POST /workers/NAME/drain``.
+        drained: Takes nothing new since ``POST /workers/NAME/drain``.
         waiting_requests: That wait in it for room, last reading; None when unknown.
         expired_leases: KV leases that ran out there since its start, last reading; None when unknown.
         failed_checks: Health checks failed in a row.
@@ -321,7 +321,7 @@ class Worker(WorkerLoad):
         self._touched = touched
         self.breaker = breaker
         self.drained = False
-        # Whoever supervises a worker has seen its health before calling it ready; a fixed list has not.
+        # A supervisor checks a worker's health before calling it ready; a fixed list does not.
         self._health_problem: str | None = None if spec.supervised else "not checked yet"
         self.failed_checks = 0
         self.silent_real_s = 0.0
@@ -381,7 +381,7 @@ class Worker(WorkerLoad):
         self.health_problem = problem
 
     def failed(self, now_s: float, cause: str, *, probe: bool, proven: bool, openings: int) -> bool:
-        """Take note of a failed request; returns whether its circuit counts it.
+        """Record a failed request; returns whether its circuit counts it.
 
         Args:
             now_s: Simulated seconds.
@@ -399,13 +399,13 @@ class Worker(WorkerLoad):
         return counted
 
     def convicted(self, now_s: float) -> None:
-        """Take note that a failed request was its own fault: another worker has served it."""
+        """Record that a failed request was its own fault: another worker has served it."""
         openings = self.breaker.openings
         self.breaker.convicted(now_s)
         self._note_verdict(openings, now_s, is_due=self.breaker.is_failing)
 
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
-        """Take note of a right answer, or, where it is not complete, of the right beginning of the probe's."""
+        """Record a correct answer or, while it is incomplete, the correct beginning of the probe's."""
         was_failing = self.breaker.is_failing
         if is_complete:
             self.breaker.succeeded(probe=probe)

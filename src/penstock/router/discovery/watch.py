@@ -64,7 +64,7 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> Worke
     """Fetch and read the page of the worker at ``url``.
 
     Raises:
-        UpstreamError: no whole answer came.
+        UpstreamError: no complete answer came.
         ObservationError: the page is not served, or cannot be parsed.
     """
     response = await pool.request("GET", url + "/metrics", timeouts=timeouts)
@@ -89,16 +89,16 @@ async def read_page(pool: ConnectionPool, url: str, timeouts: Timeouts) -> Worke
 
 def _kv_size(samples: list[Sample], *, ranks: int) -> tuple[int | None, int | None]:
     """Return a worker's KV blocks and the tokens that they hold; None where its page does not say for each rank."""
-    blocks = tokens = told = 0
+    blocks = tokens = reported = 0
     for sample in samples:
         if sample.name != names.VLLM_CACHE_CONFIG_INFO:
             continue
         count, size = sample.labels.get("num_gpu_blocks", ""), sample.labels.get("block_size", "")
         if _NUMBER.fullmatch(count) and _NUMBER.fullmatch(size):
-            told += 1
+            reported += 1
             blocks += int(count)
             tokens += int(count) * int(size)
-    return (blocks, tokens) if told == ranks else (None, None)
+    return (blocks, tokens) if reported == ranks else (None, None)
 
 
 def _requests(values: list[float]) -> float | None:
@@ -125,7 +125,7 @@ _FLOOR_REAL_S: Final = 0.1
 
 
 class Discovery(Protocol):
-    """Tells which workers there are; `WorkerWatch` polls it some ten times a second."""
+    """Lists the workers; `WorkerWatch` polls it some ten times a second."""
 
     @property
     def problem(self) -> str | None:
@@ -204,7 +204,7 @@ class WorkerWatch:
             await asyncio.sleep(due_s - loop.time())
 
     async def check(self, worker: Worker) -> None:
-        """Check one worker once and take note of what it says."""
+        """Check one worker once and record what it says."""
         problem = await self._health_problem(worker)
         self._end_requests_of_unreachable(worker)
         if not self._is_known(worker):
@@ -240,7 +240,7 @@ class WorkerWatch:
         return self._admission.core.pool.get(worker.name) is worker
 
     def _end_requests_of_unreachable(self, worker: Worker) -> None:
-        """Break the requests at a worker of which nothing has been heard for too long: a lost node closes no connection."""
+        """Break the requests at a worker that has been silent for too long: a lost node closes no connection."""
         bound_s = self._config.unreachable_real_seconds
         if worker.silent_real_s < bound_s or not worker.inflight_requests:
             return
@@ -264,7 +264,7 @@ class WorkerWatch:
         try:
             page = await read_page(self._pool, worker.spec.url, self._timeouts)
         except (PenstockError, ObservationError) as exc:
-            # The last reading stays, and its age tells what it is worth.
+            # The last reading stays; its age shows how far to trust it.
             log.debug("metrics not readable", worker=worker.name, problem=str(exc))
             return
         worker.progress = worker.progress.after(

@@ -57,7 +57,7 @@ class Exchange:
     # ------------------------------------------------------------------ Envoy's side
 
     async def answers(self) -> AsyncIterator[ProcessingResponse]:
-        """Yield what to tell Envoy, until the request is over."""
+        """Yield the messages to Envoy until the request is over."""
         while (answer := await self._answers.get()) is not None:
             yield answer
 
@@ -178,7 +178,7 @@ class Exchange:
             self._answered.set_result(response)
 
     def _left(self) -> None:
-        """Take note that Envoy has closed the stream: the client has left, or the worker has broken off."""
+        """Record that Envoy has closed the stream: the client has left, or the worker has broken off."""
         responder, response = self._responder, self._response
         if responder is not None:
             responder.connection_lost()
@@ -227,7 +227,7 @@ class Exchange:
             self._answered.set_exception(error)
 
     def put(self, answer: ProcessingResponse) -> None:
-        """Tell Envoy."""
+        """Send a message to Envoy."""
         self._answers.put_nowait(answer)
 
     def answer(self, status: int, body: bytes, content_type: str, headers: Headers) -> None:

@@ -1,8 +1,8 @@
 """Ties one router to the others of its graph: which of them picks, and what follows from it.
 
-The oldest router that a majority hears claims the next term, a fencing number that only grows, and is the picker once a
+The oldest router that a majority sees claims the next term, a fencing number that only grows, and is the picker once a
 majority follows it. As long as that is so, the others stay with it: a younger picker stays when an older router comes
-back, and one that was away steps down. A router that alone does not hear the picker picks for itself and claims nothing.
+back, and one that was away steps down. A router that alone loses the picker picks for itself and claims nothing.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def elect(own: Status, heard: Iterable[Status], members: int) -> Leader | None:
 
     Args:
         own: This router.
-        heard: The others, as far as they were heard in the last moments.
-        members: Routers of the graph, this one included, but for those that are known to be gone; >= 1.
+        heard: The other routers that reported in the last moments.
+        members: Routers of the graph, this one included, except those known to be gone; >= 1.
     """
     views = {each.instance: each for each in (*heard, own)}
     voters = [each for each in views.values() if each.instance in own.sees]
@@ -65,7 +65,7 @@ def elect(own: Status, heard: Iterable[Status], members: int) -> Leader | None:
         return sum(instance in each.sees for each in voters) >= needed
 
     claims = [each for each in voters if each.is_leader and not each.is_stopping]
-    # Those that a majority follows stay: else one that hears not all would claim term after term, and they would, too.
+    # A picker that a majority follows stays: else a router that misses some would claim term after term, and so would they.
     active = [each for each in claims if each.is_active]
     if active:
         found = max(active, key=lambda each: (each.term, -each.since_s, each.instance))
@@ -110,10 +110,10 @@ class RouterGroup:
         Args:
             admission: Asks by this group from now on.
             metrics: Counts.
-            urls: Tells the routers' base URLs; this one's own may be among them.
+            urls: Returns the routers' base URLs; this one's own may be among them.
             secret: By which routers know each other.
-            thresholds: Of the graph, which routers tell each other.
-            now_s: Tells simulated seconds.
+            thresholds: Of the graph, which routers send each other.
+            now_s: Returns simulated seconds.
         """
         self.instance = uuid.uuid4().hex
         self._since_s = time.time()
@@ -159,7 +159,7 @@ class RouterGroup:
         session.channel.send(self._status())
 
     async def start(self) -> None:
-        """Meet the others, so that the first request is asked of whoever picks."""
+        """Connect to the others, so that the first request goes to the picker."""
         self._links.follow(self._urls())
         await self._links.connect()
         try:
@@ -171,7 +171,7 @@ class RouterGroup:
         self._update()
 
     def tick(self) -> None:
-        """Look after the connections, tell the others that this one lives, and follow who picks."""
+        """Maintain the connections, send the heartbeat, and follow the picker."""
         self._ticks += 1
         self._links.follow(self._urls())
         self._links.tick()
@@ -184,7 +184,7 @@ class RouterGroup:
             self._server.tell(loads, followers_only=True)
 
     def stop(self) -> None:
-        """Pick for nobody from now on; what is under way goes on."""
+        """Pick no more from now on; what is under way goes on."""
         self._is_stopping = True
         self._update()
         self._server.tell(self._status())

@@ -71,7 +71,7 @@ class Channel(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Tell that it is over."""
+        """Report that it is over."""
         self._transport = None
         self._outgoing = []
         self._on_lost()
@@ -148,7 +148,7 @@ class Handshake(asyncio.Protocol):
             self._channel.data_received(rest)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Take note that there is no answer."""
+        """Record that there is no answer."""
         if not self.answered.done():
             self.answered.set_result(0)
 
@@ -164,7 +164,7 @@ class Standing(Enum):
     """What is known of a router that is listed."""
 
     ABSENT = auto()
-    """It was never heard, refuses connections, or is no router of this graph: it has no vote."""
+    """It never answered, refuses connections, or is no router of this graph: it has no vote."""
     HEARD = auto()
     """It has said something in the last moments."""
     SILENT = auto()
@@ -179,7 +179,7 @@ class Link:
     Attributes:
         url: Its base URL.
         channel: While it is connected.
-        status: What it said last; None while it is not heard.
+        status: Its last status; None while it is silent.
         standing: What is known of it.
     """
 
@@ -189,7 +189,7 @@ class Link:
         self._secret = secret
         self._on_message = on_message
         self._task: asyncio.Task[None] | None = None
-        self._told_status = 0
+        self._reported_status = 0
         self.channel: Channel | None = None
         self.status: Status | None = None
         self.standing = Standing.ABSENT
@@ -214,7 +214,7 @@ class Link:
             channel.abort()
 
     def is_self(self) -> None:
-        """Take note that this router is at the other end."""
+        """Record that this router is at the other end."""
         self.standing = Standing.SELF
         self.drop()
 
@@ -252,16 +252,16 @@ class Link:
                 transport.abort()
 
     def _turned_down(self, status: int) -> None:
-        """Take note of a router that does not know this one: it picks for itself."""
+        """Record a router that does not know this one: it picks for itself."""
         self.standing = Standing.ABSENT
-        if status != self._told_status:
+        if status != self._reported_status:
             log.warning(
                 "a listed router is not of this graph's: set the same secret in all",
                 url=self.url,
                 status=status,
                 variable=GRAPH_SECRET_VARIABLE,
             )
-        self._told_status = status
+        self._reported_status = status
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Status):
@@ -302,7 +302,7 @@ class Links:
         await asyncio.gather(*(link.connect() for link in self._links.values()))
 
     def heard(self) -> list[Link]:
-        """Return the routers that were heard in the last moments, each once however many addresses it has."""
+        """Return the routers that reported in the last moments, each once however many addresses it has."""
         found = {each.status.instance: each for each in self._links.values() if each.status is not None}
         return list(found.values())
 

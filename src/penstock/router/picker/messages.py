@@ -53,7 +53,7 @@ class Prompt(msgspec.Struct, array_like=True, frozen=True):
 
 
 def prompt_of(arrival: Arrival) -> Prompt:
-    """Return a request as it is told."""
+    """Return a request as it is sent."""
     return Prompt(
         arrival.prefix.packed,
         arrival.tokens,
@@ -68,7 +68,7 @@ def prompt_of(arrival: Arrival) -> Prompt:
 
 
 def arrival_of(prompt: Prompt) -> Arrival:
-    """Return a request that was told.
+    """Return a request that was received.
 
     Raises:
         ProtocolError: its keys are cut off.
@@ -90,7 +90,7 @@ def arrival_of(prompt: Prompt) -> Arrival:
 
 
 class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """What a router tells every other one, ten times a second: its sign of life.
+    """What a router sends to every other one, ten times a second: its heartbeat.
 
     Attributes:
         instance: Unique name of its process.
@@ -98,9 +98,9 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
         term: Of its own claim, or the highest fencing number that it has seen.
         is_leader: It has claimed to be the picker of that term.
         is_active: Enough routers follow it: it answers.
-        is_stopping: It takes no more requests, and picks for nobody.
-        sees: Instances from which it has heard in the last moments, its own among them.
-        successor: Where it picks, the router that it keeps told of all prompts; empty without one.
+        is_stopping: It takes no more requests, and picks for no router.
+        sees: Instances that have reported in the last moments, its own among them.
+        successor: While it picks, the router to which it sends all prompts; empty without one.
         thresholds: ``(version, the file's, what holds)`` of the graph, as far as they were changed.
         leader: The picker that it believes in; empty: none.
     """
@@ -218,7 +218,7 @@ class TierOutcome(msgspec.Struct, array_like=True, frozen=True, tag=11):
         tier: Its tier.
         event: 0: its first token came, 1: it ended, 2: it was turned away.
         seconds: TTFT of the first, and the end's TTFT, end-to-end time and TPOT as far as known.
-        is_failed: It ended without its whole answer.
+        is_failed: It ended without its complete answer.
     """
 
     tier: Tier

@@ -1,4 +1,4 @@
-"""A router's own requests while another one picks: it asks, holds what gets no answer, and tells a new picker what it has.
+"""A router's own requests while another one picks: it asks, holds what gets no answer, and reports to a new picker what it has.
 
 Requests that run are kept in this router's own core too, so that it can pick when it must: for a moment while there is no
 picker, and for all once it is the picker itself.
@@ -37,9 +37,9 @@ from penstock.router.policy.arrival import Arrival
 log = get_logger(__name__)
 
 HOLD_REAL_S: Final = 0.9
-"""Chosen: so long after a picker's last word this router picks; twice what the others take to agree on a new one."""
+"""Chosen: this long after a picker's last message this router picks; twice the time that the others need to agree on a new one."""
 RECENT_KEYS: Final = 1 << 18
-"""Chosen: of prompts told to a new picker, 2 MiB: the last four minutes at 25 requests/s of 40 keys."""
+"""Chosen: of prompts sent to a new picker, 2 MiB: the last four minutes at 25 requests/s of 40 keys."""
 _RECENT_PROMPTS: Final = 1 << 14
 
 _Future = asyncio.Future[LiveAssignment]
@@ -104,7 +104,7 @@ class Relay:
 
     Attributes:
         channel: To the router that it follows; None: to none.
-        term: In which it follows, or followed, another one.
+        term: The term in which it follows, or followed, another router.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class Relay:
         Args:
             admission: Asks by this relay.
             metrics: Counts.
-            now_s: Tells simulated seconds.
+            now_s: Returns simulated seconds.
             recent: Where it keeps the latest prompts as far as it knows them.
-            picked: Is told which prompt of this router's own went to which worker.
+            picked: Called with each prompt of this router's own and its worker.
         """
         self._picked = picked
         self._admission = admission
@@ -211,12 +211,12 @@ class Relay:
     # ------------------------------------------------------------------ who picks
 
     def follow(self, channel: Channel, follow: wire.Follow, *, is_successor: bool) -> None:
-        """Take another router for the picker, and tell it what this one has in flight and knows.
+        """Accept another router as the picker, and send it what this one has in flight and knows.
 
         Args:
             channel: To that router.
-            follow: What it is told first.
-            is_successor: The picker before has told it of all prompts.
+            follow: The first message to it.
+            is_successor: The previous picker has sent it all prompts.
         """
         self.lose()
         self.channel, self.term = channel, follow.term
@@ -227,7 +227,7 @@ class Relay:
             self._report_running(assignment, running)
 
     def answered(self) -> None:
-        """Take note that the picker that is followed answers: what waits here is asked of it."""
+        """Record that the followed picker answers: send it the requests that wait here."""
         if self._is_answered:
             return
         self._is_answered = True
@@ -236,7 +236,7 @@ class Relay:
             self._send_ask(asked)
 
     def lose(self) -> None:
-        """Take note that the picker that was followed is none any more; what it had is held for the next one."""
+        """Record that the followed router no longer picks; what it had is held for the next one."""
         # From the last that answered: one claim after the other must not prolong it.
         if self.channel is not None and self._is_answered:
             self._lost_real_s = time.monotonic() - TICK_REAL_S * self.channel.silent_ticks
@@ -252,7 +252,7 @@ class Relay:
             self._pick_here()
 
     def tick(self) -> None:
-        """Pick what has been held for too long, and tell how far requests have come; called each 0.1 s."""
+        """Pick what has been held for too long, and report how far requests have come; called each 0.1 s."""
         if self._asked and self.picks_here():
             log.warning("no router picks: picking here", requests=len(self._asked))
             self._metrics.picks["alone"] += len(self._asked)
@@ -301,7 +301,7 @@ class Relay:
         )
         assignment = self._core.adopt(waiter, asked.role, asked.arrival, running_at, self._now_s())
         if assignment is None:
-            # Discovery has not told this router of the worker yet; `answered` asks once more.
+            # Discovery has not reported the worker to this router yet; `answered` asks once more.
             self._send(wire.Release(message.number))
             asked.arrival = asked.arrival.avoiding(frozenset({message.worker}))
             asked.number, asked.is_sent = next(self._numbers), False

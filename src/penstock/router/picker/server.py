@@ -49,12 +49,12 @@ class RelayedRequest:
         self.assignment: LiveAssignment | None = None
 
     def assigned(self, assignment: LiveAssignment) -> bool:
-        """Tell its router; returns whether that still wants it."""
+        """Notify its router; returns whether that still wants it."""
         self.assignment = assignment
         return self._session.assigned(self, assignment)
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Tell its router."""
+        """Notify its router."""
         self._session.refused(self, refuse)
 
 
@@ -85,7 +85,7 @@ class Session:
         if self.channel.tick() >= _SILENT_TICKS and self.term is not None:
             self.channel.abort()
 
-    # ------------------------------------------------------------------ told by the core
+    # ------------------------------------------------------------------ called by the core
 
     def assigned(self, request: RelayedRequest, assignment: LiveAssignment) -> bool:
         """Say that a request goes; returns whether anybody still wants it."""
@@ -118,7 +118,7 @@ class Session:
             if request.assignment is not None:
                 admission.apply(admission.core.release(request.assignment, now_s()))
 
-    # ------------------------------------------------------------------ told by the relay
+    # ------------------------------------------------------------------ called by the relay
 
     def _lost(self) -> None:
         self.drop()
@@ -260,11 +260,11 @@ class PickerServer:
 
     Attributes:
         admission: Whose core picks.
-        now_s: Tells simulated seconds.
+        now_s: Returns simulated seconds.
         instance: This router's name.
         term: In which it picks; None: it does not.
         followed: Called when another router has begun to follow this one.
-        recent: The latest prompts, which a new successor is told.
+        recent: The latest prompts, which a new successor receives.
         sessions: The connections.
     """
 
@@ -287,11 +287,11 @@ class PickerServer:
 
     @property
     def successor(self) -> str:
-        """The router that is kept told of all prompts, so that it knows what this one does; empty without one."""
+        """The router that receives all prompts, so that it knows what this one does; empty without one."""
         return "" if self._successor is None else self._successor.age[1]
 
     def choose_successor(self) -> None:
-        """Let the oldest of those that follow be the successor; a new one is told the latest prompts."""
+        """Make the oldest follower the successor; a new one receives the latest prompts."""
         successor = min(
             (each for each in self.sessions if each.is_followed), key=lambda each: each.age, default=None
         )
@@ -303,7 +303,7 @@ class PickerServer:
                 successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
-        """Keep the successor told of a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
+        """Send the successor a prompt and its worker; ``source`` knows it already, None: this router's own clients sent it."""
         if source is not None:
             self.recent.add(worker, arrival)
         if (

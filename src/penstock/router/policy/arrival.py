@@ -25,9 +25,9 @@ class Arrival:
             keys made of bytes stand for ``BLOCK_BYTES`` over the prompt's bytes per token.
         sub_block_keys: Keys that stand for the first block together, >= 1; each later key is a block.
         session: Whatever the client says ties requests together; empty for none.
-        is_non_streaming: Its answer comes whole, so that nothing tells when its prompt was computed.
+        is_non_streaming: Its answer comes in one piece, so nothing shows when its prompt was computed.
         tier: Its priority class; read where tiers are on.
-        tenant: Whose it is; empty: nobody's in particular.
+        tenant: Whose it is; empty: no tenant's.
         packed: The chain as bytes, where it came so; else it is packed here.
         prefix: The chain, packed; derived.
         rank: The tier's place, 0 is the highest; derived, because every worker is asked by it.
@@ -78,7 +78,7 @@ class QueuedRequest(Generic[T]):
 
     Attributes:
         item: What the caller queued.
-        arrival: What the policy was told of it.
+        arrival: What the policy knows of it.
         since_s: When it was first queued.
         worker: Where it waits or runs.
         uncached: Tokens expected to be computed there.
@@ -116,7 +116,7 @@ _LATE_TURN = 10
 """Chosen: late requests get at least every tenth turn, so that they end, and leave the others 90% of a worker."""
 
 IsLate = Callable[[QueuedRequest[T]], bool]
-"""Tells whether a request can no longer be in time."""
+"""Returns whether a request can no longer be in time."""
 
 
 class Lane(Generic[T]):
@@ -170,7 +170,7 @@ class Lane(Generic[T]):
             self.late_tokens -= queued.uncached
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Count nothing: one lane has nobody to share with."""
+        """Count nothing: a single lane shares with no other."""
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
         """Iterate over the queue in the order in which it is served; late ones are left out."""
@@ -190,7 +190,7 @@ class Lane(Generic[T]):
             now_s: Simulated seconds.
             hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
             is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time. None:
-                nobody is asked.
+                no worker is asked.
         """
         while (queued := self._first(hit_first=hit_first)) is not None:
             if is_late is None or not is_late(queued):

@@ -110,7 +110,7 @@ def check_flags(config: AdmissionConfig, given: Mapping[str, Any]) -> None:
 
 
 def rank_loads(usages: Sequence[float | None], prompts: Iterable[int], rest: float) -> list[RankLoad]:
-    """Return the load of each rank of a worker, which balances whole prompts over them as they come.
+    """Return the load of each rank of a worker, which balances complete prompts over them as they come.
 
     Worked: three prompts of 9,000 tokens over two ranks are 18,000 and 9,000, and not 13,500 twice.
 
@@ -197,20 +197,20 @@ class DrainRate:
         self._tokens += tokens
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """Return one worker's rate; None while nothing tells one."""
+        """Return one worker's rate; None while it is unknown."""
         self.at_work(self._workers, now_s)
         return self._tokens / self._worked_s if self._tokens > 0 and self._worked_s > 0 else None
 
 
 ALL_BUSY = "Service temporarily unavailable: All workers are busy, please retry later"
-"""What a rejected client is told. Source: NVIDIA Dynamo's document "Request Rejection", "Error Response"."""
+"""Message to a rejected client. Source: NVIDIA Dynamo's document "Request Rejection", "Error Response"."""
 
 _STAY_WEIGHT = 0.1
 """Chosen: of the newest request in the mean stay, so that about the last ten count."""
 
 AT_CAPACITY_S = 1.0
 """Chosen: one interval of health checks; a worker that refused for want of room is asked again after this long even if
-nothing else is heard of it, simulated seconds."""
+it reports nothing else, simulated seconds."""
 
 
 class BusyWorkers:
@@ -285,11 +285,11 @@ class BusyWorkers:
         self._at_capacity.pop(load.name, None)
 
     def load_read(self, load: WorkerLoad) -> None:
-        """Take note of a new reading of a worker's metrics: what it refused before says nothing any more."""
+        """Record a new reading of a worker's metrics: what it refused before says nothing any more."""
         self._at_capacity.pop(load.name, None)
 
     def refused(self, name: str, now_s: float) -> None:
-        """Take note that a worker has refused a request for want of room."""
+        """Record that a worker has refused a request for want of room."""
         self._at_capacity[name] = now_s
 
     def keep_only(self, names: Collection[str], now_s: float) -> None:
@@ -318,7 +318,7 @@ class BusyWorkers:
         return bool(self._busy or self._at_capacity)
 
     def at_capacity(self) -> frozenset[str]:
-        """Return the workers that have refused a request for want of room since they were last heard of."""
+        """Return the workers that have refused a request for want of room since their last report."""
         return frozenset(self._at_capacity)
 
     def none_takes(self, names: frozenset[str]) -> bool:

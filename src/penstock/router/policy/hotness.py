@@ -12,7 +12,7 @@ from collections.abc import Sequence
 WINDOW = 200
 """Requests over which traffic is counted. Source: DualMap's artefact."""
 _SEEN_PER_INSTANCE = 16
-"""Chosen: a share of 1/n must be 16 requests at least to be told from chance, so the window grows with n; at 200
+"""Chosen: a share of 1/n must be at least 16 requests to rule out chance, so the window grows with n; at 200
 requests and n > 400 a single request would be hot."""
 _LEAST_PART = 4
 """Chosen: before a quarter of the window is filled, shares are taken of that quarter, so that the first few
@@ -32,9 +32,9 @@ class _Seen:
 class HotnessTree:
     """Chooses the depth of hash keys.
 
-    The tree is a count per prefix: a chained key names the whole path to it. Only prefixes down to one below the
+    The tree is a count per prefix: a chained key names the entire path to it. Only prefixes down to one below the
     deepest hot one are counted. When a prefix turns hot, the window is counted one level deeper at once: otherwise
-    a shared prompt of twelve blocks would need twelve times the traffic of one to be told apart.
+    a shared prompt of twelve blocks would need twelve times the traffic of one to be distinguished.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ Engines that publish events (vLLM over ZMQ) number them and name blocks by hashe
 and its token ids. From those this makes the router's exact keys, so it needs the exact mode:
 `keys.token_keys` with the engine's block size as its unit. A gap in the numbers means that removals may be lost:
 everything is forgotten then, since a block believed held sends requests to the wrong place, one not known only
-costs a prefill. Whoever reads the socket calls this. Pure.
+costs a prefill. The socket's reader calls this. Pure.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class KvEvents:
         return self._expected
 
     def numbered(self, sequence: int) -> bool:
-        """Take note of a batch's number before it is applied; return whether there was a gap.
+        """Record a batch's number before it is applied; return whether there was a gap.
 
         Any other than the expected one forgets everything first: a larger one means lost batches; a smaller one an
-        engine that has started anew, whose first batches may be lost, because messages never overtake each other.
+        restarted engine, whose first batches may be lost, because messages never overtake each other.
         """
         is_gap = self._expected is not None and sequence != self._expected
         if is_gap:

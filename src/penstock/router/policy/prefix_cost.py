@@ -32,7 +32,7 @@ behind which capacity no longer grows clearly, on all of bench/dualmap's workloa
 DECODE_WEIGHT: Final = 0.1
 """Waiting tokens that a prompt token is worth whose answer is being decoded, where workers do both. Chosen: on 8
 simulated A100s at 4 Conversation requests/s, 0.05 to 0.25 bring P99 of the time per output token from 97 to 56-62 ms
-and of whole requests from 35 to 24 s, with TTFT unchanged; 1 costs TTFT a third."""
+and of complete requests from 35 to 24 s, with TTFT unchanged; 1 costs TTFT a third."""
 
 
 def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estimates: Estimates) -> float:
@@ -60,7 +60,7 @@ ALL_UP_TO: Final = 64
 """Chosen: of so many workers all are asked, in some 30 us; nothing is left to chance where it costs little."""
 _IDLEST: Final = 16
 _IN_TURN: Final = 8
-"""Chosen: the whole fleet of 1,024 is seen once in 128 requests, within a second where such a fleet is busy."""
+"""Chosen: the entire fleet of 1,024 is seen once in 128 requests, within a second where such a fleet is busy."""
 _HOLDERS: Final = 4
 """Chosen: workers remembered of each beginning; the fifth to hold a prefix is found by its load."""
 _PREFIXES: Final = 1 << 16
@@ -70,7 +70,7 @@ _PREFIXES: Final = 1 << 16
 class Shortlist:
     """Names the workers to ask.
 
-    Of a prompt's beginnings those of 1, 2, 4, 8, ... blocks and the whole are remembered: another prompt that shares n blocks
+    A prompt's first 1, 2, 4, 8, ... blocks and the complete prompt are remembered: another prompt that shares n blocks
     with it is found to share more than n/2 of them, and the worker's own index then says how many.
     """
 
@@ -131,7 +131,7 @@ class Shortlist:
 
 
 def beginnings_of(keys: tuple[int, ...]) -> list[int]:
-    """Return the keys of a prompt's beginnings of 1, 2, 4, ... blocks, and of the whole."""
+    """Return the keys of a prompt's first 1, 2, 4, ... blocks, and of the complete prompt."""
     found, blocks = [], 1
     while blocks < len(keys):
         found.append(keys[blocks - 1])

@@ -67,7 +67,7 @@ class HashRing:
         return name
 
     def _build(self) -> None:
-        """Sort the anchors anew, once after any number of joins and leaves."""
+        """Sort the anchors again, once after any number of joins and leaves."""
         self._is_stale = False
         # In order of names, and stable: two names on one anchor stand in the same order everywhere.
         self._names = sorted(self._hashes)

@@ -76,10 +76,10 @@ class RoutingPolicy(Protocol):
     assigns: AssignTime
 
     def worker_joined(self, name: str) -> None:
-        """Take note of a new worker."""
+        """Record a new worker."""
 
     def worker_left(self, name: str) -> None:
-        """Take note that a worker is gone."""
+        """Record that a worker is gone."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
         """Return the decision for a request; ``workers`` is not empty."""
@@ -100,10 +100,10 @@ def reads_usage(policy: RoutingPolicy) -> bool:
 
 @runtime_checkable
 class LearnsPrompts(Protocol):
-    """A policy that remembers where prompts went, beyond what each worker's index tells."""
+    """A policy that remembers where prompts went, beyond each worker's index."""
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Take note that another router has queued a request for a worker."""
+        """Record that another router has queued a request for a worker."""
 
 
 class Estimates:
@@ -133,7 +133,7 @@ class Estimates:
     def computed_tokens(self, worker: WorkerQueue[Any]) -> int:
         """Return the tokens that a worker should have computed of the prompt under way there, >= 0.
 
-        Its throughput over the time since it began, at most the whole prompt: those dispatched after it wait until its
+        Its throughput over the time since it began, at most the entire prompt: those dispatched after it wait until its
         end is reported. 10,000 tokens/s, 8,000 to compute, begun 0.3 s ago: 3,000.
         """
         running = worker.running

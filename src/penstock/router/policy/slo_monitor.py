@@ -37,7 +37,7 @@ STEPS: Final = (
     SheddingStep(Tier.STANDARD, 0.5),
     SheddingStep(Tier.STANDARD, 1.0),
 )
-"""Chosen: halves, so that a small excess does not cost a whole tier; premium and system are never shed."""
+"""Chosen: halves, so that a small excess does not cost an entire tier; premium and system are never shed."""
 
 _PROTECTED: Final = {Tier.PREMIUM: len(STEPS), Tier.STANDARD: 2}
 """How many steps a tier's missed target may lead to: standard is not shed to protect standard."""
@@ -51,7 +51,7 @@ class EndedRequest:
         ttft_s: Arrival to first token.
         tpot_s: Mean time between the tokens that follow.
         e2e_s: Arrival to last token.
-        is_failed: It was admitted and got no whole answer, so it has missed every target.
+        is_failed: It was admitted and got no complete answer, so it has missed every target.
     """
 
     ttft_s: float | None = None
@@ -126,7 +126,7 @@ class SloMonitor:
         self._windows = {tier: _TierWindows(shedding.window_seconds) for tier in PRIORITIES}
         self._step = 0
         self._changed_s = float("-inf")
-        self._owed = dict.fromkeys(PRIORITIES, 0.0)
+        self._debt = dict.fromkeys(PRIORITIES, 0.0)
 
     def configure(self, tiers: TierSettings, shedding: SheddingConfig) -> None:
         """Take other targets and settings from now on; what was measured and the step stay."""
@@ -139,11 +139,11 @@ class SloMonitor:
     # ------------------------------------------------------------------ what is measured
 
     def first_token(self, tier: Tier, ttft_s: float, now_s: float) -> None:
-        """Take note of a request's first token."""
+        """Record a request's first token."""
         self._windows[tier].ttft.add(ttft_s, now_s)
 
     def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
-        """Take note of an admitted request's end."""
+        """Record an admitted request's end."""
         windows = self._windows[tier]
         if request.tpot_s is not None:
             windows.tpot.add(request.tpot_s, now_s)
@@ -175,10 +175,10 @@ class SloMonitor:
         return max((step.fraction for step in taken if step.tier is tier), default=0.0)
 
     def sheds(self, tier: Tier) -> bool:
-        """Return whether this arrival is shed; of a fraction evenly spaced ones are."""
-        owed = self._owed[tier] + self.shed_fraction(tier)
-        is_shed = owed >= 1.0
-        self._owed[tier] = owed - is_shed
+        """Return whether this arrival is shed; shed arrivals are evenly spaced."""
+        debt = self._debt[tier] + self.shed_fraction(tier)
+        is_shed = debt >= 1.0
+        self._debt[tier] = debt - is_shed
         return is_shed
 
     def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:

@@ -1,7 +1,7 @@
 """Who is next among tiers and tenants: deficit round robin over tiers, fair queueing over a tier's tenants. Pure.
 
 Tokens are the unit: those that a request makes its worker compute. The system tier goes first, always. The others
-have a credit each. Whoever is served pays; while a tier with requests has credit left, the one of the highest
+have a credit each. The one served pays; while a tier with requests has credit left, the one of the highest
 effective priority goes; when none has, all get their shares of another round. So a tier that asks for less than its
 share is served as if it had strict priority over those below, and one that asks for more gets its share and what
 others leave.
@@ -190,7 +190,7 @@ class _TenantLanes(Generic[T]):
         """Return a tenant's lane, a new one for the tenant's first request."""
         lane = self.lanes.get(tenant)
         if not self.lanes:
-            # Nobody waited: there is nobody to be level with, and no more to remember of those that are gone.
+            # The queue was empty: there is no tenant to be level with, and nothing to remember of those that left.
             self._tags.clear()
             self._now = 0.0
         if lane is None:

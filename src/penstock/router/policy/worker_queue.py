@@ -24,7 +24,7 @@ class WorkerLoad:
         kv_usage_fraction: KV blocks in use when last scraped, 0-1; None: unknown.
         scraped_tokens: ``inflight_tokens`` at that scrape.
         metrics_at_s: When the worker's metrics were last read, simulated seconds; None: never.
-        kv_ranks: ``kv_usage_fraction`` of each of its data-parallel ranks; empty: not told apart.
+        kv_ranks: ``kv_usage_fraction`` of each of its data-parallel ranks; empty: not distinguished.
         kv_total_blocks: KV blocks of all ranks together; None: unknown.
         kv_capacity_tokens: Tokens that these hold; None: unknown.
     """
@@ -104,7 +104,7 @@ _DECAY = 0.95
 LOAD_COST = 0.25
 """Chosen: tokens computed that take as long as one that is loaded from other memory. An 8B model's 128 KiB a token come
 over PCIe 4 (25 GB/s) as 190,000 tokens/s and from a disk (6 GB/s) as 46,000, of some 15,000 that such a GPU computes:
-0.08 and 0.33; one number, since events tell of memories by names that each engine chooses."""
+0.08 and 0.33; one number, since each engine names memories in its events as it likes."""
 _BORROWED_S = 1.0
 """Chosen: a worker's own measurements outweigh those of all together after a second of computing."""
 _IDLE_HALF_LIFE_S = 60.0
@@ -149,7 +149,7 @@ class PrefillThroughput:
         self._set(self._tokens * _DECAY + tokens_per_s, self._seconds * _DECAY + 1.0)
 
     def is_own(self, idle_s: float) -> bool:
-        """Return whether enough was measured here, and lately enough, to be told from the fleet's."""
+        """Return whether enough was measured here, and recently enough, to differ from the fleet's."""
         return self._seconds * _weight(idle_s) >= _BORROWED_S
 
     def idled(self, idle_s: float) -> None:
@@ -189,7 +189,7 @@ class WorkerQueue(Generic[T]):
         running: Requests handed over and not computed yet.
         running_tokens: Their uncached tokens.
         running_prompt_tokens: Their prompt tokens, cached or not.
-        peer_tokens: Uncached tokens that other routers have there, as last heard.
+        peer_tokens: Uncached tokens that other routers have there, as last reported.
         decoding_tokens: Prompt tokens of the requests that it has computed and still answers.
         progress_s: When it last computed a prompt, or had nothing to compute.
         relative_slowdown: How many times as long as all together it took for a token when it was last measured; 1 unless
@@ -250,7 +250,7 @@ class WorkerQueue(Generic[T]):
 
     @property
     def inflight_tokens(self) -> int:
-        """Return the tokens in flight there: this router's, and those of its peers as last heard."""
+        """Return the tokens in flight there: this router's, and those of its peers as last reported."""
         return self.load.inflight_tokens + self.peer_tokens
 
     def projected_kv_usage(self, now_s: float) -> float | None:

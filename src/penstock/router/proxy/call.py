@@ -23,7 +23,7 @@ class TierIdentity:
 
     Attributes:
         tier: Its tier.
-        tenant: Whose it is; empty: nobody's in particular.
+        tenant: Whose it is; empty: no tenant's.
         asked: The higher tier that it asked for without a key that allows it; None: it did not.
     """
 
@@ -48,7 +48,7 @@ class CompletionCall:
         queued_s: Time in the router's queue, simulated seconds, all stays together.
         ttft_s: Arrival to first token, simulated seconds; None for whole answers.
         tries: What its tries have shown so far.
-        is_delivered: The whole answer was written; a client that closes then has not left early.
+        is_delivered: The complete answer was written; a client that closes then has not left early.
         session: Value of the header that ties requests together; empty without one.
         identity: Its tier and tenant; None where there are no tiers.
         transfer: Its prompt, as a prefill worker keeps it for decode; None: none does.

@@ -113,7 +113,7 @@ def reason_of(error: PenstockError) -> str:
 
 
 def failed_stage(error: UpstreamError, worker: Worker) -> StageFailed:
-    """Return the failure of a stage whose worker gave no whole answer, or one that is no completion.
+    """Return the failure of a stage whose worker gave no complete answer, or one that is no completion.
 
     A ``total`` time-out is the request's own deadline: there is no time left for another try.
     """

@@ -303,7 +303,7 @@ class CompletionHandler:
         prefilled: Prefilled | None,
         problem: ErrorReply | UpstreamError,
     ) -> StageFailed:
-        """Return the failure of a stage, and take note of what it means for the worker."""
+        """Return the failure of a stage, and record what it means for the worker."""
         worker, now_s = assignment.worker, self._clock.now_s()
         if isinstance(problem, UpstreamError):
             if isinstance(problem, UpstreamConnectError):
@@ -410,7 +410,7 @@ class CompletionHandler:
             call.output_tokens = max(call.output_tokens, meter.tokens)
 
     def _settle_stream(self, call: CompletionCall, assignment: LiveAssignment, meter: RelayMeter) -> None:
-        """Take note of a stream that came to its end, which may be an error of the worker's own."""
+        """Record a stream that came to its end, which may be an error of the worker's own."""
         if meter.has_error:
             call.error = "upstream_broken"
             assignment.failed(self._clock.now_s(), "ended a stream by an error event")

@@ -127,7 +127,7 @@ class ExactKeys:
     """How keys are made of tokens.
 
     Attributes:
-        tokenizer: Returns a prompt's ids; None where only prompts sent as ids are told apart by tokens.
+        tokenizer: Returns a prompt's ids; None where only prompts sent as ids are distinguished by tokens.
         engine_block_tokens: Tokens of a worker's KV block, so that KV events make the same keys; None without events.
     """
 

@@ -245,7 +245,7 @@ class RelayMeter:
             self._metrics.ttft.observe(self.ttft_s)
             self._on_first_token()
         else:
-            # Tokens of one read cannot be told apart in time: they share its gap.
+            # Tokens of one read cannot be distinguished in time: they share its gap.
             self._itl.observe((now_real_s - self._last_real_s) * self._speed / count, count)
         self._last_real_s = now_real_s
         self.tokens += count

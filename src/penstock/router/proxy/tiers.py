@@ -190,7 +190,7 @@ class LiveTiers:
     def __init__(
         self, admission: TierAdmission, control: TierControl, workers: Admission, now_s: Callable[[], float]
     ) -> None:
-        """Tie the parts; ``now_s`` tells simulated seconds."""
+        """Connect the parts; ``now_s`` returns simulated seconds."""
         self.admission = admission
         self._control = control
         self._workers = workers
@@ -198,7 +198,7 @@ class LiveTiers:
         self._now_s = now_s
 
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
-        """Take note of a request's end; one whose client left early, or was at fault, says nothing of its tier."""
+        """Record a request's end; one whose client left early, or was at fault, says nothing of its tier."""
         if not (call.worker or call.prefill_worker):
             if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
                 self._workers.record_tier_event(call.tier, TierTurnedAway())

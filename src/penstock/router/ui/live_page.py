@@ -29,7 +29,7 @@ from penstock.router.ui.history import STEP_S, Gauges, History, Targets
 from penstock.router.ui.planner import PlannerReader, PlannerState
 
 _REFRESH_REAL_S: Final = 30.0
-"""Chosen: between two readings of the planner's part while nobody looks; one call of the API server."""
+"""Chosen: interval of readings of the planner's part while no page is open; one call of the API server."""
 _SHOWN_WORKERS: Final = 64
 """Chosen: what a page has room for; those that are not ready come first, and the others are counted."""
 _POLICY: Final = (
@@ -94,7 +94,7 @@ class LivePage:
         self.history.tick(self._now_s())
 
     async def follow(self) -> None:
-        """Keep the planner's part known while nobody looks."""
+        """Keep the planner's part current while no page is open."""
         while True:
             await self.refresh()
             await asyncio.sleep(_REFRESH_REAL_S)
