@@ -116,14 +116,14 @@ def operate(kubeconfig, namespace):
 
 
 @asynccontextmanager
-async def running(client, namespace, *, loads=None, pace=None, resync_s=300.0):
+async def running(client, namespace, *, loads=None, limits=None, resync_s=300.0):
     """Run an operator in this process."""
     settings = OperatorSettings(
         namespace=namespace, leader_election=False, metrics_port=0, resync_interval=resync_s
     )
     metrics = OperatorMetrics()
-    pace = pace or RateLimits(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
-    operator = Operator(client, settings, loads=loads or NoLoads(), metrics=metrics, pace=pace)
+    limits = limits or RateLimits(gap_s=0.02, first_backoff_s=0.05, max_backoff_s=1.0)
+    operator = Operator(client, settings, loads=loads or NoLoads(), metrics=metrics, limits=limits)
     operator.task = task = asyncio.create_task(operator.run())
     operator.page = metrics.page
     try:

@@ -130,7 +130,7 @@ class StreamBroken(UpstreamError):  # noqa: N818 - named like the fact it report
 
 
 class WrongAnswer(UpstreamError):  # noqa: N818 - named like the fact it reports
-    """The message came whole and is not what a worker of this model answers: a page of HTML, a redirect."""
+    """The message is complete but not an answer of this model's workers: a page of HTML, a redirect."""
 
 
 class ClientDisconnected(PenstockError):  # noqa: N818 - named like the fact it reports

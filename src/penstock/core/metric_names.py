@@ -61,7 +61,7 @@ DYNAMO_PENDING_TOKENS: Final = "dynamo_frontend_worker_active_prefill_tokens"
 DYNAMO_BATCH_TOKENS: Final = "dynamo_frontend_model_max_num_batched_tokens"
 DYNAMO_WORKER_INFLIGHT: Final = "dynamo_component_inflight_requests"
 
-# The simulated worker's own: what vLLM does not do, or does not tell apart.
+# The simulated worker's own: what vLLM does not do, or does not distinguish.
 ENGINE_PREEMPTIONS: Final = "penstock_engine_preemptions"
 ENGINE_SWAPPED_BLOCKS: Final = "penstock_engine_swapped_blocks"
 ENGINE_RESERVED_BLOCKS: Final = "penstock_engine_reserved_free_blocks"

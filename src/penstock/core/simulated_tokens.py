@@ -17,6 +17,6 @@ BYTES_PER_TOKEN: Final = 4
 def token_ids(prompt: bytes) -> array[int]:
     """Return one id in [0, 2**32) for each piece, zero bytes filling up a last partial one.
 
-    Packed again, whole pieces are the prompt's own bytes, so that text and its ids are the same prompt.
+    Packed again, complete pieces are the prompt's own bytes, so that text and its ids are the same prompt.
     """
     return array("I", prompt + bytes(-len(prompt) % BYTES_PER_TOKEN))

@@ -11,7 +11,7 @@ from enum import IntEnum
 class TierPriority(IntEnum):
     """A tier's ``priority``: system before premium before standard before background.
 
-    Premium is 0, vLLM's own default, so that requests of which nobody said a tier are all equal and none is a
+    Premium is 0, vLLM's own default, so that requests without a tier are all equal and none is a
     victim. Source: the order of tiers is that of vLLM's field, system below all that clients may ask for.
     """
 

@@ -247,7 +247,7 @@ class KubeClient:
     ) -> dict[str, Any]:
         """Change an object: a merge patch for a mapping, a JSON patch for a sequence of operations.
 
-        With ``metadata.resourceVersion`` in a merge patch it succeeds only if nobody else was first.
+        With ``metadata.resourceVersion`` in a merge patch it succeeds only if no other write was first.
 
         Args:
             kind: Kind of the object.

@@ -48,7 +48,7 @@ class EventMessage:
         text: One sentence; cut to `MAX_NOTE` bytes.
         action: What was done, one word; empty: what its reporter always does.
         is_warning: Whether somebody should look.
-        detail: Put behind the text in brackets; does not tell repeats apart.
+        detail: Put behind the text in brackets; does not distinguish repeats.
     """
 
     reason: str

@@ -76,7 +76,7 @@ class Informer:
         objects: By ``(namespace, name)``, trimmed; a live view, do not change what it holds.
         synced: Set once the first list is in.
         problem: Why the copy may be out of date, or None.
-        last_event_s: `time.monotonic` when the server was last heard of; None before.
+        last_event_s: `time.monotonic` of the server's last sign; None before.
         resource_version: Version of the collection that `objects` shows; empty before the first list.
     """
 

@@ -188,7 +188,7 @@ class Election:
         return is_ours
 
     async def _take(self) -> bool:
-        # Counted from before anything is sent: whoever sees the renewal sees it later than this.
+        # Counted from before anything is sent: others see the renewal later than this.
         started_s = time.monotonic()
         try:
             lease = await self._client.get(LEASE, self._name, namespace=self._namespace)

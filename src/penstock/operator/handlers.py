@@ -313,7 +313,7 @@ class KopfOperator:
         settings.posting.enabled = False
         settings.peering.standalone = True  # a Lease says who acts: kopf's peering does not fence
         settings.scanning.disabled = True  # needs rights to list CRDs and namespaces, for nothing used here
-        settings.process.ultimate_exiting_timeout = None  # it would kill the whole process
+        settings.process.ultimate_exiting_timeout = None  # it would kill the entire process
         settings.queueing.exit_timeout = 1.0  # a deletion's handler waits for longer than a leader may
         settings.watching.server_timeout = min(STREAM_S)  # an integer, or the server refuses it
         settings.watching.connect_timeout = CONNECT_S

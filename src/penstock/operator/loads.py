@@ -33,13 +33,13 @@ PARALLEL: Final = 32
 """Pages read at once. Chosen: a hundred draining workers take four rounds of milliseconds."""
 
 TIMEOUTS: Final = Timeouts(connect_s=1.0, first_byte_s=2.0, idle_s=2.0, total_s=3.0)
-"""Real seconds. Chosen: an overloaded worker answers in tenths; a longer wait would hold up the whole graph."""
+"""Real seconds. Chosen: an overloaded worker answers in tenths; a longer wait would hold up the entire graph."""
 
 _SERIES: Final = (VLLM_RUNNING, VLLM_WAITING, VLLM_KV_USAGE, DYNAMO_WORKER_INFLIGHT)
 _OF_ROUTERS: Final = (ROUTER_QUEUE_REQUESTS, ROUTER_DECODE_QUEUE_REQUESTS, ROUTER_WORKER_INFLIGHT_REQUESTS)
 
 FORGET_S: Final = 60.0
-"""A worker not looked at for so long starts its idleness anew; real seconds, chosen."""
+"""A worker not read for this long restarts its idle time; real seconds, chosen."""
 
 
 class LoadReader(Protocol):

@@ -53,7 +53,7 @@ class LruCache(Generic[K, V]):
         return found
 
     def put(self, key: K, value: V) -> None:
-        """Remember a value; the one that nobody asked for longest goes if there are too many."""
+        """Remember a value; evict the least recently used one if there are too many."""
         self._entries[key] = value
         self._entries.move_to_end(key)
         if len(self._entries) > self._limit:

@@ -164,7 +164,7 @@ class StatusServer:
         Args:
             metrics: To show.
             unready: Returns why this process is not ready; None if it is.
-            standing: Returns what a ready process does, in words; empty: nothing worth telling.
+            standing: Returns what a ready process does, in words; empty: nothing to report.
             fault: Returns why only a restart of this process helps, which fails /healthz; None: all is well.
         """
         self._metrics = metrics
@@ -174,7 +174,7 @@ class StatusServer:
         self._server = HttpServer(self._handle)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one, which `port` tells.
+        """Listen; port 0 takes a free one, which `port` returns.
 
         Raises:
             PortInUseError: the port is taken.

@@ -77,12 +77,12 @@ class Profiles:
         parts: ProfileParts,
         *,
         namespace: str | None,
-        pace: RateLimits,
+        limits: RateLimits,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._parts = parts
         self._now_s = now_s
-        self.queue = WorkQueue(pace)
+        self.queue = WorkQueue(limits)
         self._requests: dict[Key, Object] = {}
         self._jobs = self._informer(JOB, namespace)
         self._pods = self._informer(POD, namespace)

@@ -1,6 +1,6 @@
 """Which graphs to reconcile, and when: a queue of keys without duplicates, one worker per key at a time.
 
-Handlers and informers `enqueue` a key; workers `take` it, reconcile the whole graph, and `done` it. A key that is
+Handlers and informers `enqueue` a key; workers `take` it, reconcile the entire graph, and `done` it. A key that is
 enqueued while it is worked on comes again afterwards, behind those that wait already. A key that failed waits
 longer each time. Holds no API objects and imports no client.
 """
@@ -52,12 +52,12 @@ class WorkQueue:
 
     def __init__(
         self,
-        pace: RateLimits = RateLimits(),
+        limits: RateLimits = RateLimits(),
         *,
         now_s: Callable[[], float] = time.monotonic,
         spread: random.Random | None = None,
     ) -> None:
-        self._pace = pace
+        self._limits = limits
         self._now_s = now_s
         self._random = spread or random.Random()  # noqa: S311 - spreads load, guards nothing
         self._due: dict[Key, float] = {}
@@ -70,9 +70,9 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     @property
-    def pace(self) -> RateLimits:
+    def limits(self) -> RateLimits:
         """How often a key is worked on."""
-        return self._pace
+        return self._limits
 
     @property
     def depth(self) -> int:
@@ -137,7 +137,7 @@ class WorkQueue:
             requeue_after_s: When to requeue it, seconds from now; None: not before it is enqueued.
         """
         self._failures.pop(key, None)
-        self._end(key, wait_s=self._pace.gap_s, requeue_after_s=requeue_after_s)
+        self._end(key, wait_s=self._limits.gap_s, requeue_after_s=requeue_after_s)
 
     def failed(self, key: Key, *, retry_after_s: float | None = None) -> float:
         """End the work on ``key`` without success; return the wait, seconds.
@@ -148,8 +148,8 @@ class WorkQueue:
         """
         failures = min(self._failures.get(key, 0) + 1, 32)
         self._failures[key] = failures
-        wait_s = min(self._pace.first_backoff_s * 2.0 ** (failures - 1), self._pace.max_backoff_s)
-        wait_s = max(wait_s * self._random.uniform(1 - self._pace.jitter, 1), retry_after_s or 0.0)
+        wait_s = min(self._limits.first_backoff_s * 2.0 ** (failures - 1), self._limits.max_backoff_s)
+        wait_s = max(wait_s * self._random.uniform(1 - self._limits.jitter, 1), retry_after_s or 0.0)
         self._end(key, wait_s=wait_s, requeue_after_s=wait_s)
         return wait_s
 
@@ -189,9 +189,9 @@ async def _serve_one(queue: WorkQueue, work: Work) -> None:
             requeue_after_s = await asyncio.ensure_future(work(key))
         except ClusterError as exc:
             wait_s = queue.failed(key, retry_after_s=getattr(exc, "retry_after_s", None))
-            # Somebody else was first: that happens, and the next look sees what they wrote.
-            tell = log.info if isinstance(exc, ConflictError) else log.warning
-            tell(
+            # A conflict is normal: the next reconcile sees the other's write.
+            report = log.info if isinstance(exc, ConflictError) else log.warning
+            report(
                 "graph not reconciled",
                 namespace=key[0],
                 name=key[1],

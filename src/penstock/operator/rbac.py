@@ -21,7 +21,7 @@ RULES: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("", "pods"): frozenset({"delete", "list", "patch", "watch"}),
     ("apps", "deployments"): _CHILD,
     ("batch", "jobs"): frozenset({"create", "get", "list", "patch", "watch"}),
-    # Held only because nobody may grant (to routers) what they do not hold.
+    # Held only because granting a right (to routers) requires holding it.
     ("discovery.k8s.io", "endpointslices"): frozenset({"get", "list", "watch"}),
     ("inference.networking.k8s.io", "inferencepools"): _CHILD,
     ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
@@ -49,7 +49,7 @@ _OF_OTHERS: Final = ("leaderworkerset.x-k8s.io", "nvidia.com")
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One thing that somebody must be allowed to do: a verb such as ``list``, and the plural with its subresource."""
+    """One right that an account must have: a verb such as ``list``, and the plural with its subresource."""
 
     group: str
     resource: str

@@ -41,7 +41,7 @@ SERVED_S: Final = 2.0
 
 
 class Operator:
-    """Everything that acts, from the moment this process may act; made anew whenever it becomes leader."""
+    """Everything that acts, from the moment this process may act; rebuilt whenever it becomes leader."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class Operator:
         *,
         loads: LoadReader,
         metrics: OperatorMetrics,
-        pace: RateLimits | None = None,
+        limits: RateLimits | None = None,
     ) -> None:
         namespace = watched_namespace(settings, client)
         self._client = client
         self._namespace = namespace
         self._settings = settings
         self._unserved: Kind | None = None
-        self.queue = WorkQueue(pace or RateLimits(), now_s=time.monotonic)
+        self.queue = WorkQueue(limits or RateLimits(), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
         applier = Applier(client, metrics, on_written=self.cluster.note)
         recorder = EventRecorder(
@@ -84,7 +84,7 @@ class Operator:
             )
         )
         parts = ProfileParts(client, applier, recorder, context, graph=self._graph)
-        self.profiles = Profiles(parts, namespace=namespace, pace=self.queue.pace)
+        self.profiles = Profiles(parts, namespace=namespace, limits=self.queue.limits)
 
     async def run(self) -> None:
         """Watch and reconcile until cancelled.

@@ -1,4 +1,4 @@
-"""What one operator process is told. Precedence: flag > environment (``PENSTOCK_OPERATOR_…``) > default."""
+"""Settings of one operator process. Precedence: flag > environment (``PENSTOCK_OPERATOR_…``) > default."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, object], None]]]] = {
 """By key of the API: the field of `BusyThresholds`, in its order, and what its value must be."""
 
 
-ToldThresholds = tuple[int, list[int | float | None], list[int | float | None]]
+SharedThresholds = tuple[int, list[int | float | None], list[int | float | None]]
 """A state as routers send it: its version, the file's thresholds and those that hold."""
 
 
@@ -178,7 +178,7 @@ class ThresholdState:
     file: BusyThresholds
     now: BusyThresholds
 
-    def told(self) -> ToldThresholds:
+    def published(self) -> SharedThresholds:
         """Return what other routers receive."""
         return self.version, list(astuple(self.file)), list(astuple(self.now))
 
@@ -211,14 +211,14 @@ class GraphThresholds:
         if thresholds != self.state.file:
             self._take(ThresholdState(self.state.version + 1, thresholds, thresholds))
 
-    def told(self) -> ToldThresholds | None:
+    def published(self) -> SharedThresholds | None:
         """Return what other routers receive; None: nothing was changed."""
-        return self.state.told() if self.state.version else None
+        return self.state.published() if self.state.version else None
 
-    def heard(self, told: ToldThresholds) -> None:
+    def received(self, published: SharedThresholds) -> None:
         """Take what another router has, if it is newer; what is out of range is not taken."""
-        version, file, now = told
-        own = self.state.told()
+        version, file, now = published
+        own = self.state.published()
         if (version, str(file), str(now)) <= (own[0], str(own[1]), str(own[2])):
             return
         try:

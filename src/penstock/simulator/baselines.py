@@ -43,7 +43,7 @@ def has_profile(pools: Sequence[PoolSpec]) -> bool:
 def baseline_settings(pools: Sequence[PoolSpec]) -> BaselineSettings:
     """Return the settings for pools: peak prefill throughput of one replica, and its KV cache.
 
-    The simple server, which has no profile, computes at a constant pace and has its cache for KV.
+    The simple server, which has no profile, computes at a constant rate and has its cache for KV.
     """
     throughput = BaselineSettings().prefill_tokens_per_s
     kv_tokens = BaselineSettings().kv_tokens

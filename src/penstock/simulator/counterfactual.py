@@ -177,7 +177,7 @@ def _pool(pool: PoolSpec, replicas: Mapping[Role, int]) -> PoolSpec:
 
 
 def _replicas_at_zero(run: PlannerRun) -> dict[Role, int]:
-    """Return the replicas that were ready or starting when the load began; empty where no pull tells."""
+    """Return the replicas that were ready or starting when the load began; empty where no pull shows them."""
     before = [sample for sample in run.samples if sample.at_s <= 0] or list(run.samples[:1])
     return {role: pool.ready + pool.starting for each in before[-1:] for role, pool in each.pools.items()}
 
@@ -220,7 +220,7 @@ _EQUAL = 1.005
 """A fixed fleet that costs half a percent more counts as costing no more, as on the scoreboard."""
 
 OnFleet = Callable[[str], None]
-"""Told the name of each fleet that is about to be simulated."""
+"""Called with the name of each fleet before its simulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class _Comparison:
         self.scheduled: list[FleetOutcome] = []
 
     def simulate(self, setting: Setting, duration_s: float, *, is_distorted: bool) -> None:
-        """Simulate the most telling fleets first; ``duration_s`` is the measured run's."""
+        """Simulate the most informative fleets first; ``duration_s`` is the measured run's."""
         base, planner = setting.base, setting.planner
 
         def planned(mode: str) -> Scenario:

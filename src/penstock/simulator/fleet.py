@@ -18,7 +18,7 @@ from penstock.simulator.servers import Server
 
 
 class BudgetExceededError(PenstockError):
-    """Existing workers hold more GPUs than allowed: a bug, whoever asked for them."""
+    """Existing workers hold more GPUs than allowed: a bug of any caller."""
 
 
 class State(StrEnum):

@@ -35,7 +35,7 @@ class Job:
         attempt: Raised when it starts over; names the engines' requests.
         router: Which picker has it, by its place among those so far.
         relay: Name of the router that it came to.
-        is_orphan: That router has died since it was dispatched: nobody gets its answer.
+        is_orphan: That router has died since it was dispatched: no client gets its answer.
         tier: Its own, or the router's default; standard without tiers.
         priority: That its tier has in engines; 0 without tiers.
         tries: What the router has learnt from its tries.
@@ -111,7 +111,7 @@ class PrefixChains:
         return tuple(keys)
 
     def block_keys(self, job: Job, block_size: int) -> list[int]:
-        """Return one key per full KV block of the prompt, as hashing its bytes would tell them apart.
+        """Return one key per full KV block of the prompt, as hashing its bytes would.
 
         A trace's id stands for 512 tokens of text, so every block cut out of them follows from the id's
         chained key and the block's place.

@@ -18,7 +18,7 @@ class Order(IntEnum):
     """What goes first among events of one and the same time.
 
     A fleet change comes before an arrival, so that a request that arrives with a new worker sees it; steps
-    end after arrivals, so that a step that begins at that time includes them; whoever looks, looks last.
+    end after arrivals, so that a step that begins at that time includes them; observers come last.
     """
 
     FLEET = 0

@@ -65,7 +65,7 @@ class VirtualRouter:
         return role is not None
 
     def take_over(self, job: Job, before: VirtualRouter, now_s: float) -> Effects[Job]:
-        """Take over what the picker before had of a job, as its relay tells it; one on its way comes by itself."""
+        """Take over the previous picker's state of a job, as its relay reports it; one on its way comes by itself."""
         role = before._waits_for(job)
         if role is not None:
             since_s = next(
@@ -200,7 +200,7 @@ class VirtualRouter:
         return self._may_retry(job, failure, now_s)
 
     def retry_unread(self, job: Job, now_s: float) -> bool:
-        """Return whether a job is prefilled again that has waited for a decode worker as long as it may."""
+        """Return whether a job is prefilled again that has waited for a decode worker until its limit."""
         return self._may_retry(job, FailedTry("queue_timeout", RetryScope.ANYWHERE), now_s)
 
     # ------------------------------------------------------------------ workers and time
@@ -240,7 +240,7 @@ class VirtualRouter:
     # ------------------------------------------------------------------ gauges
 
     def uncached_tokens(self, job: Job) -> int:
-        """Return the prompt tokens expected to be computed; the whole prompt of a job that was refused."""
+        """Return the prompt tokens expected to be computed; the full prompt of a job that was refused."""
         expected = self.core.entry_queue.uncached_tokens(job)
         return job.request.input_tokens if expected is None else expected
 

@@ -23,9 +23,9 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(float(value), _DECIMALS)
 
 
-def ratio(part: float, whole: float) -> float | None:
+def ratio(part: float, total: float) -> float | None:
     """Return a share; None of nothing."""
-    return float(part / whole) if whole else None
+    return float(part / total) if total else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:

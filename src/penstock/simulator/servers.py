@@ -123,7 +123,7 @@ class SimpleServer:
         return min(hits * BLOCK_TOKENS, job.request.input_tokens)
 
     def _keep(self, job: Job) -> None:
-        """Note that the whole prompt is in memory now, and drop what no longer fits, a prompt's end before its start."""
+        """Note that the complete prompt is in memory now, and drop what no longer fits, a prompt's end before its start."""
         blocks = self._blocks
         last = len(job.chain) - 1
         for place in range(last, -1, -1):

@@ -1,4 +1,4 @@
-"""What one run consists of, which planner, scrapes and recorder read; and what routers hear of the workers' metrics."""
+"""What one run consists of, which planner, scrapes and recorder read; and what routers receive of the workers' metrics."""
 
 from __future__ import annotations
 

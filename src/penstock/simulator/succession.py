@@ -1,8 +1,8 @@
-"""The death of a simulation's picker: who relays what, what dies with it, and what its successor is told.
+"""The death of a simulation's picker: who relays what, what dies with it, and what its successor receives.
 
 Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself.
-For `ELECTION_S` nothing is picked; then the next oldest does. It has been told the latest prompts as they came, and the others
-tell what they have in flight and waiting. A new router takes the dead one's place among the relays.
+For `ELECTION_S` nothing is picked; then the next oldest does. It received the latest prompts as they came, and the others
+report what they have in flight and waiting. A new router takes the dead one's place among the relays.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Succession:
         self._open.pop(job.index, None)
 
     def computed(self, job: Job) -> None:
-        """Record a job whose prompt a successor is told."""
+        """Record a job whose prompt a successor receives."""
         if self._group.picker_deaths_s:
             self._recent.append(job)
 
@@ -88,7 +88,7 @@ class Succession:
             if self.picker.forget_waiting(job, now_s):
                 self._end(job, JobOutcome.FAILED)
             else:
-                # Its worker computes on for nobody, at most to the end of the answer.
+                # Its worker computes on for no client, at most to the end of the answer.
                 job.is_orphan = True
         self._kernel.at(self._without_until_s, Order.FLEET, self._succeed)
 

@@ -41,7 +41,7 @@ class WorkloadSpec:
     Attributes:
         source: A trace file, a packaged trace's name, or a synthetic process such as ``poisson:rate=4``.
         spread: How Mooncake's batches of equal time are placed in their 3 s; None: poisson for Mooncake,
-            none for others. POISSON draws anew for every seed.
+            none for others. POISSON draws new ones for every seed.
         max_input_tokens: Longest prompt; None: no limit.
         on_long: What happens to longer ones.
         limit: Most requests; None: all.

@@ -143,7 +143,7 @@ _REJECTED_STATUSES: Final = frozenset({429, 503})
 
 
 NO_TOKENS: Final = "no_tokens"
-"""Error class of a whole stream without text."""
+"""Error class of a complete stream without text."""
 
 TIER_HEADER: Final = "x-penstock-tier"
 """The router's by default."""

@@ -211,7 +211,7 @@ class Replayer:
             self._tiers[request.tier].sent += 1
         self._send_lag.record(self._clock.now_s() - due_s)
         try:
-            result = await self._exchange(request, body)
+            result = await self._round_trip(request, body)
         except asyncio.CancelledError:
             self.unfinished += 1
             raise
@@ -226,7 +226,7 @@ class Replayer:
                 tier.ttfts_s.append(result.ttft_s)
         self._on_result(result)
 
-    async def _exchange(self, request: TraceRequest, body: bytes) -> RequestResult:
+    async def _round_trip(self, request: TraceRequest, body: bytes) -> RequestResult:
         name = f"{self._run_id}-{request.line}"
         result = await self._sender.send(request, body, request_id=name, zero_s=self.zero_s)
         resends = 0

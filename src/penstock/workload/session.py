@@ -82,7 +82,7 @@ async def measure_capacity(
     """Keep ``concurrency`` requests in flight for a while and return how many were answered per second.
 
     Raises:
-        PenstockError: too few answers came to tell a rate.
+        PenstockError: too few answers came to measure a rate.
     """
     count = concurrency * _REQUESTS_PER_SLOT
     sample = [
@@ -288,7 +288,7 @@ async def run_load(
 async def _overloaded(
     plan: LoadPlan, pool: ConnectionPool, clock: SimulatedClock, sending: SendSettings, stop: asyncio.Event
 ) -> tuple[LoadPlan, Capacity | None]:
-    """Return the plan at the multiple of capacity that is asked for, and the capacity; unchanged without one."""
+    """Return the plan at the requested multiple of capacity, and the capacity; unchanged without one."""
     config, requests = plan.config, plan.selected.requests
     if config.overload is None:
         return plan, None

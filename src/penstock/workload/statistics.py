@@ -33,7 +33,7 @@ LAG_SHARE_OF_ITL_P99: Final = 0.2
 """Chosen: one gap in a hundred may be wrong by the p99 lag, so that is what the p99 gap is held against."""
 
 TIMER_TICK_S: Final = 0.001
-"""Real seconds: uvloop's timers fire on whole milliseconds, in the servers and in this client."""
+"""Real seconds: uvloop's timers fire on full milliseconds, in the servers and in this client."""
 
 _EXAMPLES = 5
 
@@ -130,7 +130,7 @@ def assess_lag(
 ) -> dict[str, Any]:
     """Return every process's lag against two bounds, and who is past them.
 
-    Past the larger of 50 ms and 5% of the median TTFT the whole run is marked distorted: arrivals came later
+    Past the larger of 50 ms and 5% of the median TTFT the run is marked distorted: arrivals came later
     than the trace says, tokens were seen later than they came, or a server worked slower than it models.
     Single gaps are marked far earlier: past the larger of 2 ms and a fifth of the p99 gap.
     """

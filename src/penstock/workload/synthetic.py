@@ -1,6 +1,6 @@
 """Makes requests that no trace recorded: arrival processes, lengths and shared prefixes; always called synthetic.
 
-Pure but for reading a trace whose requests are asked for: the random generator is an argument. Results carry
+Pure except for reading a trace: the random generator is an argument. Results carry
 `SyntheticSpec.name`, so that they are not taken for a trace's.
 """
 
@@ -219,7 +219,7 @@ class SyntheticSpec:
         max_tokens: Longest prompt and longest output, tokens; longer draws are cut there.
         share: Share of the requests that begin with a shared prefix, in [0, 1].
         prefixes: How many shared prefixes there are, >= 1.
-        prefix_tokens: Length of each in tokens, >= 1; rounded up to whole blocks of 512, and part of a
+        prefix_tokens: Length of each in tokens, >= 1; rounded up to full blocks of 512, and part of a
             prompt only as far as the prompt reaches.
         skew: Zipf exponent of their popularity, >= 0; 0 makes all equally popular.
         requests: Trace whose prompts and outputs arrive at these times, in its order and again from its first one; empty:

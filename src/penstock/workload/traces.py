@@ -1,7 +1,7 @@
 """Reads request traces: Mooncake's JSONL and Azure's CSV become one list of `TraceRequest`.
 
 Called by the command line; `selection` and `arrivals` work on what comes out of here. A file is read
-whole (the largest public traces are a few megabytes), so that its sha256 can name it in the results.
+entirely (the largest public traces are a few megabytes), so that its sha256 can name it in the results.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ class Clock:
         return self.s
 
 
-def _queue(clock=None, **pace):
-    pace = {"gap_s": 0.0, "jitter": 0.0, **pace}
-    return WorkQueue(RateLimits(**pace), now_s=clock or Clock(), spread=random.Random(1))
+def _queue(clock=None, **limits):
+    limits = {"gap_s": 0.0, "jitter": 0.0, **limits}
+    return WorkQueue(RateLimits(**limits), now_s=clock or Clock(), spread=random.Random(1))
 
 
 def test_a_key_that_comes_again_waits_behind_the_others():

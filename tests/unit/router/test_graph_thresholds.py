@@ -1,4 +1,4 @@
-"""Thresholds of a graph: what one router is told reaches all, in any order, and the file's change counts once."""
+"""Thresholds of a graph: a change at one router reaches all, in any order, and the file's change counts once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ def exchange(all_routers):
     """Tell every router what every other one has."""
     for each in all_routers:
         for other in all_routers:
-            each.heard(other.state.told())
+            each.received(other.state.published())
 
 
 VALUES = st.builds(BusyThresholds, st.sampled_from([None, 0.5, 0.9]))
@@ -28,7 +28,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("set"), st.integers(0, 2), VALUES),
         st.tuples(st.just("file"), st.integers(0, 2), VALUES),
-        st.tuples(st.just("heard"), st.integers(0, 2), st.integers(0, 2)),
+        st.tuples(st.just("received"), st.integers(0, 2), st.integers(0, 2)),
     ),
     max_size=12,
 )
@@ -36,7 +36,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_routers_agree_after_any_changes(steps):
-    """Made at several of them at once, heard in part, in any order: one exchange later all hold the same, and apply it."""
+    """Made at several of them at once, heard in part, in any order: one round later all hold the same, and apply it."""
     all_routers = routers(3)
     for what, at, value in steps:
         router = all_routers[at]
@@ -46,7 +46,7 @@ def test_routers_agree_after_any_changes(steps):
         elif what == "file":
             router.file_changed(value)
         else:
-            router.heard(all_routers[value].state.told())
+            router.received(all_routers[value].state.published())
     exchange(all_routers)
 
     assert len({each.state for each in all_routers}) == 1

@@ -359,5 +359,5 @@ async def test_thresholds_that_cannot_be_are_passed_over(harness, told):
     """Out of range, cut off, or older than what holds."""
     router = await harness.router(await harness.worker("aggregated"))
     before = router.server.thresholds.state
-    router.server.thresholds.heard(told)
+    router.server.thresholds.received(told)
     assert router.server.thresholds.state == before

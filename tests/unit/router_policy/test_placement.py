@@ -20,7 +20,7 @@ PACE = 1000.0
 
 
 def placement(placer, names=("a", "b", "c", "d"), **settings):
-    """Return queues over some workers, at a known pace of 1,000 tokens/s."""
+    """Return queues over some workers, at a known rate of 1,000 tokens/s."""
     queues = DispatchQueue(placer, QueueSettings(tokens_per_s=PACE, **settings))
     queues.set_workers(map(WorkerLoad, names), 0.0)
     return queues

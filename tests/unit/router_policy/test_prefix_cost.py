@@ -48,16 +48,16 @@ def test_a_hit_is_worth_four_times_its_tokens_of_waiting(placer, waiting_tokens,
 
 
 def test_a_clearly_slower_instance_costs_more():
-    """At a third of the pace, 4,000 tokens cached there are no longer worth 4,000 waiting ones."""
+    """At a third of the rate, 4,000 tokens cached there are no longer worth 4,000 waiting ones."""
     placement = DispatchQueue(PrefixCost(), QueueSettings())
     placement.set_workers(map(WorkerLoad, ["slow", "fast"]), 0.0)
     for step in range(40):
-        for name, pace in (("slow", 1000), ("fast", 3000)):
+        for name, rate in (("slow", 1000), ("fast", 3000)):
             item = f"{name} {step}"
             away = frozenset({"slow", "fast"} - {name})
             placement.submit(item, Arrival((hash(item) & 0xFFFFFF,), 300, away), float(step))
             list(placement.dispatch(float(step)))
-            placement.prefilled(item, step + 300 / pace)
+            placement.prefilled(item, step + 300 / rate)
     slow, fast = placement._workers["slow"].relative_slowdown, placement._workers["fast"].relative_slowdown
 
     assert slow > 1.25
@@ -97,8 +97,8 @@ def measured(counts, **tokens_per_s):
     queue = DispatchQueue(PrefixCost(), QueueSettings())
     queue.set_workers(map(WorkerLoad, tokens_per_s), 0.0)
     times = []
-    for (name, pace), count in zip(tokens_per_s.items(), counts, strict=True):
-        times += [(60.0 - (left + 1) * 1000 / pace, 60.0 - left * 1000 / pace, name) for left in range(count)]
+    for (name, rate), count in zip(tokens_per_s.items(), counts, strict=True):
+        times += [(60.0 - (left + 1) * 1000 / rate, 60.0 - left * 1000 / rate, name) for left in range(count)]
     for item, (begin_s, end_s, name) in enumerate(sorted(times, key=lambda each: each[1])):
         queue.submit(item, Arrival((500 + item,), 1000, frozenset(tokens_per_s) - {name}), begin_s)
         list(queue.dispatch(begin_s))

@@ -1,4 +1,4 @@
-"""The pace of a worker, and what it should have computed of its running prompt, which does not count as pending."""
+"""The throughput of a worker, and what it should have computed of its running prompt, which does not count as pending."""
 
 import pytest
 from hypothesis import given
@@ -77,23 +77,23 @@ def test_pending_never_falls_below_what_waits_behind(tokens, now_s):
 
 def test_the_pace_is_tokens_over_seconds_of_many_prefills():
     """A prompt of one token that takes 20 ms of overhead hardly moves it; the mean of ratios would halve."""
-    pace = PrefillThroughput()
+    throughput = PrefillThroughput()
     for _ in range(50):
-        pace.learn(10_000, 1.0)
-        pace.learn(1, 0.02)
+        throughput.learn(10_000, 1.0)
+        throughput.learn(1, 0.02)
 
-    assert pace.tokens_per_s == pytest.approx(10_000 / 1.02, rel=0.02)
+    assert throughput.tokens_per_s == pytest.approx(10_000 / 1.02, rel=0.02)
 
 
 def test_a_slower_worker_shows_within_tens_of_prefills():
     """From 10,000 to 5,000 tokens/s: most of the way after twenty."""
-    pace = PrefillThroughput()
+    throughput = PrefillThroughput()
     for _ in range(50):
-        pace.learn(1000, 0.1)
+        throughput.learn(1000, 0.1)
     for _ in range(20):
-        pace.learn(1000, 0.2)
+        throughput.learn(1000, 0.2)
 
-    assert 5_000 < pace.tokens_per_s < 6_500
+    assert 5_000 < throughput.tokens_per_s < 6_500
 
 
 def test_hits_that_were_not_expected_make_no_worker_look_fast():

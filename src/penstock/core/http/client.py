@@ -155,7 +155,7 @@ class ConnectionPool:
             self._idle.clear()
 
     def cut(self, url: str, reason: str, *, silent_s: float = 0.0) -> int:
-        """Break every exchange with a URL's host and port, as if that process had died; return how many.
+        """Break every round trip to a URL's host and port, as if that process had died; return how many.
 
         Args:
             url: Names the host and port.

@@ -38,14 +38,14 @@ def _size_lines() -> tuple[bytes, ...]:
 
 
 SIZE_LINES: Final = _size_lines()
-"""Size line by the length of a whole chunk; where no chunk has that length, bytes longer than any read."""
+"""Size line by the length of a complete chunk; where no chunk has that length, bytes longer than any read."""
 
 
 def next_chunk_at(data: bytes, at: int) -> int:
     """Return where the first chunk behind ``data`` begins, counted from the end of ``data``.
 
     Returns:
-        0 when ``data`` ends with a whole chunk, more when a chunk's rest is to come, ``UNKNOWN`` when a
+        0 when ``data`` ends with a complete chunk, more when a chunk's rest is to come, ``UNKNOWN`` when a
         size line is cut, has an extension, or is the last one.
     """
     end = len(data)
@@ -63,7 +63,7 @@ def next_chunk_at(data: bytes, at: int) -> int:
     return at - end
 
 
-# Chosen: a worker's whole response head is a few hundred bytes; a peer that sends more is not a worker.
+# Chosen: a worker's complete response head is a few hundred bytes; a peer that sends more is not a worker.
 _MAX_HEAD_BYTES = 64 * 1024
 # Chosen: Envoy allows 100; it keeps joining repeated ones cheap.
 _MAX_FIELDS = 256
@@ -111,7 +111,7 @@ class _ParserTarget:
 
 
 class ClientConnection(asyncio.Protocol):
-    """Protocol of one upstream socket; carries one exchange at a time."""
+    """Protocol of one upstream socket; carries one round trip at a time."""
 
     __slots__ = (
         "_body_bytes",
@@ -181,17 +181,17 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether an exchange is under way."""
+        """Whether a round trip is under way."""
         return self._response is not None
 
     @property
     def received_s(self) -> float:
-        """When the exchange under way last received bytes, by the loop's clock; 0 before."""
+        """When the current round trip last received bytes, by the loop's clock; 0 before."""
         return self._touched_s if self._touched_s > self._sent_s else 0.0
 
     @property
     def shortest_limit_s(self) -> float:
-        """The shortest limit of the exchange under way."""
+        """The shortest limit of the current round trip."""
         return self._timeouts.shortest_s()
 
     @property
@@ -244,7 +244,7 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close the socket; the exchange under way hears nothing."""
+        """Close the socket without notice to the current round trip."""
         self._response = None
         self._started = None
         if self._transport is not None:
@@ -258,7 +258,7 @@ class ClientConnection(asyncio.Protocol):
         self._pool.connection_gone(self)
 
     def cut(self, reason: str) -> None:
-        """Break the exchange under way, if any, and close the socket."""
+        """Break the current round trip, if any, and close the socket."""
         self._break(f"{self.name}: {reason}", None)
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def sweep(self, now_s: float) -> None:
-        """Apply the time limits of the exchange under way."""
+        """Apply the time limits of the current round trip."""
         if self._response is None:
             return
         limits = self._timeouts
@@ -296,7 +296,7 @@ class ClientConnection(asyncio.Protocol):
         """Parse, and deliver all body bytes of this read at once."""
         response = self._response
         if response is None:
-            # Bytes that nobody asked for: the next response could not be told from them.
+            # Unrequested bytes: the next response could not be told apart from them.
             if self._transport is not None:
                 self._transport.abort()
             return
@@ -398,7 +398,7 @@ class ClientConnection(asyncio.Protocol):
                 raise StreamBroken(f"over {_MAX_FIELDS} header fields")
 
     def on_headers_complete(self) -> None:
-        """Hand the response over to whoever waits for it."""
+        """Hand the response over to the waiting caller."""
         status = self._parser.get_status_code()
         self._informational = status < _FIRST_FINAL_STATUS
         if self._informational or status > _MAX_STATUS:

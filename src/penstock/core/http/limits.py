@@ -22,14 +22,14 @@ class ServerLimits:
     Attributes:
         max_header_bytes: Request line and headers together; beyond it 431.
         max_body_bytes: Body without framing; beyond it 413.
-        max_buffered_bytes: Bodies of all connections together, whole or not, until they are answered; beyond it 503.
+        max_buffered_bytes: Bodies of all connections together, complete or not, until they are answered; beyond it 503.
             Chosen: what handlers make of a body takes up to three times its size.
         header_timeout_s: From the first byte of a request to the end of its headers; beyond it 408.
         body_timeout_s: Longest silence inside a body; beyond it 408.
         receive_timeout_s: From the first byte of a request to the end of its body; beyond it 408.
         keep_alive_s: Longest wait for the next request; beyond it the connection is closed.
         write_stall_s: Longest time that a client may leave its buffer full; beyond it it is cut off.
-        closing_s: Once the server closes: longest time for a request to arrive whole, beyond it 503, and for a client
+        closing_s: Once the server closes: longest time for a request to arrive in full, beyond it 503, and for a client
             to take not one of its unsent bytes, beyond it it is cut off. Responses that clients read go on. Chosen:
             clients on slow lines take some bytes each second, and a restart must not wait for those that do not.
         max_connections: Open connections; further ones are answered 503 and closed. Fewer are served where the
@@ -138,7 +138,7 @@ def connections_within_files(limits: ServerLimits) -> int:
 
 
 def open_files() -> int:
-    """Return how many files this process has open; 0 where the system does not tell."""
+    """Return how many files this process has open; 0 where the system does not report it."""
     try:
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
     except OSError:

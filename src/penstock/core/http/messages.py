@@ -136,7 +136,7 @@ class ResponseOwner(Protocol):
 class Responder:
     """Writes one response: either ``send`` once, or ``start``, ``write``..., ``end``.
 
-    After the client is gone every write is dropped; ``disconnected`` and ``on_disconnect`` tell, and
+    After the client is gone every write is dropped; ``disconnected`` and ``on_disconnect`` report it, and
     ``drain`` raises. Callbacks run on the event loop, in the order of the events.
 
     Attributes:
@@ -248,7 +248,7 @@ class Responder:
 
     @property
     def write_framed(self) -> Callable[[bytes], object] | None:
-        """What sends one whole chunk that carries its framing already; None: the response is not one of chunks.
+        """The writer of one complete chunk with its framing; None: the response is not chunked.
 
         It may be called until the response is complete or the client is gone.
         """

@@ -1,4 +1,4 @@
-"""Bytes in, whole requests out: parses and bounds what one client sends. No socket, no clock.
+"""Bytes in, complete requests out: parses and bounds what one client sends. No socket, no clock.
 
 Used by ``server_connection``. Every bound is on what the client has sent, so that a client can make the
 server hold or do only a small multiple of it.
@@ -95,7 +95,7 @@ class RequestReader:
         Args:
             limits: Bounds of head and body.
             peer: ``host:port`` of the client, for its requests.
-            on_request: Takes each whole request.
+            on_request: Takes each complete request.
             on_expect: Called when a client waits for ``100 Continue`` before it sends its body.
             wants_body: Whether a request's body is to be read; else its head is all that is read of it.
             hold: Counts bytes of bodies, those of all connections; returns whether there is room for them.
@@ -130,7 +130,7 @@ class RequestReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held of a body that has not arrived whole."""
+        """Bytes held of a body that has not arrived in full."""
         return self._part_bytes if self.phase is ReaderPhase.BODY else 0
 
     def feed(self, data: bytes | memoryview) -> Refusal | Request | None:

@@ -1,6 +1,6 @@
 """The HTTP/1.1 server of the router, the simulated worker and the planner.
 
-A handler gets each request whole and writes its response; see ``messages``. One timer per server looks
+A handler gets each complete request and writes its response; see ``messages``. One timer per server looks
 over all connections for the time limits, so that no request costs a timer.
 """
 
@@ -68,7 +68,7 @@ class HttpServer:
         self._port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then tells.
+        """Listen on ``host:port``; port 0 takes a free one, which ``port`` then returns.
 
         Raises:
             PortInUseError: another process listens there.

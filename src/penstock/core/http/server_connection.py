@@ -21,7 +21,7 @@ Handler = Callable[[Request, Responder], Awaitable[None]]
 log = get_logger(__name__)
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Chosen: a client that is told 413 may still be sending; closing at once would reset the connection and
+# Chosen: a client that gets 413 may still be sending; closing at once would reset the connection and
 # lose the answer, so what arrives is thrown away for this long (seconds) and this much (bytes).
 _LINGER_S = 2.0
 _LINGER_BYTES = 4 * 1024 * 1024
@@ -148,7 +148,7 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(self._full())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Tell the handler under way; forget requests that wait."""
+        """Notify the current handler; forget requests that wait."""
         shared = self._shared
         shared.connections.discard(self)
         self._queue.clear()
@@ -162,7 +162,7 @@ class ServerConnection(asyncio.Protocol):
             shared.on_empty.set()
 
     def eof_received(self) -> bool:
-        """Treat the client's end as its departure: a half-open client cannot be told from a closed one."""
+        """Treat the client's end as its departure: a half-open client cannot be distinguished from a closed one."""
         if self._current is not None and self._transport is not None:
             self._transport.abort()
         return False
@@ -212,7 +212,7 @@ class ServerConnection(asyncio.Protocol):
                 return
 
     def _end_reading(self) -> None:
-        """Forget what has arrived of a request that is not whole."""
+        """Forget what has arrived of an incomplete request."""
         self._unread = b""
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -231,7 +231,7 @@ class ServerConnection(asyncio.Protocol):
         return self._shared.buffered_bytes <= self._shared.limits.max_buffered_bytes
 
     def _take(self, request: Request) -> None:
-        """Queue a whole request, and stop reading while many wait."""
+        """Queue a complete request, and stop reading while many wait."""
         self._queue.append(request)
         self._queued_bytes += len(request.body)
         is_full = len(self._queue) > _MAX_PIPELINED

@@ -43,7 +43,7 @@ class StreamingResponse:
 
     Attributes:
         headers: Lower-case names; repeated headers are joined by ``", "``.
-        ended: The whole body has arrived.
+        ended: The complete body has arrived.
         on_chunk: What takes reads that are exactly one chunk; see ``set_sink``.
     """
 
@@ -117,7 +117,7 @@ class StreamingResponse:
             self._connection.resume_reading()
 
     def abort(self) -> None:
-        """Close the upstream connection unless the response has ended; the sink hears no more."""
+        """Close the upstream connection unless the response has ended; the sink gets no more calls."""
         if self.ended:
             return
         connection, self._connection = self._connection, None
@@ -241,7 +241,7 @@ async def relay(upstream: StreamingResponse, responder: Responder, *, observe: O
         upstream: Response whose head has been looked at.
         responder: Started response.
         observe: Sees each read and returns what to send in its place, usually the same object, which is cheapest: body
-            bytes and 0, or one whole chunk as it came and where its body begins. An exception it raises aborts the
+            bytes and 0, or one complete chunk as it came and where its body begins. An exception it raises aborts the
             upstream and comes out of this call.
 
     Raises:

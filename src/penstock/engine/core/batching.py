@@ -73,7 +73,7 @@ class Batch:
 
 
 RECOMPUTE_TOKENS: Final = 64
-"""A worker's `BatchLimits.least_load_tokens` unless it is told otherwise. Source: vLLM's kv_recompute_threshold."""
+"""A worker's `BatchLimits.least_load_tokens` unless configured otherwise. Source: vLLM's kv_recompute_threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Batcher:
     def steady_steps(self, batch: Batch) -> int:
         """Return how many steps, the planned one included, will only decode, the last one possibly ending requests.
 
-        Nobody joins, is admitted, preempted or ends before the last of them, unless the caller adds, aborts
+        No request joins, is admitted, preempted or ends before the last of them, unless the caller adds, aborts
         or loads requests meanwhile: who waits now waits for what no decode gives back. 1 promises nothing.
         """
         if batch.spans or batch.joined or batch.admitted or batch.preempted or not batch.decode_batch:
@@ -390,7 +390,7 @@ class Batcher:
         return self._continue_prefill(state, batch, budget)
 
     def _admit(self, batch: Batch, budget: int) -> None:
-        """Admit from the head of the queue until budget, places or blocks run out; nobody overtakes."""
+        """Admit from the head of the queue until budget, places or blocks run out; no request overtakes."""
         while budget > 0 and self.running < self._limits.max_num_seqs:
             state = self._head()
             if state is None:

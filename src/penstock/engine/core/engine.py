@@ -100,7 +100,7 @@ class Events:
     Attributes:
         transfers: KV that has arrived.
         declined: Requests whose KV was not fetched because it was not worth it.
-        expired: Prompts for which nobody came in time.
+        expired: Prompts that were not read in time.
         dropped: Requests that gave way to a higher tier for good.
     """
 
@@ -265,7 +265,7 @@ class Engine:
             self._note_plan(batch, now_s)
             if batch.spans or batch.decode_batch:
                 return batch
-            # A step that only threw requests out admitted nobody: whoever waits may fit now.
+            # A step that only preempted admitted no request: one that waits may fit now.
             if not batch.preempted:
                 return None
 

@@ -172,7 +172,7 @@ class BlockPool:
         return [self._by_key[key] for key in keys]
 
     def idle_among(self, blocks: Iterable[int]) -> int:
-        """Return how many of ``blocks`` nobody references."""
+        """Return how many of ``blocks`` are unreferenced."""
         return sum(1 for block in blocks if not self._references[block])
 
     def sole(self, blocks: Iterable[int]) -> int:

@@ -155,7 +155,7 @@ class LatencyModel:
         ``fixed`` is paid once: TTFT(0) if a prompt begins in this step, decode(0, 0) if it decodes, the
         larger one if both. One prompt alone therefore takes exactly TTFT(n), however it is chunked, and
         n new tokens after c cached ones cost TTFT(c + n) - TTFT(c): their own matrix work, and attention
-        to the whole context.
+        to the full context.
 
         Args:
             chunks: (start, end, begins) of each prompt chunk, in tokens.

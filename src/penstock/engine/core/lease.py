@@ -262,7 +262,7 @@ class PinnedPrompts:
         return list(unknown)
 
     def expire(self, now_s: float) -> list[str]:
-        """Free what nobody came for by now; return the ids, oldest expiry first."""
+        """Free what was not read in time; return the ids, oldest expiry first."""
         expired = []
         for request_id, expiry_s in self._leases.expire(now_s):
             granted_s = self._states[request_id].finished_s or 0.0

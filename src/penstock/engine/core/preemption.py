@@ -24,7 +24,7 @@ class PreemptionTerms:
 
     Attributes:
         max_per_request: Most preemptions of one request, >= 0; a request that has had as many is admitted only
-            with room for its whole length, and never is a victim.
+            with room for its full length, and never is a victim.
         reserved_fraction: Share of the KV blocks that only premium and system requests may hold, 0 to below 1.
         host_blocks: KV blocks that host memory holds for swapping, >= 0; 0: no request is swapped.
         host_link: The link between GPU memory and host memory, each way; all GPUs of the worker together.
@@ -84,7 +84,7 @@ class Candidate:
     """A running request that may be thrown out.
 
     Attributes:
-        freed_blocks: Blocks that nobody else references, >= 0.
+        freed_blocks: Blocks that no other request references, >= 0.
         remaining_tokens: Outputs it still has to generate, >= 1.
         restore_s: Cost of its way out and back, seconds, > 0.
     """

@@ -55,7 +55,7 @@ class PreemptionKind(StrEnum):
 class LeaseTerm(StrEnum):
     """Which of its terms a lease ran out of.
 
-    ``initial``: nobody had moved its end yet; ``extension``: heartbeats had, and then stopped; ``decoder_ttl``: the
+    ``initial``: its end had not moved yet; ``extension``: heartbeats had, and then stopped; ``decoder_ttl``: the
     fixed life of blocks that a decode worker keeps for the conversation's next turn.
     """
 

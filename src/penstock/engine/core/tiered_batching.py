@@ -6,9 +6,9 @@ What differs from `Batcher`, which is vLLM's own order by priority:
   if those can make the room at all; its prompt goes before theirs in the step's token budget;
 - a victim is swapped to host memory, recomputed or dropped, whichever costs least. Its blocks are not handed
   out before its copy has ended;
-- a request thrown out as often as its limit allows comes back with room for its whole length, so that it need
+- a request thrown out as often as its limit allows comes back with room for its full length, so that it need
   not grow, and is no victim any more;
-- it comes back behind all waiting of higher tiers, only where its whole context and some headroom fit;
+- it comes back behind all waiting of higher tiers, only where its full context and some headroom fit;
 - requests below premium leave the reserve alone.
 
 A running request that finds no block for its next token needs it in this very step, so its victim is
@@ -237,7 +237,7 @@ class TieredBatcher(Batcher):
         return keys[:hits], self._blocks_wanted(state, first)
 
     def _may_resume(self, state: RequestState, hit_keys: Sequence[int], total: int) -> bool:
-        """Whether a request that was thrown out finds its whole context and headroom; others need not ask."""
+        """Whether a preempted request finds room for its full context and headroom; others always do."""
         if not state.preemptions or not (self.running or self.loading):
             return True
         return self._missing(state, hit_keys, total) + sum(self._copying.values()) + self._headroom <= 0
@@ -325,5 +325,5 @@ class TieredBatcher(Batcher):
 
 
 def _is_premium(request: EngineRequest) -> bool:
-    """Whether it may use the reserve: premium, system, and requests of which nobody said a tier."""
+    """Whether it may use the reserve: premium, system, and requests without a tier."""
     return request.priority <= TierPriority.PREMIUM

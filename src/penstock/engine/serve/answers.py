@@ -288,13 +288,13 @@ class ResponseFormat:
         return b"".join(self._delta(text) for text in texts)
 
     def last(self, start: int, text: bytes, reason: FinishReason) -> bytes:  # noqa: ARG002 - of the protocol
-        """Return the last text's event; how it ended comes with the whole."""
+        """Return the last text's event; how it ended comes with the complete response."""
         return self._delta(text)
 
     def closing(self, finished: Sequence[Finished]) -> bytes:
         """Return the events that end text, part, message and response.
 
-        As vLLM's, the last one is named completed even where the limit cut the text; the status in it tells.
+        As vLLM's, the last one is named completed even where the limit cut the text; its status shows that.
         """
         (done,) = finished
         text, at = done.text, {"output_index": 0, "content_index": 0, "item_id": self._item_id}

@@ -166,12 +166,12 @@ class SamplingFields(Fields):
 
     @property
     def alternatives(self) -> int | None:
-        """Alternatives per token whose log probabilities are shown; None: none are asked for."""
+        """Alternatives per token whose log probabilities are shown; None: none are requested."""
         raise NotImplementedError
 
     @property
     def output_limit(self) -> int | None:
-        """Most output tokens that are asked for."""
+        """Most output tokens that are requested."""
         return self.max_tokens
 
 

@@ -128,7 +128,7 @@ class KvPublisher:
         self._context = zmq.Context()
         self._socket = self._bind(zmq.PUB, config.endpoint, config.hwm)
         if config.replay_endpoint is not None:
-            # A whole buffer and its end fit into the queue of one who asks.
+            # A full buffer and its end fit into a subscriber's queue.
             self._replay = self._bind(zmq.ROUTER, config.replay_endpoint, 0)
             asyncio.get_running_loop().add_reader(self._replay.getsockopt(zmq.FD), self._answer_all)
 

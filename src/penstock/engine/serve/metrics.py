@@ -286,7 +286,7 @@ class EngineMetrics:
         return listed
 
     def _oldest_lease_s(self) -> float:
-        """Return the age of the oldest lease; 0 without one, which the number of leases tells apart."""
+        """Return the age of the oldest lease; 0 without one, which the number of leases distinguishes."""
         granted_s = self._timeline.engine.pinned.oldest_s
         return 0.0 if granted_s is None else max(0.0, self._now_s() - granted_s)
 

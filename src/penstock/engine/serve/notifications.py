@@ -1,4 +1,4 @@
-"""What the reading worker tells the one that keeps the blocks: heartbeats and completed reads, as JSON.
+"""What the reading worker sends to the one that keeps the blocks: heartbeats and completed reads, as JSON.
 
 One POST to ``/kv/notify`` per worker read from and wake-up carries all of them. The answer names ids without a lease:
 their blocks are gone, so what was fetched from them is void.
@@ -147,7 +147,7 @@ class Notifier:
         heartbeats = [request_id for request_id in outbox.heartbeats if request_id not in ended]
         body = encode(engine_id, outbox.reads, heartbeats)
         try:
-            unknown = await self._exchange(outbox.url, body)
+            unknown = await self._round_trip(outbox.url, body)
             result = NotifyResult(reads, heartbeats, frozenset(unknown))
         except PenstockError as exc:
             log.warning("worker did not take a notification", url=outbox.url, error=str(exc))
@@ -156,7 +156,7 @@ class Notifier:
             self._in_flight -= 1
         self._on_result(result)
 
-    async def _exchange(self, url: str, body: bytes) -> list[str]:
+    async def _round_trip(self, url: str, body: bytes) -> list[str]:
         headers = ((b"content-type", b"application/json"),)
         response = await self._pool.request("POST", url, body=body, headers=headers, timeouts=NOTIFY_TIMEOUTS)
         if response.status != 200:
@@ -237,7 +237,7 @@ class KvReading:
         self._on_confirmed(stream)
 
     def release(self, remote: RemoteKv) -> None:
-        """Announce KV as read that was read, or that nobody will fetch: its blocks may go."""
+        """Announce KV that was read, or will not be fetched, as read: its blocks may go."""
         reads = list(reads_of(remote.request_id, remote.ranks, self._ranks))
         self._notifier.send(remote.notify_url, remote.engine_id, reads=reads)
 

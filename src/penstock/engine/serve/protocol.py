@@ -311,7 +311,7 @@ def _usage(fields: SamplingFields) -> Usage:
 def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
     """Return the KV that a refused request was to fetch for decode; None if it names none.
 
-    Nobody else will fetch it, so its blocks can be freed. Source: vLLM 0.32, ``_with_kv_transfer_rejection_cleanup``.
+    No other worker will fetch it, so its blocks can be freed. Source: vLLM 0.32, ``_with_kv_transfer_rejection_cleanup``.
     """
     if settings.engine.role is not EngineRole.DECODE or b"do_remote_prefill" not in body:
         return None

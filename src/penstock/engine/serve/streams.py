@@ -35,7 +35,7 @@ class Stream:
     Attributes:
         request_id: The engine's id, unique; the client's own id is part of it.
         is_held: Nothing may be sent yet, because its KV is not known to have been read in time.
-        is_read_sent: The prefill worker has been told that its blocks were read.
+        is_read_sent: The prefill worker has been notified that its blocks were read.
         done: Set when the choice is complete or no client is left to read it.
         transfer_s: When its KV began and ended to arrive, simulated seconds; None: it was computed here.
     """
@@ -81,7 +81,7 @@ class Stream:
             self.pump(self.state, outputs(self.state))
 
     def restart(self) -> None:
-        """Forget the engine's state of a request that is computed anew; nothing was sent yet."""
+        """Forget the engine's state of a request that is recomputed; nothing was sent yet."""
         self.state = None
         self.is_held = False
 

@@ -31,7 +31,7 @@ log = get_logger(__name__)
 STEPS_PER_WAKE = 256
 """Chosen: a late worker flushes its streams and reads its sockets at least this often."""
 _TIMER_S = 0.001
-"""uvloop's timers have whole milliseconds."""
+"""uvloop's timers count full milliseconds."""
 
 
 class ServedWorker:
@@ -87,7 +87,7 @@ class ServedWorker:
     # -- requests -------------------------------------------------------------------------------------
 
     def submit(self, reply: Reply) -> None:
-        """Hand a request's choices to the engine; ``reply.done`` tells when it is over."""
+        """Hand a request's choices to the engine; ``reply.done`` shows when it is over."""
         now_s, keys = self.clock.now_s(), self._prefix_keys(reply.call)
         for stream in reply.streams:
             self._streams[stream.request_id] = stream
@@ -182,7 +182,7 @@ class ServedWorker:
             self.lag.record(now_s - outcome.end_s)
             self.metrics.observe_step(outcome)
             self._deliver_finished(outcome)
-        # First tokens leave before the others', which nobody misses for the time that it takes to write them.
+        # First tokens leave before the others', which can wait for the time that it takes to write them.
         for outcome in outcomes:
             self._pump(outcome.started)
         if outcomes:
@@ -213,7 +213,7 @@ class ServedWorker:
             log.warning("lease expired before the blocks were read", request_id=request_id)
 
     def _fail_dropped(self, state: RequestState) -> None:
-        """Tell a client whose request gave way to a higher tier and would have cost too much to bring back."""
+        """Notify a client whose request gave way to a higher tier and would have cost too much to bring back."""
         self.metrics.finished[FinishReason.ERROR] += 1
         stream = self._streams.pop(state.request.request_id, None)
         if stream is not None:

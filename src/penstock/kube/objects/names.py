@@ -87,7 +87,7 @@ OPERATOR: Final = "penstock-operator"
 """Field manager and event source of the operator."""
 
 INITIAL: Final = f"{OPERATOR}-init"
-"""Field manager of an adapter's first number, which belongs to whoever scales afterwards."""
+"""Field manager of an adapter's first number, which belongs to the next one that scales."""
 
 PLANNER: Final = "penstock-planner"
 """Field manager and event source of the planner."""

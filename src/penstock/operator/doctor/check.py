@@ -41,7 +41,7 @@ from penstock.operator.doctor.facts import (
 )
 
 SKEW_S: Final = 2.0
-"""Chosen: the server's Date has whole seconds, so less cannot be told; TLS and tokens bear minutes."""
+"""Chosen: the server's Date has whole seconds, so less is undetectable; TLS and tokens bear minutes."""
 
 LEASE_S: Final = 15.0
 """Term of an election's Lease where it does not say; the elections' own default."""
@@ -302,7 +302,7 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
 
 
 def _absence(graph: Object, facts: Facts) -> Absence | None:
-    """Return why no operator keeps a graph's status true; None if one does, or if it cannot be told.
+    """Return why no operator keeps a graph's status true; None if one does, or if that is unknown.
 
     At rest nothing is written into a graph, so the Lease's renewals are the age of every status.
     """
@@ -331,7 +331,7 @@ def _absence(graph: Object, facts: Facts) -> Absence | None:
 
 
 def _profiles(facts: Facts) -> Iterator[Finding]:
-    """Say which ProfileRequests came to nothing; what they were for is told by their graphs."""
+    """Report the ProfileRequests that failed; their graphs report what they were for."""
     if isinstance(facts.profiles, Unreadable):
         yield unknown("profile requests", facts.profiles.why, "look yourself: kubectl get gpr")
         return

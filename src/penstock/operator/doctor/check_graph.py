@@ -73,8 +73,8 @@ def graph_findings(
     for view in views:
         found = diagnose(view, now_s=now_s)
         if found is not None:
-            told = problem if found.category.is_fault else warning
-            yield told(f"pod {view.namespace}/{view.name}", found.message, found.remedy)
+            report = problem if found.category.is_fault else warning
+            yield report(f"pod {view.namespace}/{view.name}", found.message, found.remedy)
     frontend = traits_of(graph["spec"].get("runtime", DEFAULT_RUNTIME)).frontend
     if frontend is not None:
         yield ok(subject, f"runs {frontend.name}'s own frontend, whose metrics Penstock does not judge")
@@ -268,7 +268,7 @@ class _RouterView:
             return (
                 f"its metrics are {age_s:.0f} s old, above planner.metrics.maxAgeSeconds {self.max_age_s:g}"
             )
-        # Every scrape resets the age; grown by the whole interval, there was none.
+        # Every scrape resets the age; grown by the full interval, there was none.
         grown_s = age_s - self.before_s.get(name, age_s)
         if grown_s > 0 and grown_s >= 0.9 * self.interval_s:
             return f"its metrics were not read again within {self.interval_s:.0f} s"
@@ -332,8 +332,8 @@ def _prometheus(subject: str, facts: GraphFacts) -> Iterator[Finding]:
         return
     url = facts.graph["spec"]["planner"]["metrics"]["prometheusUrl"]
     if isinstance(facts.prometheus, Unreadable):
-        told = unknown if facts.prometheus.is_forbidden else warning
-        yield told(
+        report = unknown if facts.prometheus.is_forbidden else warning
+        yield report(
             subject, f"Prometheus {url}: {facts.prometheus.why}", f"try it from a pod: curl {url}/-/ready"
         )
     elif facts.prometheus == 0:

@@ -89,8 +89,8 @@ def _pool(
         remedy = (
             f"kubectl label node NODE {' '.join(labels)}, or correct spec.nodePools.{pool.name}.nodeSelector"
         )
-        told = problem if pool.needs else warning
-        yield told(pool.subject, message, remedy if labels else "kubectl get nodes")
+        report = problem if pool.needs else warning
+        yield report(pool.subject, message, remedy if labels else "kubectl get nodes")
         return
     usable = [each for each in matching if _is_usable(each)]
     if not usable:
@@ -103,8 +103,8 @@ def _pool(
         where = (
             "the service's podTemplate" if pool.name is None else f"spec.nodePools.{pool.name}.tolerations"
         )
-        told = warning if open_nodes else problem
-        yield told(pool.subject, message, f"add to {where}: {_toleration(taints[0])}")
+        report = warning if open_nodes else problem
+        yield report(pool.subject, message, f"add to {where}: {_toleration(taints[0])}")
     if open_nodes:
         yield from _gpus(pool, open_nodes, requested)
 

@@ -145,7 +145,7 @@ class _Gatherer:
         )
 
     async def _seen(self, call: Awaitable[T]) -> T | Unreadable:
-        """Wait for an answer, bounded; what fails is told, not raised."""
+        """Wait for an answer, bounded; a failure is reported, not raised."""
         async with self._slots:
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -211,7 +211,7 @@ class _Gatherer:
         if isinstance(nodes, Unreadable):
             return NodeFacts(nodes, nodes)
         requested: dict[str, dict[str, int]] = {}
-        # Pods of a whole cluster are many: each is added up as its page arrives and forgotten.
+        # A cluster has many pods: each is added up as its page arrives and forgotten.
         read = self._client.read_pages(
             POD,
             namespace=None,

@@ -1,6 +1,6 @@
 """How many replicas a service gets of those that were asked for.
 
-Pure. The desired number is whoever's owns the ScalingAdapter; the bounds are the graph's.
+Pure. The ScalingAdapter's owner sets the desired number; the bounds are the graph's.
 """
 
 from __future__ import annotations

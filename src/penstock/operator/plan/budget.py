@@ -15,10 +15,10 @@ by name.
 way out (terminating, deadline not past) will complete its room: then everyone behind it waits, so that
 small ones cannot slip past a big one for ever. If nothing on its way out would make room, holding GPUs back
 would only idle them, and those behind it pass; as long as all wanted replicas together fit the budget,
-this delays nobody, for their room becomes free without taking from those that passed.
+this delays no replica, for their room becomes free without taking from those that passed.
 
-**Groups.** A LeaderWorkerSet group starts as a whole or not at all: the first release takes the GPUs of the
-whole group, whose remaining pods then start as they appear.
+**Groups.** A LeaderWorkerSet group starts completely or not at all: the first release takes the GPUs of the
+entire group, whose remaining pods then start as they appear.
 
 **Lost replicas.** A rollout, a kill or a lost node frees GPUs a moment before the replacement asks for them, and in that
 moment another service's waiting pod would take them. So what a service held stays its own while its workload
@@ -165,7 +165,7 @@ def _unfinished(pods: Iterable[PodView]) -> list[PodView]:
 
 
 OVERDUE_S: Final = 60.0
-"""A terminating pod this long past its deadline is stuck (its node is gone, most likely); nobody waits for it. Chosen."""
+"""A terminating pod this long past its deadline is stuck (its node is gone, most likely); nothing waits for it. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)

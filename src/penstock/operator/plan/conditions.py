@@ -117,7 +117,7 @@ class ServiceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the graph as a whole cannot be brought about.
+    """Why the complete graph cannot be reconciled.
 
     Attributes:
         reason: One word, for example ``InvalidSpec``, ``MissingCRD`` or ``ApplyFailed``.
@@ -216,12 +216,12 @@ def _ready(facts: ConditionFacts) -> ConditionResult:
         reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
         return ConditionResult(READY, False, reason, f"no ready replica of {_listed(absent)}")
     if asleep:
-        told = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
-        return ConditionResult(READY, True, "ScaledToZero", told)
-    told = ", ".join(f"{role.value} {count}" for role, count in serving.items())
+        text = f"no replica of {_listed(asleep)} is wanted: the next request brings them back"
+        return ConditionResult(READY, True, "ScaledToZero", text)
+    text = ", ".join(f"{role.value} {count}" for role, count in serving.items())
     if Role.ROUTER not in serving:
-        told = f"{told}; the graph declares no router, so requests have to come through one of your own"
-    return ConditionResult(READY, True, "Serving", f"ready replicas: {told}")
+        text = f"{text}; the graph declares no router, so requests have to come through one of your own"
+    return ConditionResult(READY, True, "Serving", f"ready replicas: {text}")
 
 
 def _progressing(facts: ConditionFacts) -> ConditionResult:
@@ -291,8 +291,8 @@ def _schedulable(facts: ConditionFacts) -> ConditionResult:
         more = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
         return ConditionResult(SCHEDULABLE, False, first.category.value, f"{first}{more}")
     if facts.waiting:
-        told = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
-        return ConditionResult(SCHEDULABLE, False, "WaitingForBudget", "; ".join(told))
+        text = sorted({f"{each.service}: {each.reason}" for each in facts.waiting})
+        return ConditionResult(SCHEDULABLE, False, "WaitingForBudget", "; ".join(text))
     return ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node")
 
 
@@ -322,7 +322,7 @@ def observed_services(pods: Iterable[PodView]) -> dict[str, ServiceFacts]:
     """Return the services that ``pods`` of one graph belong to, wanted as they are; by name.
 
     Pods without a service's name or with an unknown role belong to none. How many replicas are of the newest
-    revision is not known then; 0 is told.
+    revision is not known then; 0 is reported.
     """
     by_service: dict[str, list[PodView]] = defaultdict(list)
     for pod in pods:

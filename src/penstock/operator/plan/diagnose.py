@@ -141,7 +141,7 @@ def _of_the_pod(pod: PodView, now_s: float) -> _Found:
 def _is_cut_off(pod: PodView) -> bool:
     """Return whether the pod is unready by the node controller's word alone.
 
-    That changes Ready and nothing else, as soon as the node stops reporting; the kubelet, which cannot be heard,
+    That changes Ready and nothing else, as soon as the node stops reporting; the kubelet, which is unreachable,
     had all containers ready, and a kubelet writes both conditions at once. Five minutes later the pod is deleted.
     Source: kubernetes/pkg/controller/util/node/controller_utils.go, MarkPodsNotReady.
     """
@@ -247,8 +247,8 @@ def _of_waiting(container: ContainerView) -> _Found:
     reason = container.waiting_reason
     if reason in PULL_REASONS:
         cause = container.waiting_message.rpartition("ErrImagePull: ")[2].strip()
-        told = "" if not cause or cause.startswith("Back-off") else f": {cause}"
-        message = f"image {container.image} cannot be pulled{told}"
+        detail = "" if not cause or cause.startswith("Back-off") else f": {cause}"
+        message = f"image {container.image} cannot be pulled{detail}"
         return Category.IMAGE_PULL, message, "correct the image, or add imagePullSecrets in podTemplate"
     if reason in CONFIG_REASONS:
         return _of_config(container)

@@ -1,6 +1,6 @@
 """How a service reaches the desired number of replicas without losing a request.
 
-Pure and level-triggered: the whole state is on the pods (serving label, drain time, deletion cost) and in
+Pure and level-triggered: the complete state is on the pods (serving label, drain time, deletion cost) and in
 the workload's ``spec.replicas``; a crash between any two writes costs a second look.
 
 **Up.** ``spec.replicas`` becomes the desired number at once; pods marked to leave are put back into service.
@@ -103,7 +103,7 @@ class ScalePlan:
 
 
 SETTLE_S: Final = 3.0
-"""After its marking a pod may still get requests from routers that have not heard; real seconds, chosen."""
+"""Routers that have not seen a pod's drain mark yet may still send it requests; real seconds, chosen."""
 
 IDLE_S: Final = 1.0
 """Two looks at least this far apart must find a pod idle. Chosen: a worker's gauges lag one engine step."""
@@ -122,7 +122,7 @@ class WorkerPool:
         grace_s: Seconds after which a draining pod leaves even if it is busy.
         rolling: Whether a rollout of the service makes progress; it replaces pods in an order of its own.
         has_senders: Whether a router may still send its pods requests, so that a marked one has to wait until all
-            have heard of it.
+            have seen it.
         known_replicas: The workload's ``status.replicas``: those that its controller knows. Where ``pods`` shows
             fewer, it is behind, and the unseen ones are in service.
     """

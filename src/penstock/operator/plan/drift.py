@@ -4,7 +4,7 @@ Pure. The reconciler writes an object only if this sees a difference, so it must
 wanted value, and must not see the server's defaults, canonical forms and additions of others.
 
 What is *no longer* wanted cannot be seen by looking for what is wanted. Therefore `stamped` puts a digest
-of the whole desired object into an annotation: whoever drops a value changes the digest, and the apply
+of the entire desired object into an annotation: dropping a value changes the digest, and the apply
 that follows lets the API server remove what this field manager owned and no longer names.
 """
 

@@ -1,6 +1,6 @@
 """What the operator writes into the status of a graph and of its ScalingAdapters.
 
-Pure. Everything is computed anew from what is observed; from the old status only transition times are taken
+Pure. Everything is recomputed from what is observed; from the old status only transition times are taken
 over. The planner's part (``status.planner``, condition PlannerActive) is not in the result and so stays its own.
 """
 
@@ -116,7 +116,7 @@ def adapter_status(
 
 
 def _address(facts: ConditionFacts, old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where clients reach the graph; what was said stays while an invalid specification does not tell."""
+    """Return where clients reach the graph; the last address stays while an invalid specification names none."""
     address = old.get("address") if facts.url is None else {"url": facts.url} if facts.url else None
     model = old.get("servedModel") if facts.served_model is None else facts.served_model
     return {key: value for key, value in (("address", address), ("servedModel", model)) if value}

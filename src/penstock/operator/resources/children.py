@@ -106,7 +106,7 @@ def adapter(
         graph: The graph.
         service: Service's name.
         context: Of the build.
-        replicas: Number to start with; None leaves the number to whoever owns it.
+        replicas: Number to start with; None leaves the number to its owner.
     """
     number = {} if replicas is None else {"replicas": replicas}
     spec = {"graph": graph.name, "service": service, **number}
@@ -192,7 +192,7 @@ def _roles(graph: GraphDeployment, roles: Sequence[Role]) -> dict[str, Any]:
 def _service(graph: GraphDeployment, name: str, context: BuildContext) -> dict[str, Any]:
     """Return the Service of a service; Kubernetes copies its labels to its EndpointSlices.
 
-    A router's has one address for clients. A worker's is headless and leaves draining pods out: nobody asks it, but
+    A router's has one address for clients. A worker's is headless and leaves draining pods out: no client uses it, but
     routers find the workers in its EndpointSlices.
     """
     is_worker = graph.spec.services[name].role.is_worker
@@ -242,7 +242,7 @@ def _disruption_budget(graph: GraphDeployment, name: str, context: BuildContext)
     spec = {
         "maxUnavailable": 1,
         "selector": {"matchLabels": selector(graph, name)},
-        # A pod that never became ready serves nobody; it must not hold up a node's drain.
+        # A pod that never became ready serves no client; it must not hold up a node's drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     return service_child(POD_DISRUPTION_BUDGET, graph, name, context, spec=spec)
@@ -279,7 +279,7 @@ def _groups(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) ->
 
     The leader answers requests, its followers compute with it: `Runtime.node_args` says how they join. LeaderWorkerSet
     gives each container ``LWS_LEADER_ADDRESS`` and ``LWS_WORKER_INDEX``. A worker that knows no nodes, such as a
-    simulated one, serves the whole replica from its leader, and its followers only hold their GPUs.
+    simulated one, serves the entire replica from its leader, and its followers only hold their GPUs.
 
     Source: lws.sigs.k8s.io, API v1. Rendered from it; multi-node vLLM was not run by this project.
     """

@@ -125,7 +125,7 @@ def selector(graph: GraphDeployment, service: str) -> dict[str, str]:
 def graph_child(
     kind: Kind, graph: GraphDeployment, context: BuildContext, suffix: str, **fields: Any
 ) -> dict[str, Any]:
-    """Return the child ``GRAPH-SUFFIX``, which belongs to the whole graph."""
+    """Return the child ``GRAPH-SUFFIX``, which belongs to the entire graph."""
     return kind.of(_metadata(graph, context, suffix, _graph_labels(graph), component=suffix), **fields)
 
 

@@ -37,7 +37,7 @@ def gpu_request(graph: GraphDeployment, service: str) -> tuple[str, int] | None:
     """Return name and number of the extended resource that one pod asks for; None if it asks for none.
 
     Workers that model a GPU (simulated ones and Dynamo's mocker) ask only if their service names a node
-    pool, so that they run on a cluster without GPUs and yet can be told to hold real ones.
+    pool, so that they run on a cluster without GPUs and yet can be set to hold real ones.
     """
     spec = graph.spec.services[service]
     if spec.gpus == 0 or (graph.spec.models_gpus and spec.node_pool is None):

@@ -5,7 +5,7 @@ which. An item with ``$patch: delete`` removes the item of its name; ``$patch: r
 list's items drops what was there. Tolerations add up. Every other list is replaced.
 
 Three differences from Kubernetes, each because the plain rule makes an invalid pod: a variable, and a volume,
-replaces the one of its name as a whole (two sources are an error), and tolerations add up rather than
+replaces the one of its name entirely (two sources are an error), and tolerations add up rather than
 replace the node pool's.
 """
 

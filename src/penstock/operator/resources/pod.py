@@ -175,7 +175,7 @@ while idle < 2:
         idle = 0 if busy else idle + 1
     time.sleep(1)
 """
-"""Ends when two looks a second apart find the worker idle, or when nobody listens any more.
+"""Ends when two looks a second apart find the worker idle, or when it no longer listens.
 
 Runs in images that bring Python but not Penstock; the pod's grace period bounds it.
 """

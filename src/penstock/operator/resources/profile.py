@@ -1,4 +1,4 @@
-"""The objects of a ProfileRequest: the Job of `penstock profile`, and what it reads, writes and may do.
+"""The objects of a ProfileRequest: the Job of `penstock profile`, its inputs, outputs and rights.
 
 The Job's pod is no worker of the graph: it carries the request's label and not the graph's, gets no requests of
 users, and holds its GPUs by its own declaration (``maxGpus``) beside the graph's budget. It holds those of the largest
@@ -49,7 +49,7 @@ OUTPUT_FOLDER: Final = f"{TEMPORARY}/profile"
 """Where the Job keeps what it measures; a try that fails takes it along."""
 
 GRACE_S: Final = 30
-"""Seconds from SIGTERM to SIGKILL; chosen: the workers under test serve nobody."""
+"""Seconds from SIGTERM to SIGKILL; chosen: the workers under test serve no clients."""
 
 USAGE_EXIT: Final = 2
 """Exit code of `penstock` for options or manifests that no further try makes right."""
@@ -94,7 +94,7 @@ def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: Bu
         "verbs": ["get", "patch"],
     }
     account = {"kind": SERVICE_ACCOUNT.kind, "name": name, "namespace": context.namespace}
-    # Nobody reaches the workers under test, which ask for no key.
+    # No client can reach the workers under test, which need no key.
     closed = {
         "podSelector": {"matchLabels": {PROFILE_LABEL: request.name}},
         "policyTypes": ["Ingress"],

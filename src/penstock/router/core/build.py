@@ -115,7 +115,7 @@ def _entry_settings(
 def _decode_settings(config: RouterConfig, size: WorkerSize, lease_s: float) -> QueueSettings:
     """Return how the second stage's queue behaves, in which requests wait only while no circuit lets them pass.
 
-    Nobody renews a prefilled prompt's lease meanwhile.
+    A prefilled prompt's lease is not renewed meanwhile.
     """
     own_s, tiers = config.decode_queue.max_wait_seconds, config.tiers
     leased_s = min(config.prefill_queue.max_wait_seconds, TRUSTED_FRACTION * lease_s)

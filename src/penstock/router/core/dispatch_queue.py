@@ -249,7 +249,7 @@ class DispatchQueue(QueueState[T]):
     def take_expired(
         self, now_s: float, *, served_s: float = -inf, hold_s: float = inf
     ) -> list[QueuedRequest[T]]:
-        """Take out and return the requests that have waited as long as they, or those of their tier, may.
+        """Remove and return the requests whose own, or whose tier's, waiting limit has passed.
 
         Args:
             now_s: Simulated seconds.
@@ -273,7 +273,7 @@ class DispatchQueue(QueueState[T]):
 
         Args:
             now_s: Simulated seconds.
-            names: Workers to relieve; absent: those that are decode-bound.
+            names: Workers to relieve; absent: the decode-bound ones.
         """
         settings, bottleneck_s = self.settings, self._bottleneck_s
         if names is None:
@@ -397,7 +397,7 @@ class DispatchQueue(QueueState[T]):
         source.pull(queued)
         source.forget(queued)
         queued.other, queued.other_uncached = source.name, queued.uncached
-        # Not what it was at arrival: others of its prefix may have moved there before it.
+        # Recomputed, not the value at arrival: others of its prefix may have moved there before it.
         target.put(queued)
         self._dirty[target.name] = None
 

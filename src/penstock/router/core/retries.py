@@ -1,10 +1,10 @@
 """What the tries of a request prove: its assignments to workers, lost KV transfers, and whether it is tried again. Pure.
 
 A retry that leaves a failing worker for a sound one adds no load where there is none to spare, so it takes nothing
-out of the budget: the budget protects a pool that fails as a whole.
+out of the budget: the budget protects a pool that fails entirely.
 
 Of a lost KV transfer either end may be at fault: a prefill worker that is gone or whose KV port is shut, a decode worker
-without a way there. The request tells, once it is served over other ends.
+without a way there. The request shows which, once it is served over other ends.
 
 A vLLM 0.32 decode worker does not notice that it reads blocks after their lease: it answers 200 with text made from
 whatever the blocks hold by then. The lease runs on the prefill worker, whose answer does not say until when
@@ -52,8 +52,8 @@ class Assignment(Generic[T]):
         queued_s: How long it waited, simulated seconds.
         reason: Why this worker, one short phrase.
         is_open: It has not been given back.
-        is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` takes note.
-        on_verdict: Is told each verdict and its cause, where another router picks; None: nobody is.
+        is_computed: Its complete answer shows that its prompt was computed; `RouterCore.release` records it.
+        on_verdict: Called with each verdict and its cause, where another router picks; else None.
     """
 
     __slots__ = (
@@ -288,7 +288,7 @@ class RetryScope(Enum):
     NOWHERE = auto()
     """The failure is the client's doing, or there is no time left."""
     ELSEWHERE = auto()
-    """The same worker would say the same; another one tells whose fault it is."""
+    """The same worker would say the same; another one shows whose fault it is."""
     ANYWHERE = auto()
     """The worker is leaving, restarting or out of reach: it may answer the next time."""
 
@@ -421,7 +421,7 @@ def _to_avoid(tries: RequestTries, failure: FailedTry) -> set[str]:
     """Return the names of workers that the next try passes over.
 
     Of a lost KV transfer that is the decode worker at first: over the same prefill worker, which has the prompt
-    in its cache, the next try tells which of them is at fault.
+    in its cache, the next try shows which of them is at fault.
     """
     passed_over = failure.workers if len(tries.lost_transfers) > 1 else failure.workers[:1]
     return {each.name for each in passed_over}

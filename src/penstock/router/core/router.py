@@ -1,7 +1,7 @@
 """The router's state machine: admission, queues, dispatch and the workers' circuits; events in, effects out. Pure.
 
 The live driver is `penstock.router.admission`, the virtual one `penstock.simulator.routing`. Each call takes the time
-in simulated seconds and returns what the driver has to do, in order.
+in simulated seconds and returns the driver's actions, in order.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class RouterCore(RouterState[T]):
         return assignment
 
     def learn(self, worker: str, arrival: Arrival) -> None:
-        """Record that a worker of the first stage has computed a prompt, on another router's word."""
+        """Record that a worker of the first stage has computed a prompt, as another router reports."""
         self.entry_queue.learn(worker, arrival)
 
     def set_peer_loads(self, loads: Mapping[str, tuple[int, float | None]], now_s: float) -> None:
@@ -254,7 +254,7 @@ class RouterCore(RouterState[T]):
         return effects
 
     def expire(self, now_s: float) -> Effects[T]:
-        """Refuse what has waited as long as it may."""
+        """Refuse the requests whose time limit in the queue has passed."""
         self._follow_service(now_s)
         effects: Effects[T] = []
         left_s = self._wake_left_s(now_s)
@@ -393,7 +393,7 @@ class RouterCore(RouterState[T]):
         return effects
 
     def _dispatch_check(self, role: Role, now_s: float) -> Callable[[str], bool] | None:
-        """Return what tells whether a worker may be sent one more request at this moment; None: all may."""
+        """Return the check whether a worker may be sent one more request at this moment; None: all may."""
         busy, closed, pool = self.busy[role], self._closed_to_dispatch(role), self.pool
         needs_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
         if not (closed or needs_blocks) and pool.are_closed(role):

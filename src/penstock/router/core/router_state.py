@@ -159,7 +159,7 @@ class RouterState(Generic[T]):
         paused: Roles to whose workers nothing is dispatched for now.
         tiers: Sheds and counts by tier; None: requests have no tiers.
         wake: How long workers take that are started for a request; None: requests wait for none.
-        speed: Simulated seconds per second of a client, who is told how long he waited.
+        speed: Simulated seconds per second of a client, to report how long it waited.
         turned_away: By role, the requests that it had no worker for.
     """
 
@@ -238,7 +238,7 @@ class RouterState(Generic[T]):
             self.wake.served(now_s)
 
     def _follow(self, role: Role, now_s: float) -> None:
-        """Tell a queue which workers may be chosen; circuits open and close without a change of the pool."""
+        """Set the workers that a queue may choose; circuits open and close without a change of the pool."""
         workers = self.pool.routable(role, now_s)
         if workers is not self._routable[role] and workers != self._routable[role]:
             self._routable[role] = workers

@@ -48,9 +48,9 @@ class QueueRoom:
         if arrival.tier is Tier.SYSTEM:
             return True
         free = most - self.tiers.total()
-        whole = sum(settings.shares.values())
+        total = sum(settings.shares.values())
         for higher in SHARED[: SHARED.index(arrival.tier)]:
-            free -= max(0, ceil(most * settings.shares[higher] / whole) - self.tiers[higher])
+            free -= max(0, ceil(most * settings.shares[higher] / total) - self.tiers[higher])
         own = self._tenants[arrival.tier, arrival.tenant] if arrival.tenant else 0
         return free > 0 and (own == 0 or own < settings.max_tenant_share * (own + free))
 
@@ -111,12 +111,12 @@ class HandedOver(Generic[T]):
             place.waiting.discard(item)
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers of which no more is to come: at every worker enough of them, or of one above them, wait.
+        """Return the tiers to hold back: at every worker enough requests of them, or of a tier above, wait.
 
         The system tier is never among them.
 
         Args:
-            workers: Those that may be chosen.
+            workers: The eligible ones.
             now_s: Simulated seconds.
         """
         lowest = max((self._full_rank(each, now_s) for each in workers), default=len(_TIERS))

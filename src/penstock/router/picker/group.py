@@ -47,17 +47,17 @@ def majority(members: int) -> int:
     return members // 2 + 1
 
 
-def elect(own: Status, heard: Iterable[Status], members: int) -> Leader | None:
+def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
     """Return the picker; None: there is none that this router may believe in now.
 
     Where it is this router itself and ``own`` has no claim yet, it begins the term that is returned.
 
     Args:
         own: This router.
-        heard: The other routers that reported in the last moments.
+        peers: The other routers that reported in the last moments.
         members: Routers of the graph, this one included, except those known to be gone; >= 1.
     """
-    views = {each.instance: each for each in (*heard, own)}
+    views = {each.instance: each for each in (*peers, own)}
     voters = [each for each in views.values() if each.instance in own.sees]
     needed = majority(members)
 
@@ -207,7 +207,7 @@ class RouterGroup:
             link.is_self()
             return
         if message.thresholds is not None:
-            self._thresholds.heard(message.thresholds)
+            self._thresholds.received(message.thresholds)
         self._update()
 
     def _status(self) -> wire.Status:
@@ -220,20 +220,20 @@ class RouterGroup:
             self._is_stopping,
             (
                 self.instance,
-                *(each.status.instance for each in self._links.heard() if each.status is not None),
+                *(each.status.instance for each in self._links.alive() if each.status is not None),
             ),
             self._server.successor,
-            self._thresholds.told(),
+            self._thresholds.published(),
             "" if self._leader is None else self._leader.instance,
         )
 
     def _update(self) -> None:
         """Find out who picks, and act on it."""
         before = self._leader, self._is_active
-        heard = [(link, link.status) for link in self._links.heard() if link.status is not None]
+        peers = [(link, link.status) for link in self._links.alive() if link.status is not None]
         members = self._links.members
-        leader = elect(self._status(), [status for _, status in heard], members)
-        self._term = max(self._term, 0 if leader is None else leader.term, *(each.term for _, each in heard))
+        leader = elect(self._status(), [status for _, status in peers], members)
+        self._term = max(self._term, 0 if leader is None else leader.term, *(each.term for _, each in peers))
         if self.is_picker and leader != self._leader:
             log.info("this router picks no more", term=self._term)
             self._server.end()
@@ -244,7 +244,7 @@ class RouterGroup:
         elif leader.instance == self.instance:
             self._pick(leader, members, is_new=leader != before[0])
         else:
-            self._follow(leader, next(each for each in heard if each[1].instance == leader.instance))
+            self._follow(leader, next(each for each in peers if each[1].instance == leader.instance))
         if (self._leader, self._is_active) != before:
             self._server.tell(self._status())
 

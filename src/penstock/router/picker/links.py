@@ -165,7 +165,7 @@ class Standing(Enum):
 
     ABSENT = auto()
     """It never answered, refuses connections, or is no router of this graph: it has no vote."""
-    HEARD = auto()
+    ALIVE = auto()
     """It has said something in the last moments."""
     SILENT = auto()
     """It has, and may be there still: it has a vote."""
@@ -208,7 +208,7 @@ class Link:
     def drop(self) -> None:
         """Cut the connection off."""
         channel, self.channel, self.status = self.channel, None, None
-        if self.standing is Standing.HEARD:
+        if self.standing is Standing.ALIVE:
             self.standing = Standing.SILENT
         if channel is not None:
             channel.abort()
@@ -267,7 +267,7 @@ class Link:
         if isinstance(message, Status):
             self.status = message
             if self.standing is not Standing.SELF:
-                self.standing = Standing.HEARD
+                self.standing = Standing.ALIVE
         self._on_message(self, message)
 
     def _lost(self, channel: Channel) -> None:
@@ -301,7 +301,7 @@ class Links:
         """Try every router once, so that a start knows who is there."""
         await asyncio.gather(*(link.connect() for link in self._links.values()))
 
-    def heard(self) -> list[Link]:
+    def alive(self) -> list[Link]:
         """Return the routers that reported in the last moments, each once however many addresses it has."""
         found = {each.status.instance: each for each in self._links.values() if each.status is not None}
         return list(found.values())
@@ -309,8 +309,8 @@ class Links:
     @property
     def members(self) -> int:
         """Routers that have a vote, this one included."""
-        heard = {each.status.instance for each in self._links.values() if each.status is not None}
-        return 1 + len(heard) + sum(each.standing is Standing.SILENT for each in self._links.values())
+        alive = {each.status.instance for each in self._links.values() if each.status is not None}
+        return 1 + len(alive) + sum(each.standing is Standing.SILENT for each in self._links.values())
 
     @property
     def is_waiting(self) -> bool:

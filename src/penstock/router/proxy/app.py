@@ -48,7 +48,7 @@ from penstock.router.ui.live_page import LivePage
 
 log = get_logger(__name__)
 _DEBUG_LOGGER = logging.getLogger(__name__)
-"""Asked before a line is built: per-request detail costs nothing when nobody reads it."""
+"""Asked before a line is built: per-request detail costs nothing when it is not read."""
 
 _CLIENT_LEFT = 499
 """nginx's code for it; the client sees none."""

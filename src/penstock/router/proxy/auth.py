@@ -88,7 +88,7 @@ class KeyCheck:
 
     @property
     def is_open(self) -> bool:
-        """Whether no key is asked for."""
+        """Whether no key is required."""
         return not self._keys
 
     def check(self, authorization: bytes | None) -> None:
@@ -111,7 +111,7 @@ class KeyCheck:
         token = token.strip()
         is_known = False
         for key in self._keys:
-            # No early end: the time tells nothing about which key came close.
+            # No early end: the time reveals nothing about which key came close.
             is_known |= hmac.compare_digest(key, token)
         return is_known and scheme.lower() == b"bearer"
 
@@ -121,7 +121,7 @@ GRAPH_SECRET: Final = b"x-penstock-graph-secret"
 
 
 class GraphSecret:
-    """Tells the requests of the graph's routers from those of clients; without a secret no request is a router's.
+    """Distinguishes the requests of the graph's routers from those of clients; without a secret no request is a router's.
 
     Attributes:
         headers: What this router sends to others with each request.

@@ -118,7 +118,7 @@ class CompletionCall:
         self.trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
-        """Keep the prefix keys, and the number of tokens where they tell it."""
+        """Keep the prefix keys, and the number of tokens where they show it."""
         self.keyed = keyed
         if keyed.tokens is not None and not self.prompt_counted:
             self.prompt_tokens = keyed.tokens

@@ -190,7 +190,7 @@ _TRANSFERS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 
 _JSON: Final = b"application/json"
 _SHOWN_CHARACTERS: Final = 256
-"""Of a client's value in a message; a longer one would come back whole."""
+"""Of a client's value in a message; a longer one would come back in full."""
 
 
 class CompletionRequest(NamedTuple):
@@ -201,7 +201,7 @@ class CompletionRequest(NamedTuple):
         path: Path at the worker, the same as here.
         raw: Body as sent.
         body: The same, parsed.
-        stream: Whether events are asked for.
+        stream: Whether events are requested.
         prompt_bytes: UTF-8 bytes of the prompt; 0 when it was sent as token ids.
         prompt_ids: Number of token ids in the prompt; 0 when it was sent as text.
         is_single: One prompt and one answer: what a KV hand-over can carry.

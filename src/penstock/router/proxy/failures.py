@@ -1,4 +1,4 @@
-"""Why a request fails, what a worker answered instead, and what the client is told. Pure.
+"""Why a request fails, what a worker answered instead, and what the client gets. Pure.
 
 A worker of the model answers a completion object, or an error object with a status that fits. Everything else (a
 page of HTML, a redirect, the 404 of a server that has another model) is not passed on as it is.
@@ -29,7 +29,7 @@ from penstock.router.core.worker import Worker
 from penstock.router.proxy.completion import ApiEndpoint
 
 QUEUE_TIMEOUT: Final = "queue_timeout"
-"""Reason of a request that waited for a worker as long as it may."""
+"""Reason of a request that waited for a worker until its time limit."""
 
 SHED: Final = "shed"
 """Reason of a request that was refused so that higher tiers keep their SLO."""
@@ -82,7 +82,7 @@ class ErrorResponse:
         status: HTTP status.
         reason: Bounded word: metric label and the body's ``code``.
         kind: The body's ``type``.
-        message: What to tell.
+        message: For the client.
         retry_after: Whether to send Retry-After.
         retry_after_s: When there is expected to be room, or a worker; simulated seconds; None: unknown.
         is_rate: That follows from a measured drain rate, which is no good for far ahead.
@@ -126,7 +126,7 @@ def failed_stage(error: UpstreamError, worker: Worker) -> StageFailed:
 
 
 def error_response_of(error: PenstockError | StageFailed) -> ErrorResponse:
-    """Return what the client is told."""
+    """Return the client's message."""
     if isinstance(error, StageFailed):
         if error.error is None:
             return ErrorResponse(
@@ -160,7 +160,7 @@ _PROBLEMS: Final[dict[type[PenstockError], tuple[int, str | None, bool]]] = {
 
 
 def _public_message(error: PenstockError) -> str:
-    """Return a message without the worker's address, which is nobody's business outside."""
+    """Return a message without the worker's address, which must not leave the cluster."""
     if isinstance(error, UpstreamConnectError):
         return "no connection to the worker; retry later"
     if isinstance(error, UpstreamTimeout):
@@ -172,21 +172,21 @@ def _public_message(error: PenstockError) -> str:
 
 MAX_RETRY_AFTER_S: Final = 60
 """Chosen: the longest pause of the document's own client; a rate measured just before a scale-up says little of later.
-A start-up that was timed is told in full."""
+A start-up that was timed is given in full."""
 
 
 def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -> bytes:
     """Return the header's value: whole real seconds until there is expected to be room.
 
     Args:
-        expected_real_s: Real seconds; None: unknown, the floor is told.
+        expected_real_s: Real seconds; None: unknown, the floor is used.
         floor_s: ``router.admission.retryAfterSeconds``; a larger one than the bound of 60 s wins over it.
         is_rate: It follows from a measured drain rate, and is bounded.
     """
     if expected_real_s is None or not isfinite(expected_real_s):
         return str(floor_s).encode()
-    whole_s = ceil(max(0.0, expected_real_s))
-    return str(max(floor_s, min(MAX_RETRY_AFTER_S, whole_s) if is_rate else whole_s)).encode()
+    ceiling_s = ceil(max(0.0, expected_real_s))
+    return str(max(floor_s, min(MAX_RETRY_AFTER_S, ceiling_s) if is_rate else ceiling_s)).encode()
 
 
 KV_LOST: Final = (b'"KVLoadError"', b'"InternalServerError"')

@@ -193,7 +193,7 @@ class CompletionHandler:
             body = request.raw if transfer is None else decode_body(request, transfer)
             await self._stage(call, Role.DECODE, body, take)
         except QueueTimeout as exc:
-            # Here nobody renews its lease. The first stage's queue waits for a decode worker without one.
+            # Its lease is not renewed here. The first stage's queue waits for a decode worker without one.
             raise StageFailed(FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE), error=exc) from exc
         finally:
             if transfer is not None and not transfer.is_taken:
@@ -223,7 +223,7 @@ class CompletionHandler:
                     call.prefill_worker = worker.name
                 else:
                     call.worker = worker.name
-                await self._exchange(call, assignment, body, take)
+                await self._round_trip(call, assignment, body, take)
             except StageFailed as stage:
                 if stage.failure.reason != AT_CAPACITY or call.responder.started:
                     raise
@@ -254,13 +254,13 @@ class CompletionHandler:
             keyed.block_tokens(self._estimator.bytes_per_token),
             keyed.sub_block_keys,
             call.session,
-            # A prefill's own answer tells; a stream's first token does.
+            # A prefill's own answer shows it; so does a stream's first token.
             is_non_streaming=is_complete and role is not Role.PREFILL,
             tier=call.tier,
             tenant=tenant,
         )
 
-    async def _exchange(
+    async def _round_trip(
         self, call: CompletionCall, assignment: LiveAssignment, body: bytes, take: _Take
     ) -> None:
         """Send a request to its worker and have the response taken; an unfinished response is aborted."""

@@ -4,9 +4,9 @@ Source: vLLM 0.32, NixlConnector: the prefill request asks for remote decode and
 in ``kv_transfer_params`` goes unread into the decode request.
 
 A client may leave, or every decode worker refuse, between prefill and decode. Prefill workers take no such message from
-a router; a decode worker does: a request that is refused before it reaches the engine makes it tell the prefill worker
-that nobody will come (vLLM 0.32, ``notify_kv_transfer_request_rejected``; simulated workers do the same). So any decode
-worker is sent the prompt's parameters in a request for a model that nobody serves.
+a router; a decode worker does: when it refuses a request before the engine has it, it informs the prefill worker
+that no read will come (vLLM 0.32, ``notify_kv_transfer_request_rejected``; simulated workers do the same). So any decode
+worker is sent the prompt's parameters in a request for a model that does not exist.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def encoded(body: dict[str, Any]) -> bytes:
 
 
 def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
-    """Return what tells transfers from those whose blocks may have been read after their lease; None: nothing does.
+    """Return what separates transfers from those whose blocks may have been read after their lease; None: nothing does.
 
     A vLLM 0.32 decode worker caches them as the prompt's, and would find them again. Another process of the prefill
     worker and another count of its expired leases make another epoch; without a count each transfer is its own.
@@ -155,7 +155,7 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
     """Put the prefill's cached-token count into decode's ``usage``, in place.
 
     Decode counts every transferred token as cached, which says nothing about the prompt; when prefill
-    does not tell its count, the field is null: unknown, not zero.
+    does not report its count, the field is null: unknown, not zero.
     """
     if cached_tokens is None:
         usage["prompt_tokens_details"] = None
@@ -172,7 +172,7 @@ def _count(value: Any) -> int | None:
 log = get_logger(__name__)
 
 REFUSED_MODEL: Final = "penstock-kv-release"
-"""Served by nobody."""
+"""Served by no worker."""
 
 TIMEOUTS: Final = Timeouts(connect_s=2.0, first_byte_s=5.0, idle_s=5.0, total_s=5.0)
 """Real seconds; chosen: a refusal needs no engine step, and the lease ends by itself soon after."""
@@ -200,7 +200,7 @@ class KvTransfers:
         Args:
             client: Connections for releases.
             probes: Connections for the prefill workers' metrics.
-            workers: Of which a decode worker is asked for a release.
+            workers: One decode worker of these is sent the release.
             metrics: Counts.
             clock: Simulated time.
             lease_s: The first lease that prefill workers grant, simulated seconds.
@@ -218,7 +218,7 @@ class KvTransfers:
     def check_wait(self, queued_s: float) -> None:
         """Return if a request may still be handed over that has waited so long, simulated s, for a decode worker.
 
-        Nobody renews its lease before a decode worker has it.
+        Its lease is not renewed before a decode worker has it.
 
         Raises:
             StageFailed: the lease may be over; the prompt has to be prefilled again.

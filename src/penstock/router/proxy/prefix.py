@@ -1,7 +1,7 @@
 """What policies that read prompts know of a request: prefix keys, and how many tokens a key stands for.
 
 `read_prompt` is pure; `PromptReader` calls it for the router. By default nothing here needs the model's tokenizer or
-template: prompts that share their beginning share their keys, and that is all that keys must tell. With a tokenizer, keys
+template: prompts that share their beginning share their keys, and keys need to show no more. With a tokenizer, keys
 are made of tokens and prompts are counted exactly, chats by the model's template.
 """
 
@@ -67,7 +67,7 @@ class PromptTokenizer:
     Attributes:
         text: Returns a text's ids, special tokens included.
         chat: Returns a chat's ids, from the body of its request, and at most so many characters of its prompt; None
-            where its prompt is not known. None in the place of the whole: no chat's prompt is.
+            where its prompt is not known. None in place of the callable: no chat's prompt is.
     """
 
     text: Callable[[str], Sequence[int]]
@@ -107,7 +107,7 @@ def load_tokenizer(path: str) -> PromptTokenizer:
         prompt = template.render(body)
         if prompt is None:
             return None
-        # Templates write the special tokens themselves; vLLM adds more only where it is asked to.
+        # Templates write the special tokens themselves; vLLM adds more only on request.
         return encode(prompt[:characters], special=body.get("add_special_tokens") is True)
 
     return PromptTokenizer(lambda text: encode(text, special=True), encode_chat)

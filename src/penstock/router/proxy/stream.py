@@ -5,7 +5,7 @@ before it has the prompt's KV. If the KV cannot be fetched, an error event follo
 the role.
 
 `RelayMeter.observe` is called once per read of the upstream socket, tens of thousands of times a second: the usual read
-(whole events of one line each, without usage) costs a few C calls, one clock read and one bisect.
+(complete events of one line each, without usage) costs a few C calls, one clock read and one bisect.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class RelayMeter:
         """Take one read and return what to send on.
 
         Args:
-            data: Bytes of the body, or one whole chunk as it came.
+            data: Bytes of the body, or one complete chunk as it came.
             at: Where the body begins in a chunk, > 0; CR LF follow it. 0: data is all body.
 
         Raises:
@@ -232,7 +232,7 @@ class RelayMeter:
         return data if is_same or self._prefilled is None else b"".join(events)
 
     def _learn_usual(self, event: bytes) -> None:
-        """Remember what a stream's events have in common before and behind their choices, where that tells no usage."""
+        """Remember what a stream's events have in common before and behind their choices, where that holds no usage."""
         start, choices, rest = event.partition(_CHOICES)
         end = rest[rest.rfind(b"}]") :]
         is_usual = start.startswith(b"data: {") and end.endswith(b"}\n\n") and _USAGE not in start

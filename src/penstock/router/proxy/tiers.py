@@ -41,7 +41,7 @@ class TierKey:
 
 
 class TierKeys:
-    """Keys by their digests, so that the time of a look-up tells nothing about a key."""
+    """Keys by their digests, so that the time of a look-up reveals nothing about a key."""
 
     def __init__(self, keys: Mapping[bytes, TierKey]) -> None:
         """Take the keys, which may be none."""
@@ -104,7 +104,7 @@ class TierAdmission:
     Attributes:
         downgraded: Requests so far that asked for a higher tier than their key allows, by that tier.
         config: The graph's tiers section; it may be replaced while requests are under way.
-        keys: Those that carry a tier.
+        keys: API keys that carry a tier.
     """
 
     def __init__(self, config: TiersConfig, keys: TierKeys, *, model: str) -> None:
