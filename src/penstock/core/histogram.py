@@ -46,7 +46,7 @@ BOUND_RATIO: Final = 1.2
 
 
 def geometric_bounds(low: float, high: float) -> tuple[float, ...]:
-    """Return upper bounds from ``low`` on, each at most `BOUND_RATIO` times the one before.
+    """Return upper bounds from ``low`` on, each at most `BOUND_RATIO` times the previous one.
 
     Args:
         low: First bound, > 0.

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 _Plain = TypeVar("_Plain")
 
 _HIDDEN: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, which move the cursor or begin a sequence, and those that turn the direction of text."""
+"""Control characters, which move the cursor or begin a sequence, and marks that turn the text's direction."""
 
 
 def printable(value: _Plain) -> _Plain:

@@ -1,6 +1,6 @@
 """The tiers of requests and the numbers that carry them to engines; router, engine and benchmarks share it. Pure.
 
-vLLM's ``priority`` is an integer of which lower values run first, 0 where a request has none.
+vLLM's ``priority`` is an integer; lower values run first, 0 where a request has none.
 """
 
 from __future__ import annotations

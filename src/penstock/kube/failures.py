@@ -88,7 +88,7 @@ def _error_class(status: int) -> type[ClusterError]:
 
 
 def _message(body: str) -> str:
-    """Return the message of a Status, or the beginning of what a proxy answered in its place."""
+    """Return the message of a Status, or the beginning of a proxy's answer in its place."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -156,7 +156,7 @@ _KEEPALIVE: Final = (
 )
 
 RETIRED_S: Final = 2 * (CONNECT_S + ANSWER_S)
-"""Connections that newer credentials replaced so long ago carry no call any more; a watch is opened again."""
+"""Age at which connections with replaced credentials carry no call any more; a watch is opened again."""
 
 USER_AGENT: Final = "penstock"
 

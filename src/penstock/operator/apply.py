@@ -73,10 +73,10 @@ class Applied:
 
     Attributes:
         wrote: Whether anything was written.
-        repaired: ``Kind name: what differed`` of those that somebody else had changed.
+        repaired: ``Kind name: what differed`` of those changed by another writer.
         conflicts: Names taken by objects of others, in words.
         leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.
-        refused: ``Kind name: the server's words`` of those that the API server does not take, or cannot.
+        refused: ``Kind name: the server's words`` of those that the API server rejects.
     """
 
     wrote: bool = False
@@ -191,7 +191,7 @@ class Applier:
         return there is None or _standing(there, owner) is not None or self._drift(want, there) is not None
 
     def differences(self, want: Object, there: Object) -> list[FieldDifference]:
-        """Return where an object falls short of what is wanted, but for what the cluster insists on.
+        """Return where an object differs from the desired one, except what the cluster insists on.
 
         Args:
             want: Not stamped.

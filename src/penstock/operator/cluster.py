@@ -150,7 +150,7 @@ class Cluster:
         return None
 
     def known(self) -> list[Key]:
-        """Return every graph of which something is there."""
+        """Return every graph of which any object exists."""
         return list(self._snapshots)
 
     def snapshot(self, key: Key) -> GraphSnapshot:

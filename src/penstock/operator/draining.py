@@ -101,7 +101,7 @@ class Drains:
     async def _idle_routers(self, views: Sequence[PodView]) -> frozenset[str]:
         """Return the routers once all leave and nothing is under way, at them or at workers.
 
-        Both are asked, because a router may pass requests on for another.
+        Both are queried, because a router may forward requests for another.
         """
         pods = [each for each in views if not each.finished]
         routers = [each for each in pods if each.role == Role.ROUTER]

@@ -21,7 +21,7 @@ class InterningPool:
         """Return an equal value made of shared parts, which must not be changed; the input is left as it is."""
         if isinstance(value, float):
             return value  # 0.0 equals -0.0
-        # A part is known by the identities of its own parts: those are shared, and alive as long as it is.
+        # A part is known by the identities of its own parts: those are shared, and live as long as it does.
         made, identity = value, (type(value), value)
         if isinstance(value, dict):
             made = {key: self.intern(each) for key, each in value.items()}

@@ -1,7 +1,7 @@
 """Which graphs to reconcile, and when: a queue of keys without duplicates, one worker per key at a time.
 
 Handlers and informers `enqueue` a key; workers `take` it, reconcile the entire graph, and `done` it. A key that is
-enqueued while it is worked on comes again afterwards, behind those that wait already. A key that failed waits
+enqueued while it is worked on comes again afterwards, behind the waiting ones. A key that failed waits
 longer each time. Holds no API objects and imports no client.
 """
 
@@ -22,7 +22,7 @@ Key = tuple[str, str]
 """Namespace and name of a GraphDeployment."""
 
 MAX_WAITS: Final = 4096
-"""Least waits remembered before those that are over are dropped. Chosen: half a megabyte."""
+"""Least waits remembered before the expired ones are dropped. Chosen: half a megabyte."""
 
 Work = Callable[[Key], Awaitable[float | None]]
 """Reconciles one graph; returns seconds until it is requeued without being enqueued, or None."""

@@ -410,7 +410,7 @@ class Reconciler:
         """Delete the graph's children that it no longer wants, workloads after their pods; return whether any."""
         names = {(each["kind"], each["metadata"]["name"]) for each in wanted}
         if not graph.context.has_leader_worker_set:
-            # Not built for want of their CRD, which says nothing about whether they are wanted.
+            # Not built because their CRD is missing; they may still be wanted.
             names |= {key for key in graph.snapshot.children if key[0] == LEADER_WORKER_SET.kind}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
         for child in workloads:

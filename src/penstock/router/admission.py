@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 
 class TierFirstToken(NamedTuple):
-    """A request's first token, so long after its arrival, simulated seconds."""
+    """A request's first token, its time since arrival in simulated seconds."""
 
     ttft_s: float
 

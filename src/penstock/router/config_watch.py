@@ -42,7 +42,7 @@ class ConfigWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look again and again from now on, the first time at once."""
+        """Poll from now on, the first time at once."""
         self._task = asyncio.create_task(self._follow(), name="router settings")
 
     async def close(self) -> None:
@@ -73,7 +73,7 @@ class ConfigWatch:
                 take(section)
 
     def _read(self) -> RouterConfig | None:
-        """Return the router section, or None where the file has not changed or says nothing usable."""
+        """Return the router section, or None where the file has not changed or is unusable."""
         try:
             found = self._file.stat()
             seen = (found.st_mtime_ns, found.st_ino, found.st_size)

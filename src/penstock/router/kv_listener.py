@@ -134,7 +134,7 @@ def _are_names(names: Sequence[Any]) -> bool:
 log = get_logger(__name__)
 
 ENGINE_BLOCK_TOKENS = 16
-"""Tokens of an engine block where the graph says nothing. Source: vLLM's default."""
+"""Tokens of an engine block where the graph sets none. Source: vLLM's default."""
 _FRAMES = 3
 _AGAIN_REAL_S = 1.0
 """Chosen: the pause before a worker whose events broke something here is followed again."""
@@ -272,7 +272,7 @@ class KvListener:
         self.gaps += 1
 
     def blocks(self) -> dict[str, int]:
-        """Return the prefix blocks that each worker is believed to hold; without those that take no requests."""
+        """Return the prefix blocks that each worker is believed to hold, for workers that take requests."""
         found = {name: self._index_of(name) for name in self._followed}
         return {name: index.count for name, index in found.items() if index is not None}
 

@@ -1,11 +1,11 @@
-"""One worker's KV events in their order: those that it publishes, and those that it replays for who missed them.
+"""One worker's KV events in their order: the published ones, and those replayed for a subscriber that missed them.
 
 A router that joins asks for all that the worker's buffer still holds, one that notices a gap for what it missed.
 What cannot be had again is forgotten with everything before it (`KvEvents.numbered`).
 
-A replay is asked for on a socket of its own: a number, 8 bytes, big-endian. Answered with each batch that the buffer still
+A replay is requested on a socket of its own: a number, 8 bytes, big-endian. Answered with each batch that the buffer still
 holds from there on, oldest first, and a number of all ones at the end. The worker's socket drops what it cannot queue, so
-that a long answer may have holes and no end: whoever reads it asks again from the first hole.
+that a long answer may have holes and no end: its reader requests it again from the first hole.
 
 Source: vLLM, vllm/distributed/kv_events.py, ``ZmqEventPublisher._service_replay``.
 """
@@ -28,7 +28,7 @@ FIRST_ANSWER_S: Final = 1.0
 NEXT_ANSWER_S: Final = 0.5
 """Chosen: what comes later than this after the batch before it was dropped."""
 MAX_BATCHES: Final = 1 << 17
-"""Chosen: 13 times vLLM's default buffer; whoever sends more in one answer does not end it."""
+"""Chosen: 13 times vLLM's default buffer; a worker that sends more in one answer does not end it."""
 MAX_BYTES: Final = 1 << 28
 """Chosen: 256 MiB in one answer, some 60 M tokens."""
 _END: Final = (1 << 8 * NUMBER_BYTES) - 1
@@ -79,7 +79,7 @@ _FRAMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class KvAddress:
-    """Where a worker tells of its KV cache.
+    """Where a worker publishes its KV events.
 
     Attributes:
         events: It publishes there.
@@ -98,8 +98,8 @@ class KvSink:
         index: Returns the worker's prefix index; None while it takes no requests.
         begin: Returns the events of an index, none applied yet.
         apply: Applies one message of three frames.
-        lost: Is told that the connection broke.
-        turns: Bounds how many workers are asked at once.
+        lost: Called when the connection broke.
+        turns: Bounds how many workers are queried at once.
     """
 
     index: Callable[[], PrefixIndex | None]
@@ -156,9 +156,9 @@ class KvSubscription:
                 await self._take(frames)
 
     async def _watch(self, monitor: Any) -> None:
-        """Forget a worker's cache with its connection, and learn it anew with the next.
+        """Forget a worker's cache with its connection, and relearn it with the next.
 
-        Numbers alone would not tell: a process that starts anew may reach the expected one before it is heard.
+        Numbers alone do not show a restart: a new process may reach the expected one before its first event arrives.
         """
         from zmq.utils.monitor import parse_monitor_message  # noqa: PLC0415 - an extra
 
@@ -188,13 +188,13 @@ class KvSubscription:
         if index is None:
             self._events = self._index = None
         elif self._events is None or index is not self._index:
-            # Whoever joins anew begins with an empty index, and so does what is known of its blocks.
+            # A worker that joins again begins with an empty index and no known blocks.
             self._index, self._events, self._replayed_until = index, self._sink.begin(index), 0
             await self._catch_up(self._events)
         return self._events
 
     async def _take(self, frames: Sequence[bytes]) -> None:
-        """Apply one published message, after those that were missed before it."""
+        """Apply one published message, after those missed before it."""
         events = await self._begin()
         if events is None:
             return

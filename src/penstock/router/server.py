@@ -1,4 +1,4 @@
-"""Puts one router process together and runs it until it is told to stop."""
+"""Puts one router process together and runs it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class RouterServer:
 
         Raises:
             PortInUseError: the port is taken.
-            ConfigError: discovery cannot begin, for want of credentials.
+            ConfigError: discovery cannot begin without credentials.
         """
         try:
             if self._discovery is not None:

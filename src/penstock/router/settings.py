@@ -57,7 +57,7 @@ class RouterSettings:
         api_keys: Accepted keys; empty: none asked for.
         graph_secret: ServerContext by the graph's routers, which know each other by it; empty: none is known.
         admin_keys: Keys that open drains and the workers' addresses; empty: see `AdminCheck`.
-        tier_keys: Keys that carry a tier; where API keys are asked for, they are accepted as such.
+        tier_keys: Keys that carry a tier; where API keys are required, they are accepted as such.
         access_log: File for one JSON line per request, ``-`` for stdout, None for none.
         shutdown_grace_s: Longest wait for requests under way at SIGTERM, simulated seconds.
     """

@@ -61,7 +61,7 @@ class BusyThresholdApi:
         return orjson.dumps({"thresholds": [self._shown()]})
 
     def change(self, content_type: bytes | None, body: bytes) -> bytes:
-        """Set the thresholds that a body names, unset those that it names null, and return all of them.
+        """Set the thresholds that a body names, unset those given as null, and return all of them.
 
         Raises:
             ThresholdError: nothing was changed.
@@ -161,17 +161,17 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str, object], None]]]] = {
 
 
 SharedThresholds = tuple[int, list[int | float | None], list[int | float | None]]
-"""A state as routers send it: its version, the file's thresholds and those that hold."""
+"""A state as routers send it: its version, the file's thresholds and the current ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThresholdState:
-    """What all routers agree on.
+    """The state that all routers agree on.
 
     Attributes:
         version: Counts the changes, >= 0; 0: none was made.
         file: What the graph's file said at the last change.
-        now: What holds.
+        now: The current thresholds.
     """
 
     version: int
@@ -187,11 +187,11 @@ class GraphThresholds:
     """One router's copy.
 
     Attributes:
-        state: What holds here.
+        state: The current one here.
     """
 
     def __init__(self, admission: Admission) -> None:
-        """Begin with what the admission was made with, as the graph's file says."""
+        """Start with the admission's thresholds, which the graph's file sets."""
         self._admission = admission
         core = admission.core
         file = core.busy[core.entry].thresholds
@@ -199,11 +199,11 @@ class GraphThresholds:
 
     @property
     def now(self) -> BusyThresholds:
-        """What holds."""
+        """The current thresholds."""
         return self.state.now
 
     def set(self, thresholds: BusyThresholds) -> None:
-        """Set what somebody asked this router for."""
+        """Set the thresholds that a client sent to this router."""
         self._take(ThresholdState(self.state.version + 1, self.state.file, thresholds))
 
     def file_changed(self, thresholds: BusyThresholds) -> None:
@@ -216,7 +216,7 @@ class GraphThresholds:
         return self.state.published() if self.state.version else None
 
     def received(self, published: SharedThresholds) -> None:
-        """Take what another router has, if it is newer; what is out of range is not taken."""
+        """Adopt another router's state if it is newer and within range."""
         version, file, now = published
         own = self.state.published()
         if (version, str(file), str(now)) <= (own[0], str(own[1]), str(own[2])):

@@ -35,7 +35,7 @@ from penstock.workload.traces import TraceFormat, TraceRequest
 def recorded_traffic(load: LoadRun) -> tuple[TraceRequest, ...]:
     """Return the requests of a run in the order in which they were sent, rejected and failed ones included.
 
-    An answer is as long as it was, and where it did not come, as long as it was asked for.
+    An answer has its recorded length or, if it failed, the requested one.
     """
     _check(load)
     requests = [
@@ -293,7 +293,7 @@ class _Comparison:
         return other.in_time >= self.reference.in_time
 
     def _search_fixed(self, setting: Setting, duration_s: float) -> None:
-        """Try fixed fleets until one is as good as the reference, and those that cost as much."""
+        """Try fixed fleets until one is as good as the reference, and others of equal cost."""
         by_size = setting.fleets(self._traffic)
         if self.reference.gpu_hours is not None and duration_s:
             mean = self.reference.gpu_hours * 3600 / duration_s

@@ -147,7 +147,7 @@ class SimulatedFleet:
         return worker.is_placed
 
     def place_waiting(self) -> list[SimulatedWorker]:
-        """Find nodes for workers that had none, and return those that have one now."""
+        """Find nodes for pending workers, and return the ones that got one."""
         return [each for each in self._workers.values() if not each.is_placed and self._place(each)]
 
     def set_limit(self, gpus: int) -> None:

@@ -55,7 +55,7 @@ class FrontendCounters:
         self._gaps = gaps
         self._at_s = 0.0
         self._weights: dict[int, int] = {}
-        # Arrival times of those that wait, and the worker of those that are with one and not computed.
+        # Arrival times of waiting jobs, and the worker of dispatched ones whose prompt is not computed.
         self._waiting: dict[int, float] = {}
         self._given: dict[int, str] = {}
         self._prefilling: dict[str, int] = {}

@@ -131,7 +131,7 @@ class PrefixChains:
 def make_jobs(
     requests: Sequence[TraceRequest], chains: PrefixChains, *, default_tier: Tier | None
 ) -> list[Job]:
-    """Return a job for each request; ``default_tier`` is of those that ask for none, None where there are no tiers."""
+    """Return a job for each request; ``default_tier`` is for requests without one, None where there are no tiers."""
     jobs = []
     for index, request in enumerate(requests):
         job = Job(index, request, chains.chain(request), sub_block_keys=chains.sub_block_keys)

@@ -31,7 +31,7 @@ from penstock.simulator.scenario import ProfiledModel, Scenario
 from penstock.workload.traces import TraceRequest
 
 AFTER_S = 600.0
-"""Chosen: needs, and so schedules, end so long after the last arrival."""
+"""Chosen: needs, and so schedules, end this long after the last arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _largest_batch(latency: LatencyModel, held: float, most: float, itl_slo_s: f
 
 
 def _held(starts: Floats, ends: Floats, weights: Floats, length: int) -> Floats:
-    """Return the weight of what has begun and not ended, by second."""
+    """Return the weight of the jobs under way, by second."""
     begun = np.bincount(np.minimum(starts, length - 1).astype(np.int64), weights=weights, minlength=length)
     ended = np.bincount(np.minimum(ends, length - 1).astype(np.int64), weights=weights, minlength=length)
     return np.asarray(np.cumsum(begun - ended)[:length])

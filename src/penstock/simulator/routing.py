@@ -146,14 +146,14 @@ class VirtualRouter:
         tiers.ended(job.tier, ended, now_s)
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
-        """Note that a job was not taken; the core has counted those that it shed or that waited too long."""
+        """Record that a job was rejected; the core has counted those shed or timed out."""
         if self.core.tiers is not None and reason not in {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}:
             self.core.tiers.rejected(job.tier)
 
     def longest_waits_s(self, job: Job, role: Role) -> tuple[float, ...]:
         """Return after which times a job may have waited too long for a role's worker; infinity: never.
 
-        Beside the wait for workers that serve: for workers to come back, and for those that did.
+        Besides the wait for serving workers: for workers to come back, and for those that did.
         """
         settings = self.core.queues[role].settings
         own_s, hold_s = settings.longest_wait_s(job.tier), self.core.hold_s

@@ -29,7 +29,7 @@ def ratio(part: float, total: float) -> float | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of what is known, with six decimals; None where nothing is."""
+    """Return the mean of the known values, with six decimals; None without any."""
     known = [value for value in values if value is not None]
     return rounded(float(np.mean(known))) if known else None
 
@@ -41,7 +41,7 @@ def known(values: Floats) -> Floats:
 
 VIOLATION_WINDOW_S = 10.0
 VIOLATION_SHARE = 0.9
-"""Chosen: ten seconds of arrivals of which fewer than nine in ten are in time count as ten seconds of violation."""
+"""Chosen: ten seconds in which fewer than nine in ten arrivals are in time count as ten seconds of violation."""
 
 
 def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def attainment_over_time(
 def goodput(points: Sequence[tuple[float, float]], *, share: float = 0.9) -> tuple[float | None, bool]:
     """Return the largest rate at which ``share`` of the requests are in time, and whether it is only a lower bound.
 
-    Up to the first rate that misses the share; between it and the one before, the line is interpolated.
+    Up to the first rate that misses the share; between it and the previous one, the line is interpolated.
     A higher rate that holds it again by chance does not count.
 
     Args:

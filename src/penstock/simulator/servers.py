@@ -226,7 +226,7 @@ class SimulatedEngine:
         self._wake(now_s)
 
     def end_leases(self, names: Sequence[str], now_s: float) -> list[str]:
-        """Free prompts that were read; return those that hold no lease any more."""
+        """Free prompts that were read; return those without a lease now."""
         self._cut(now_s)
         unknown = self.engine.pinned.read(Read(name) for name in names)
         self._wake(now_s)

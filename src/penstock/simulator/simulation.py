@@ -203,7 +203,7 @@ class Simulation:
             self._end(job, JobOutcome.REJECTED)
 
     def _dispatched(self, assignment: Assignment[Job], reached: set[str]) -> None:
-        """Let a job go to its worker; ``reached`` are those that have got one at this moment."""
+        """Send a job to its worker; ``reached`` are the jobs that have just got one."""
         job, worker = assignment.item, self.fleet[assignment.worker.name]
         slot = worker.slots.enter(job.index)
         if slot is SlotState.REJECTED:

@@ -23,7 +23,7 @@ class SimulationState:
     """One run's state.
 
     Attributes:
-        routers: Those that have picked so far; the last one does now.
+        routers: All pickers so far; the last one picks now.
         gaps: Between successive tokens, over all workers.
     """
 

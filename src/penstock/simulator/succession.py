@@ -22,7 +22,7 @@ ELECTION_S: Final = 0.6
 
 
 class Succession:
-    """The routers of one run, of which one picks."""
+    """The routers of one run; one of them picks."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class ScheduleLag:
         loop_lag_p99_s: Lateness of a timer in the client's event loop, simulated seconds: what every
             measured time may be too long by.
         cpu_share: CPU seconds of the client per real second, 1 is one core.
-        servers: What the servers said of their own lateness; empty when they say nothing.
+        servers: The servers' reports of their own lateness; empty without any.
     """
 
     send_lag_p99_s: float | None

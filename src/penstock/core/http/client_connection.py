@@ -296,7 +296,7 @@ class ClientConnection(asyncio.Protocol):
         """Parse, and deliver all body bytes of this read at once."""
         response = self._response
         if response is None:
-            # Unrequested bytes: the next response could not be told apart from them.
+            # Unrequested bytes: the next response could not be separated from them.
             if self._transport is not None:
                 self._transport.abort()
             return

@@ -23,7 +23,7 @@ class ServerLimits:
         max_header_bytes: Request line and headers together; beyond it 431.
         max_body_bytes: Body without framing; beyond it 413.
         max_buffered_bytes: Bodies of all connections together, complete or not, until they are answered; beyond it 503.
-            Chosen: what handlers make of a body takes up to three times its size.
+            Chosen: a handler's objects of a body take up to three times its size.
         header_timeout_s: From the first byte of a request to the end of its headers; beyond it 408.
         body_timeout_s: Longest silence inside a body; beyond it 408.
         receive_timeout_s: From the first byte of a request to the end of its body; beyond it 408.
@@ -31,7 +31,7 @@ class ServerLimits:
         write_stall_s: Longest time that a client may leave its buffer full; beyond it it is cut off.
         closing_s: Once the server closes: longest time for a request to arrive in full, beyond it 503, and for a client
             to take not one of its unsent bytes, beyond it it is cut off. Responses that clients read go on. Chosen:
-            clients on slow lines take some bytes each second, and a restart must not wait for those that do not.
+            clients on slow lines take some bytes each second, and a restart must not wait for silent ones.
         max_connections: Open connections; further ones are answered 503 and closed. Fewer are served where the
             process's limit of open files leaves no room for as many.
         reserve_connections: Connections on top, for one vital request each (see ``HttpServer``).

@@ -132,7 +132,7 @@ class HttpServer:
             for connection in tuple(shared.connections):
                 connection.abort()
         if shared.responders:
-            # Handlers learn of the lost connection first; those that do not return by themselves are cancelled.
+            # Handlers are notified of the lost connection first; those still running are cancelled.
             tasks = [each.task for each in shared.responders if each.task is not None]
             _, late = await asyncio.wait(tasks, timeout=max(_NOTICE_S, deadline_s - shared.loop.time()))
             for task in late:

@@ -103,9 +103,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader: RequestReader | None = None
         self._peer = ""
-        self._since_s = (
-            0.0  # of the request being read; else of the last answer, or of what else is waited for
-        )
+        self._since_s = 0.0  # of the request being read; else of the last answer, or of another wait
         self._read_s = 0.0
         self._stalled_since_s: float | None = None
         self._paused_since_s: float | None = None

@@ -34,7 +34,7 @@ class EngineSettings:
         role: Whether it pins prompts for others or fetches them.
         num_blocks: KV blocks, >= 1.
         kv_bytes_per_token: Size of a token's KV, for transfers.
-        lease: Terms granted to readers of what it keeps.
+        lease: Terms granted to readers of its kept blocks.
         link: This worker's incoming KV link.
         keeps_journal: Changes of the cache are noted for `Engine.take_kv_facts`.
         preemption: Bounds of preemption by tier, which needs limits ``by_priority``; None: vLLM's own order.
@@ -342,7 +342,7 @@ class Engine:
     def _note_first_outputs(
         self, step: EngineStep, prefilled: list[RequestState]
     ) -> tuple[list[RequestState], list[float], int]:
-        """Return requests whose first output this step brought, the gaps of resumed ones, and those that decoded it."""
+        """Return requests whose first output came in this step, the gaps of resumed ones, and the ones that decoded it."""
         started: list[RequestState] = []
         late_gaps: list[float] = []
         from_decode = 0

@@ -1,6 +1,6 @@
 """Runs an engine along simulated time; the real-time server and virtual-time simulators share it.
 
-The start of a step is the end of the one before while there is work, so lateness of the caller never
+The start of a step is the end of the previous one while there is work, so lateness of the caller never
 accumulates: a caller that comes late gets several steps at once, each with its own scheduled time.
 """
 

@@ -250,7 +250,7 @@ def _end(reason: FinishReason | None, choice: Choice) -> dict[str, Any]:
 
 
 def _chat_open() -> dict[str, Any]:
-    """Return the same for chat events, of which only the last has the stop reason."""
+    """Return the same for chat events; only the last has the stop reason."""
     return {"logprobs": None, "finish_reason": None}
 
 

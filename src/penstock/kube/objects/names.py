@@ -41,7 +41,7 @@ GPUS_ANNOTATION: Final = f"{DOMAIN}/gpus"
 """On every worker pod: GPUs that it counts against the budget, also where no device is requested (simulated)."""
 
 APPLIED_ANNOTATION: Final = f"{DOMAIN}/applied"
-"""On every child: digest of what the operator applied last, so that it notices what it no longer wants."""
+"""On every child: digest of the last applied object, so that the operator notices what it no longer wants."""
 
 DECISION_ANNOTATION: Final = f"{DOMAIN}/decision-id"
 """On a ScalingAdapter: the ledger's id of the planner's newest change to it."""

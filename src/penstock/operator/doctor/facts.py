@@ -144,7 +144,7 @@ class RightsFact:
         component: ``operator`` or ``planner``; empty for the caller.
         namespace: Where it must; None: in all namespaces.
         asked: How many rights were asked for.
-        missing: Those that it does not have.
+        missing: The ones that it lacks.
         unseen: Why it could not be asked; None if it could.
     """
 

@@ -1,6 +1,6 @@
 """Reads what `check` evaluates, from the API server and through its proxy; writes nothing.
 
-Everything is bounded: each answer in time, pages and calls in number. Two looks, one interval apart, tell
+Everything is bounded: each answer in time, pages and calls in number. Two readings, one interval apart, show
 whether Leases are renewed and metrics are read again.
 """
 

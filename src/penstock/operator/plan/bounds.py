@@ -1,4 +1,4 @@
-"""How many replicas a service gets of those that were asked for.
+"""How many of the desired replicas a service gets.
 
 Pure. The ScalingAdapter's owner sets the desired number; the bounds are the graph's.
 """

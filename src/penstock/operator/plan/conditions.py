@@ -27,7 +27,7 @@ class Replicas:
     Attributes:
         existing: Replicas that neither terminate nor are finished, draining ones included.
         ready: Of those, replicas whose every pod is ready.
-        serving: Of the ready ones, those that may get requests: workers by their serving label, routers always.
+        serving: The ready ones that may get requests: workers by their serving label, routers always.
         draining: Replicas that are marked to leave or terminate already.
         gpus: GPUs of all pods that hold some: released and not finished, terminating ones included.
     """

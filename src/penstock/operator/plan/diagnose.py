@@ -49,7 +49,7 @@ class Category(StrEnum):
 
     @property
     def is_unplaced(self) -> bool:
-        """Whether a replica has no node for want of one, or because its pod may not even exist."""
+        """Whether a replica has no node because none fits, or because its pod may not even exist."""
         return self in {Category.UNSCHEDULABLE, Category.REFUSED}
 
 
@@ -185,7 +185,7 @@ def _of_scheduling(pod: PodView, budget_reason: str) -> _Found:
     scheduled = pod.condition("PodScheduled")
     if pod.bound or scheduled is None or scheduled.status != "False":
         return None
-    if scheduled.reason == "SchedulingGated":  # until the scheduler looks again, its word is that of before
+    if scheduled.reason == "SchedulingGated":  # stale until the scheduler's next attempt
         return None
     return (
         Category.UNSCHEDULABLE,

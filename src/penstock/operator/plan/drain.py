@@ -123,7 +123,7 @@ class WorkerPool:
         rolling: Whether a rollout of the service makes progress; it replaces pods in an order of its own.
         has_senders: Whether a router may still send its pods requests, so that a marked one has to wait until all
             have seen it.
-        known_replicas: The workload's ``status.replicas``: those that its controller knows. Where ``pods`` shows
+        known_replicas: The workload's ``status.replicas``: the ones that its controller knows. Where ``pods`` shows
             fewer, it is behind, and the unseen ones are in service.
     """
 

@@ -167,7 +167,7 @@ def drifted(
     Args:
         desired: What the operator applies.
         live: What the server holds; None if the object is absent.
-        tolerated: Paths not to look at: those that differed right after an apply of the same desired
+        tolerated: Ignored paths, which differed right after an apply of the same desired
             object, because the server strips the field or a webhook insists on another value.
     """
     if live is None:

@@ -74,7 +74,7 @@ _OTHERS: Final = ("*kubernetes.io", "*.k8s.io", "penstock.dev", "*helm.sh", "*ar
 
 
 def recommended_labels(instance: str, component: str) -> dict[str, str]:
-    """Return Kubernetes' recommended labels, those that no later release changes.
+    """Return Kubernetes' recommended labels that no later release changes.
 
     Args:
         instance: Name of the object that the children belong to.

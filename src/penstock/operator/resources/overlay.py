@@ -165,7 +165,7 @@ def refuse_broken(
         key: Key of the manifest that sets their number.
 
     Raises:
-        InvalidSpecError: a list is none any more, container `MAIN` is gone, or a container asks for other GPUs.
+        InvalidSpecError: a list became another type, container `MAIN` is gone, or a container asks for other GPUs.
     """
     spec = template.get("spec", {})
     for lists in ("containers", "initContainers", "schedulingGates"):

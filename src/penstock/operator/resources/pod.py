@@ -130,7 +130,7 @@ def probes(role: Role, path: str, startup_s: float, liveness_s: float) -> dict[s
             "timeoutSeconds": 5,
             "failureThreshold": 3,
         },
-        # A worker in a long step answers late: one silence of 10 s says nothing.
+        # A worker in a long step answers late: one silence of 10 s is no failure.
         "livenessProbe": {
             "httpGet": _get(path),
             "periodSeconds": _LIVENESS_PERIOD_S,

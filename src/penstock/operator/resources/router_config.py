@@ -29,7 +29,7 @@ def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
 
 
 def config_digest(graph: GraphDeployment) -> str:
-    """Return a digest of what routers read at their start alone: a change of it rolls them, and only them.
+    """Return a digest of the settings read only at router start: a change rolls the routers, and only them.
 
     The admission section is left out, with what it refers to, and so is what tiers share and are promised: running
     routers follow them.

@@ -38,7 +38,7 @@ class DispatchQueue(QueueState[T]):
         Args:
             loads: Those workers, in the order in which policies see them.
             now_s: Simulated seconds.
-            quarantined: Names of those that may not be chosen now and will come back as they were: what is known of
+            quarantined: Names of workers not eligible now that will come back unchanged: what is known of
                 them is kept.
         """
         wanted = {each.name: each for each in loads}
@@ -145,7 +145,7 @@ class DispatchQueue(QueueState[T]):
             arrival: What the policy may know.
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
-            waited_s: Another picker admitted it so long ago, simulated seconds: it meets no bound. None: it is new.
+            waited_s: Simulated seconds since another picker admitted it: no bound applies. None: it is new.
         """
         is_new = not again and waited_s is None
         if is_new and not self._may_wait(arrival):
@@ -188,7 +188,7 @@ class DispatchQueue(QueueState[T]):
             item: The request.
             now_s: Simulated seconds.
             cached_tokens: What the worker says it need not compute; None: it does not say.
-            measured: Whether it was noticed at once; else the time since says nothing about the throughput.
+            measured: Whether it was noticed at once; else the time since does not show the throughput.
         """
         if self.policy.assigns is AssignTime.WHEN_FREE:
             self._count_prefilled(item)

@@ -70,7 +70,7 @@ class RouterCore(RouterState[T]):
             arrival: What the policy may know.
             now_s: Simulated seconds.
             again: It was admitted before: it meets no bound, and waits before all others.
-            waited_s: Another picker admitted it so long ago, simulated seconds: it meets no bound. None: it is new.
+            waited_s: Simulated seconds since another picker admitted it: no bound applies. None: it is new.
         """
         is_new = role is self.entry and not again and waited_s is None
         refused = self._refusal(item, role, arrival, now_s, is_new=is_new)

@@ -91,7 +91,7 @@ when the first request comes; one such short time must not refuse requests."""
 
 HOLD_FACTOR = 2.0
 """Chosen: starts vary with image caches and nodes. A wait that is too long costs only requests that are lost anyway, one
-that is too short loses those that would have been served."""
+that is too short loses requests that would have been served."""
 
 
 class WakeTimes:
@@ -217,7 +217,7 @@ class RouterState(Generic[T]):
         return self.queues if role is self.entry else (role,)
 
     def _no_worker_expected(self, role: Role, now_s: float) -> Role | None:
-        """Return a needed role of which no worker serves, and none will by itself or for the request."""
+        """Return a needed role without a serving worker, present or expected."""
         if self.wake is not None and role is self.entry:
             return None
         for each in self._needed(role):

@@ -19,7 +19,7 @@ class QueueRoom:
 
     Each tier's share of the queue is kept for it: lower tiers may fill what the higher ones' shares leave, so a full
     background queue never refuses a premium request. System requests always enter. Requests without a tenant are bounded
-    by their tier alone. A tenant has at most its part of what it holds itself and what is free for its tier, so that
+    by their tier alone. A tenant has at most its share of its own requests plus its tier's free places, so that
     however many tenants flood, the next one finds room: with a part of a half one holds 1/2, two 1/3 each, three 1/4.
 
     Attributes:

@@ -43,7 +43,7 @@ class CircuitBreaker:
 
     Attributes:
         threshold: Failures in a row that open the circuit.
-        failures: Failures since the last success, those that opened the circuit included.
+        failures: Failures since the last success, including those that opened the circuit.
         openings: Times that the circuit has opened.
     """
 
@@ -174,7 +174,7 @@ class CircuitBreaker:
         return True
 
     def convicted(self, now_s: float, *, probe: bool = False) -> None:
-        """Open the circuit if the failures in a row, of which one is proven now, suffice."""
+        """Open the circuit if the failures in a row, one of them proven now, suffice."""
         if probe or self.failures >= self.threshold:
             self.trip(now_s)
 
@@ -388,7 +388,7 @@ class Worker(WorkerLoad):
             cause: What the worker did.
             probe: Whether the request is the probe.
             proven: As in `CircuitBreaker.failed`.
-            openings: Of the circuit when the request was sent; one from before the last says nothing about it now.
+            openings: Of the circuit when the request was sent; one from before the last no longer counts.
         """
         self.failures += 1
         if openings != self.breaker.openings:

@@ -20,7 +20,7 @@ from penstock.router.core.worker_spec import WorkerSpec
 
 
 class WorkerPool:
-    """All workers by name, and those that discovery has dropped while requests were under way."""
+    """All workers by name, including those that discovery dropped while they had requests."""
 
     def __init__(
         self, breaker: BreakerConfig, *, is_supervised: bool = False, record: Recorder = ignore

@@ -28,7 +28,7 @@ _FAMILIES: Final = {"IPv4": "http://{}:{}", "IPv6": "http://[{}]:{}"}
 def parse_slices(slices: Iterable[Mapping[str, Any]]) -> tuple[WorkerSpec, ...]:
     """Return the workers of a graph's EndpointSlices, by name; endpoints that are no workers are left out.
 
-    A pod may stand in several slices: of both address families, of which IPv4 is taken, and for a moment in
+    A pod may stand in several slices: of both address families (IPv4 wins), and for a moment in
     two of one family while it is moved between them; then it is ready if one says so, and leaving likewise.
     """
     found: dict[str, WorkerSpec] = {}

@@ -197,7 +197,7 @@ class Exchange:
 
         Args:
             endpoint: The worker's ``host:port``.
-            headers: What the worker gets of those that name its client.
+            headers: Those that name the client to the worker.
             body: What the worker gets.
             timeouts: Of the first byte, and of all.
 

@@ -178,16 +178,16 @@ class RouterGroup:
         self._server.tick()
         self._update()
         self._relay.tick()
-        self._server.tell(self._status())
+        self._server.broadcast(self._status())
         if self._ticks % _LOADS_TICKS == 0 and self._is_active and self._server.followers:
             loads = wire.Loads(self._term, self._admission.core.loads(self._now_s()))
-            self._server.tell(loads, followers_only=True)
+            self._server.broadcast(loads, followers_only=True)
 
     def stop(self) -> None:
         """Pick no more from now on; what is under way goes on."""
         self._is_stopping = True
         self._update()
-        self._server.tell(self._status())
+        self._server.broadcast(self._status())
 
     async def close(self) -> None:
         """End all connections."""
@@ -246,7 +246,7 @@ class RouterGroup:
         else:
             self._follow(leader, next(each for each in peers if each[1].instance == leader.instance))
         if (self._leader, self._is_active) != before:
-            self._server.tell(self._status())
+            self._server.broadcast(self._status())
 
     def _pick(self, leader: Leader, members: int, *, is_new: bool) -> None:
         if is_new:

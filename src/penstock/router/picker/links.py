@@ -154,7 +154,7 @@ class Handshake(asyncio.Protocol):
 
 
 SILENT_TICKS: Final = 5
-"""Chosen: a router that says nothing for so many ticks of 0.1 s is taken to be gone."""
+"""Chosen: a router silent for this many ticks of 0.1 s is considered gone."""
 _SWITCHED: Final = 101
 _CONNECT_REAL_S: Final = 1.0
 """Chosen: routers of a graph are near each other; real seconds."""

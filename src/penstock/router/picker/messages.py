@@ -199,14 +199,14 @@ class Release(msgspec.Struct, array_like=True, frozen=True, tag=8):
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, tag=9):
-    """Requests in flight and the tokens that they hold now; a relay's sign of life."""
+    """Requests in flight and the tokens that they hold now; a relay's heartbeat."""
 
     numbers: tuple[Count, ...] = ()
     tokens: tuple[Count, ...] = ()
 
 
 class AtCapacity(msgspec.Struct, array_like=True, frozen=True, tag=10):
-    """A worker has refused a request for want of room."""
+    """A worker has refused a request for lack of room."""
 
     worker: Name
 

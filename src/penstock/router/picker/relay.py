@@ -37,7 +37,7 @@ from penstock.router.policy.arrival import Arrival
 log = get_logger(__name__)
 
 HOLD_REAL_S: Final = 0.9
-"""Chosen: this long after a picker's last message this router picks; twice the time that the others need to agree on a new one."""
+"""Chosen: this router picks this long after a picker's last message; twice the time to agree on a new one."""
 RECENT_KEYS: Final = 1 << 18
 """Chosen: of prompts sent to a new picker, 2 MiB: the last four minutes at 25 requests/s of 40 keys."""
 _RECENT_PROMPTS: Final = 1 << 14
@@ -171,7 +171,7 @@ class Relay:
         if running is None:
             running = self._running[assignment] = _Running(next(self._numbers), role, arrival)
             if self.channel is not None:
-                # Picked here for want of a picker; there is one by now.
+                # Picked here because there was no picker; there is one now.
                 self._report_running(assignment, running)
         assignment.on_verdict = partial(self._report_outcome, assignment.worker, running.number)
         if role is self._core.entry:

@@ -33,7 +33,7 @@ _MAX_REQUESTS: Final = 1 << 16
 _MAX_UNSETTLED: Final = 1024
 """Chosen: ended requests of one router whose failure is still to be proved; each has a client that waits for a retry."""
 _SILENT_TICKS: Final = 10
-"""Chosen: a relay that says nothing for so many ticks is gone; twice as many as for a picker, whose silence costs more."""
+"""Chosen: a relay silent for this many ticks is gone; twice as many as for a picker, whose silence costs more."""
 
 
 class RelayedRequest:
@@ -335,7 +335,7 @@ class PickerServer:
         for session in tuple(self.sessions):
             session.tick()
 
-    def tell(self, message: wire.Message, *, followers_only: bool = False) -> None:
+    def broadcast(self, message: wire.Message, *, followers_only: bool = False) -> None:
         """Send a message on all connections."""
         for session in self.sessions:
             if session.is_followed or not followers_only:

@@ -30,7 +30,7 @@ class Arrival:
         tenant: Whose it is; empty: no tenant's.
         packed: The chain as bytes, where it came so; else it is packed here.
         prefix: The chain, packed; derived.
-        rank: The tier's place, 0 is the highest; derived, because every worker is asked by it.
+        rank: The tier's place, 0 is the highest; derived, because every worker is queried by it.
     """
 
     chain: tuple[int, ...]
@@ -190,7 +190,7 @@ class Lane(Generic[T]):
             now_s: Simulated seconds.
             hit_first: The largest number of cached tokens first, then arrival, instead of arrival alone.
             is_late: Late requests let all others of their lane go first, except each `_LATE_TURN`-th time. None:
-                no worker is asked.
+                no worker is queried.
         """
         while (queued := self._first(hit_first=hit_first)) is not None:
             if is_late is None or not is_late(queued):
@@ -272,7 +272,7 @@ class KeyDensity:
         self._tokens = float(BLOCK_TOKENS)
 
     def learn(self, keys: int, tokens: int) -> None:
-        """Take a prompt in; one without keys or tokens says nothing."""
+        """Add a prompt; one without keys or tokens changes nothing."""
         if keys and tokens:
             self._keys = self._keys * _DECAY + keys
             self._tokens = self._tokens * _DECAY + tokens

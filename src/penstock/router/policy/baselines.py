@@ -1,4 +1,4 @@
-"""The policies without a design of their own: round-robin, least-loaded, and those that DualMap is compared with.
+"""The policies without a design of their own: round-robin, least-loaded, and the baselines of DualMap.
 
 Sources: the DualMap paper's baselines; Preble; Dynamo's router documentation for the KV cost. Among equals the
 worker that remembers the fewest blocks is taken, so that idle workers fill their caches evenly. Pure.

@@ -42,7 +42,7 @@ class BusyThresholds:
         """Return the lower of both prefill thresholds in tokens; None: no such threshold.
 
         Args:
-            batch_tokens: Most tokens of one step of the worker; None: unknown, the fraction then says nothing.
+            batch_tokens: Most tokens of one step of the worker; None: unknown, the fraction is then ignored.
         """
         tokens, fraction = self.active_prefill_tokens, self.active_prefill_tokens_frac
         if fraction is None or batch_tokens is None:
@@ -170,7 +170,7 @@ _WINDOW_S = 10.0
 class DrainRate:
     """Tokens per second of a worker at work, exponentially weighted.
 
-    Time in which no worker has anything to do says nothing, so that light traffic measures what the workers can and not
+    Idle time of all workers is not counted, so that light traffic measures what the workers can and not
     what came. A clock that steps back counts as standing.
     """
 
@@ -209,7 +209,7 @@ _STAY_WEIGHT = 0.1
 """Chosen: of the newest request in the mean stay, so that about the last ten count."""
 
 AT_CAPACITY_S = 1.0
-"""Chosen: one interval of health checks; a worker that refused for want of room is asked again after this long even if
+"""Chosen: one interval of health checks; a worker that refused for lack of room is tried again after this long even if
 it reports nothing else, simulated seconds."""
 
 
@@ -233,7 +233,7 @@ class BusyWorkers:
         # Workers with prompts to compute, and how long requests have stayed lately.
         self._computing: set[str] = set()
         self._stay_s: float | None = None
-        # By name: seconds until it is not busy any more, and when it refused a request for want of room.
+        # By name: seconds until it is not busy any more, and when it refused a request for lack of room.
         self._busy: dict[str, float] = {}
         self._at_capacity: dict[str, float] = {}
         # Of the busy ones, those above the threshold of KV blocks.
@@ -254,7 +254,7 @@ class BusyWorkers:
 
         Args:
             load: The worker's.
-            prefill_tokens: Prompt tokens that it has still to compute, those that wait for it included.
+            prefill_tokens: Prompt tokens that it has still to compute, including those of requests that wait for it.
             peer_tokens: Tokens that other routers have in flight there, as far as known.
             now_s: Simulated seconds.
             prompts: Those of ``prefill_tokens`` whose prompts are known, one by one; used where it has several ranks.
@@ -285,11 +285,11 @@ class BusyWorkers:
         self._at_capacity.pop(load.name, None)
 
     def load_read(self, load: WorkerLoad) -> None:
-        """Record a new reading of a worker's metrics: what it refused before says nothing any more."""
+        """Record a new reading of a worker's metrics: its earlier refusal no longer counts."""
         self._at_capacity.pop(load.name, None)
 
     def refused(self, name: str, now_s: float) -> None:
-        """Record that a worker has refused a request for want of room."""
+        """Record that a worker has refused a request for lack of room."""
         self._at_capacity[name] = now_s
 
     def keep_only(self, names: Collection[str], now_s: float) -> None:
@@ -318,7 +318,7 @@ class BusyWorkers:
         return bool(self._busy or self._at_capacity)
 
     def at_capacity(self) -> frozenset[str]:
-        """Return the workers that have refused a request for want of room since their last report."""
+        """Return the workers that have refused a request for lack of room since their last report."""
         return frozenset(self._at_capacity)
 
     def none_takes(self, names: frozenset[str]) -> bool:
@@ -329,7 +329,7 @@ class BusyWorkers:
         return all(name in busy or name in full for name in names) if full else names <= busy.keys()
 
     def all_at_capacity(self, names: frozenset[str]) -> bool:
-        """Return whether there are workers, and each of them has refused a request for want of room."""
+        """Return whether there are workers, and each of them has refused a request for lack of room."""
         return bool(names) and len(self._at_capacity) >= len(names) and names <= self._at_capacity.keys()
 
     def have_blocks(self, names: frozenset[str]) -> bool:

@@ -57,7 +57,7 @@ def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estim
 
 
 ALL_UP_TO: Final = 64
-"""Chosen: of so many workers all are asked, in some 30 us; nothing is left to chance where it costs little."""
+"""Chosen: up to this many workers all are compared, in some 30 us; sampling would save little."""
 _IDLEST: Final = 16
 _IN_TURN: Final = 8
 """Chosen: the entire fleet of 1,024 is seen once in 128 requests, within a second where such a fleet is busy."""

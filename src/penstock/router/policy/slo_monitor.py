@@ -218,7 +218,7 @@ class SloMonitor:
         )
 
     def _is_well(self, tier: Tier, now_s: float, since_s: float, waits: _Waits) -> bool:
-        """Return whether a tier is well within its targets; one of which nothing is known is."""
+        """Return whether a tier is well within its targets; a tier without data is."""
         return all(
             self._percentile(values) <= target_s * self.settings.recover_fraction
             for values, target_s in self._measured(tier, now_s, since_s, waits)

@@ -16,11 +16,11 @@ from penstock.router.policy.routing_policy import (
 )
 
 SESSIONS = 65_536
-"""Sessions remembered. Chosen: about 10 MiB; beyond it, those that were quiet longest are queued again."""
+"""Sessions remembered. Chosen: about 10 MiB; beyond it, the least recently used are dropped."""
 
 
 class StickySessions:
-    """Sends a session's requests to one worker, as long as that is there and has not failed them."""
+    """Sends a session's requests to one worker while it exists and has not failed them."""
 
     def __init__(self, inner: RoutingPolicy, *, limit: int = SESSIONS) -> None:
         """Wrap a policy.

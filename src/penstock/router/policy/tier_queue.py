@@ -1,6 +1,6 @@
 """Who is next among tiers and tenants: deficit round robin over tiers, fair queueing over a tier's tenants. Pure.
 
-Tokens are the unit: those that a request makes its worker compute. The system tier goes first, always. The others
+The unit is the tokens that a request makes its worker compute. The system tier goes first, always. The others
 have a credit each. The one served pays; while a tier with requests has credit left, the one of the highest
 effective priority goes; when none has, all get their shares of another round. So a tier that asks for less than its
 share is served as if it had strict priority over those below, and one that asks for more gets its share and what
@@ -53,7 +53,7 @@ class TierQueue(Generic[T]):
 
     @property
     def settings(self) -> TierSettings:
-        """Shares, aging and targets; those that wait stay where they are when they are replaced."""
+        """Shares, aging and targets; replacing them does not move the requests that wait."""
         return self._settings
 
     @settings.setter
@@ -177,7 +177,7 @@ class _TenantLanes(Generic[T]):
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane[T]] = {}
-        # Tokens served, where a tenant that comes back starts level with those that are served now.
+        # Tokens served, where a tenant that comes back starts level with those being served.
         self._tags: dict[str, float] = {}
         self._now = 0.0
 

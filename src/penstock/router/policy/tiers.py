@@ -56,7 +56,7 @@ def _targets(config: TiersConfig) -> dict[Tier, SloTarget]:
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """How tiers share what there is; by default as a manifest that says nothing of it.
+    """How tiers share the capacity; the defaults are those of a manifest without the section.
 
     Attributes:
         shares: Of each tier of `SHARED`, each > 0; they need not sum to 1, only their ratios count.

@@ -11,7 +11,7 @@ from penstock.router.policy.prefix_index import PrefixIndex
 from penstock.router.policy.tier_queue import TierQueue
 
 KV_MAX_AGE_S = 10.0
-"""Chosen: ten scrapes; an older KV reading says nothing about now, so policies compare tokens instead."""
+"""Chosen: ten scrapes; an older KV reading is stale, so policies compare tokens instead."""
 
 
 class WorkerLoad:
@@ -87,7 +87,7 @@ class WorkerLoad:
         if usage is None or self.metrics_at_s is None or now_s - self.metrics_at_s > KV_MAX_AGE_S:
             return None
         if scraped <= 0 and usage == 0:
-            # Idle when scraped and busy now: its usage says nothing about the requests sent since.
+            # Idle when scraped and busy now: its usage does not include the requests sent since.
             return 0.0 if inflight_tokens <= 0 else None
         if scraped <= 0:
             return usage
@@ -137,8 +137,8 @@ class PrefillThroughput:
         """Take one measurement in.
 
         Args:
-            tokens: Computed; none says nothing.
-            took_s: Seconds since the measurement before; 0 for those that were computed in one batch with it. A
+            tokens: Computed; 0 is ignored.
+            took_s: Seconds since the previous measurement; 0 for requests of the same batch. A
                 clock that steps back counts as 0.
         """
         if tokens > 0:

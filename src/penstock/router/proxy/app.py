@@ -405,7 +405,7 @@ class RouterApp:
 
 
 def _failed_at_worker(call: CompletionCall, status: int) -> bool:
-    """Return whether a request failed that workers had, neither for want of room nor by its client's doing."""
+    """Return whether a dispatched request failed, other than for lack of room or by its client's fault."""
     if not (call.worker or call.prefill_worker):
         return False
     return call.error not in {AT_CAPACITY, QUEUE_TIMEOUT, "shutdown", *REJECTIONS} and (

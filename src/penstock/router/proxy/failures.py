@@ -41,7 +41,7 @@ REJECTIONS: Final = frozenset({ALL_WORKERS_BUSY})
 """Reasons of requests that the router turns away to protect the others; each is counted by model and endpoint."""
 
 AT_CAPACITY: Final = "worker_at_capacity"
-"""Reason of a try that a worker refused for want of room."""
+"""Reason of a try that a worker refused for lack of room."""
 
 NOT_TAKEN: Final = frozenset({AT_CAPACITY, "upstream_connect"})
 """Reasons of tries that never reached a worker's engine: it holds nothing of the request and gives nothing back."""

@@ -202,9 +202,9 @@ class CompletionHandler:
     async def _stage(
         self, call: CompletionCall, role: Role, body: bytes, take: _Take, *, again: bool = False
     ) -> None:
-        """Have a worker of a role answer; another one while workers refuse the request for want of room.
+        """Have a worker of a role answer; another one while workers refuse the request for lack of room.
 
-        Such a refusal is no failure: it costs nothing of the retry budget, and says nothing against the worker.
+        Such a refusal is no failure: it costs no retry budget, and does not count against the worker.
         """
         admission, is_entry = self._admission, role is self._entry
         while True:

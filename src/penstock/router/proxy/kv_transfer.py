@@ -154,7 +154,7 @@ def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
     """Put the prefill's cached-token count into decode's ``usage``, in place.
 
-    Decode counts every transferred token as cached, which says nothing about the prompt; when prefill
+    Decode counts every transferred token as cached, which is not the prompt's cache hit; when prefill
     does not report its count, the field is null: unknown, not zero.
     """
     if cached_tokens is None:

@@ -195,7 +195,7 @@ def read_prompt(request: CompletionRequest, exact: ExactKeys | None = None) -> K
 
 
 def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> Sequence[int] | None:
-    """Return the tokens of what the worker makes of a chat; None: that is not known, or it is no chat."""
+    """Return the tokens of the prompt that the worker renders from a chat; None: unknown, or no chat."""
     if tokenizer is None or tokenizer.chat is None or request.endpoint is ApiEndpoint.COMPLETIONS:
         return None
     body = request.body

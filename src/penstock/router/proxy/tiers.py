@@ -198,7 +198,7 @@ class LiveTiers:
         self._now_s = now_s
 
     def ended(self, call: CompletionCall, status: int, e2e_s: float) -> None:
-        """Record a request's end; one whose client left early, or was at fault, says nothing of its tier."""
+        """Record a request's end; one whose client left early, or was at fault, does not count for its tier."""
         if not (call.worker or call.prefill_worker):
             if status in _OVERLOADED and call.error not in _COUNTED_BY_CORE:
                 self._workers.record_tier_event(call.tier, TierTurnedAway())

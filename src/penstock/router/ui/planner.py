@@ -65,7 +65,7 @@ class PlannerState:
 
     @classmethod
     def of_graph(cls, standing: str, words: str, graph: GraphSpec | None) -> PlannerState:
-        """Return what a graph says of a planner that says nothing itself."""
+        """Return what a graph shows of a planner without a report of its own."""
         if graph is None:
             return cls(standing, words)
         planner = graph.planner if graph.planner.enabled else None
@@ -107,7 +107,7 @@ class PlannerReader(Protocol):
 
 
 class NoPlanner:
-    """A graph that no planner scales, or of which the router knows no planner."""
+    """A graph that no planner scales, or whose planner the router does not know."""
 
     def __init__(self, words: str, graph: GraphSpec | None = None) -> None:
         """Take why."""
