@@ -1,4 +1,4 @@
-"""Writes children: what is absent is created, what drifted is applied, what is right costs nothing.
+"""Writes children: creates absent ones, applies drifted ones, and skips correct ones.
 
 An absent child is created by POST, which fails if somebody else's object has its name, and is taken over by
 server-side apply at its first change; so nothing foreign is ever overwritten, not even between two looks.
@@ -87,7 +87,7 @@ class Applied:
 
 
 class Applier:
-    """Brings the cluster's objects to what is desired; remembers only what the server insists on.
+    """Applies the desired objects to the cluster; remembers only what the server insists on.
 
     Its methods raise ClusterError where the server refuses or fails.
     """
@@ -104,7 +104,7 @@ class Applier:
     async def apply(
         self, desired: Iterable[Object], live: Mapping[tuple[str, str], Object], owner: Owner
     ) -> Applied:
-        """Create or apply what is absent or drifted: everything else first, then the RoleBinding and workloads in turn.
+        """Create or apply absent or drifted objects: all others first, then the RoleBinding and workloads in turn.
 
         Args:
             desired: A graph's children.
@@ -181,7 +181,7 @@ class Applier:
         self._metrics.wrote(kind.kind, "delete")
 
     def forget(self, namespace: str, names: Iterable[tuple[str, str]]) -> None:
-        """Drop what is remembered of children, given by kind and name."""
+        """Forget children, given by kind and name."""
         for kind, name in names:
             self._tolerated.pop((namespace, kind, name), None)
 
@@ -235,7 +235,7 @@ class Applier:
             found.refused.append(f"{name}: {exc}")
 
     async def _create(self, want: Object, owner: Owner) -> Object | None:
-        """Create an object; return what stands in its place, None if it was absent indeed."""
+        """Create an object; return the one in its place, None if it was really absent."""
         body, manager = want, OPERATOR
         if want["kind"] == SCALING_ADAPTER.kind:
             number = owner.first_replicas.get(want["metadata"]["name"], 1)
@@ -281,7 +281,7 @@ class Applier:
             return await self._written("apply", self._client.apply(want, field_manager=OPERATOR), want)
 
     async def _take_over(self, want: Object) -> None:
-        """Make the fields of a POST those of an apply, so that what is no longer wanted goes away.
+        """Make the fields of a POST those of an apply, so that fields no longer wanted go away.
 
         As client-go's csaupgrade does for objects made by client-side apply. Of an adapter's first manager only the
         number stays.

@@ -101,7 +101,7 @@ class GraphSnapshot:
         return [each["view"] for each in self.pods.values()]
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Return what changes whenever anything of the graph does."""
+        """Return a value that changes whenever any object of the graph does."""
         versions = [each[VERSION] for each in (*self.children.values(), *self.pods.values())]
         graph = None if self.graph is None else self.graph[VERSION]
         return (graph, len(self.children), len(self.pods), *sorted(versions))
@@ -154,7 +154,7 @@ class Cluster:
         return list(self._snapshots)
 
     def snapshot(self, key: Key) -> GraphSnapshot:
-        """Return what is known of a graph now."""
+        """Return the current state of a graph."""
         return self._snapshots.get(key, GraphSnapshot())
 
     async def watches(self, kind: Kind) -> bool:
@@ -327,7 +327,7 @@ def _owning_graph(kind: Kind, obj: Object) -> Key | None:
 
 
 def _generation(obj: Object | None) -> object:
-    """Return what only users change of a graph."""
+    """Return the fields of a graph that only users change."""
     if obj is None:
         return None
     metadata = obj["metadata"]

@@ -125,7 +125,7 @@ class Drains:
 
 
 def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
-    """Return what begins now, for an Event; None if nothing does."""
+    """Return the text of an Event for what begins now; None if nothing does."""
     if plan.begin:
         return f"{service}: {_names(plan.begin)} finish their requests before {service} shrinks to {desired}"
     if plan.restore:
@@ -134,7 +134,7 @@ def scale_message(service: str, plan: ScalePlan, desired: int) -> str | None:
 
 
 def _changes(plan: ScalePlan, now_s: float) -> dict[str, dict[str, Any]]:
-    """Return by pod what the plan changes of its metadata, victims first."""
+    """Return the plan's metadata changes by pod, victims first."""
     serving: dict[str, tuple[str, str | None]] = dict.fromkeys(plan.begin, (DRAINING, stamp(now_s)))
     serving |= dict.fromkeys(plan.restore, (SERVING, None))
     found: dict[str, dict[str, Any]] = {

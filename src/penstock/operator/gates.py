@@ -36,7 +36,7 @@ class Gates:
         priorities: Mapping[str, int],
         now_s: float,
     ) -> Releases:
-        """Return what the budget allows now; arguments as in `ungate`."""
+        """Return the releases that the budget allows now; arguments as in `ungate`."""
         return releases(
             pods,
             budget=budget,
@@ -56,7 +56,7 @@ class Gates:
         replicas: Mapping[str, int],
         now_s: float,
     ) -> tuple[Releases, list[str]]:
-        """Lift what the budget allows now; return that, and the names of the pods whose gate was lifted.
+        """Ungate the pods that the budget allows now; return the plan, and the ungated pods' names.
 
         Args:
             key: Graph.
@@ -91,12 +91,12 @@ class Gates:
         return plan, names
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of a graph that is gone."""
+        """Forget a deleted graph."""
         self._released.pop(key, None)
         self._held.pop(key, None)
 
     def _pending(self, key: Key, pods: Sequence[PodView]) -> frozenset[str]:
-        """Return what was released and still looks gated."""
+        """Return the released pods that still look gated."""
         gated = {each.uid for each in pods if each.gated}
         return frozenset(self._released.get(key, set()) & gated)
 

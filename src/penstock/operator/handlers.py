@@ -42,17 +42,17 @@ class MemoryDiffBase(kopf.DiffBaseStorage):
         self._seen: dict[str, kopf.BodyEssence] = {}
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:  # noqa: ARG002 - kopf's
-        """Return what is compared."""
+        """Return the compared part."""
         return cast(
             "kopf.BodyEssence", {"metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}}
         )
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        """Return what was handled last."""
+        """Return the last handled state."""
         return self._seen.get(body["metadata"]["uid"])
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002 - kopf's
-        """Remember what is handled now."""
+        """Remember the state handled now."""
         self._seen[body["metadata"]["uid"]] = essence
 
     def forget(self, uid: str) -> None:
@@ -80,7 +80,7 @@ class MemoryProgress(kopf.ProgressStorage):
         self._records.pop((body["metadata"]["uid"], key), None)
 
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
-        """Change the object, so that its event brings the retry that is due."""
+        """Change the object, so that its event triggers the due retry."""
         if value is not None or TOUCH_ANNOTATION in body["metadata"].get("annotations", {}):
             patch.metadata.annotations[TOUCH_ANNOTATION] = value
 
@@ -253,7 +253,7 @@ class KopfOperator:
         return registry
 
     def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: View) -> None:
-        """Register what reports objects of one kind to their view."""
+        """Register the handler that reports objects of one kind to their view."""
 
         @kopf.on.resume(*_selector(kind), registry=registry, when=self._is_ours)
         @kopf.on.create(*_selector(kind), registry=registry, when=self._is_ours)

@@ -94,7 +94,7 @@ class MetricsReader:
 
 
 def _load_of(page: str, *, is_router: bool = False) -> Load | None:
-    """Return what a pod's page says, engines added up and the fullest KV cache; None if it does not say it.
+    """Return the load on a pod's page, summed over engines, and the fullest KV cache; None where absent.
 
     A Dynamo worker counts its requests itself, including those that its engine has not seen yet. Where it does, vLLM's
     gauges may be absent: Dynamo's mocker has none for prefill.

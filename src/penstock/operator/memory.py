@@ -46,7 +46,7 @@ class LruCache(Generic[K, V]):
         self._entries: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """Return what is remembered; None if nothing is, or not any more."""
+        """Return the remembered value; None without one."""
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
@@ -60,5 +60,5 @@ class LruCache(Generic[K, V]):
             self._entries.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Drop what is remembered."""
+        """Forget a value."""
         self._entries.pop(key, None)

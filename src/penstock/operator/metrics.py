@@ -1,4 +1,4 @@
-"""The operator's own /metrics, /healthz and /readyz: how often it looks, what it writes, what waits."""
+"""The operator's own /metrics, /healthz and /readyz: reconciles, writes, and the queue."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Profiles:
         return WAIT_S if found.phase is ProfilePhase.PENDING else WATCH_S
 
     async def _prepare(self, key: Key, raw: Object) -> Outcome:
-        """Apply what the request needs, and then its Job."""
+        """Apply the request's other objects, and then its Job."""
         request, problems = _validated(raw)
         if request is None:
             return Outcome(ProfilePhase.FAILED, "InvalidSpec", problems)
@@ -152,7 +152,7 @@ class Profiles:
         )
 
     def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
-        """Return the graph to measure, or what is said without one."""
+        """Return the graph to measure, or the condition without one."""
         name = request.spec.graph
         if name is None:
             return template_of(request)[1], Outcome(ProfilePhase.FAILED, "InvalidSpec", "template")
@@ -238,7 +238,7 @@ def _words(exc: InvalidSpecError) -> str:
 
 
 def _trouble(applied: Applied) -> Outcome | None:
-    """Return what keeps a request from going on; None if nothing does."""
+    """Return what blocks a request; None if nothing does."""
     if applied.leaving:
         message = (
             f"objects of an earlier request of this name are going: {', '.join(sorted(applied.leaving))}"

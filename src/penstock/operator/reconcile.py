@@ -113,7 +113,7 @@ class ReconcileResult:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A valid graph with what is known of it."""
+    """A valid graph with its observed state."""
 
     key: Key
     model: GraphDeployment
@@ -174,7 +174,7 @@ class Reconciler:
         del self._deletions[uid]
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of a graph that is gone."""
+        """Forget a deleted graph."""
         self._models.forget(key)
         self._settled.pop(key, None)
         self._emitted.pop(key, None)
@@ -251,7 +251,7 @@ class Reconciler:
         return result
 
     def _event_messages(self, key: Key, applied: Applied, facts: ConditionFacts) -> list[EventMessage]:
-        """Return what to emit: every repair, and troubles that the last reconcile did not find."""
+        """Return the Events to emit: every repair, and troubles that the last reconcile did not find."""
         emitted = self._emitted.get(key, frozenset())
         troubles = [
             EventMessage("NameConflict", each, "Apply", is_warning=True) for each in applied.conflicts
@@ -445,7 +445,7 @@ class Reconciler:
     async def _invalid(
         self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
     ) -> ReconcileResult:
-        """Say every problem; what runs keeps running as it is."""
+        """Report every problem; running workloads stay unchanged."""
         message = "; ".join(
             f"{each.path}: {each.message}" if each.path else each.message for each in problems
         )

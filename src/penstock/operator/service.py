@@ -151,7 +151,7 @@ class Operator:
         )
 
     def _graph(self, key: Key) -> tuple[GraphDeployment | None, str]:
-        """Return a graph as the validated model, and what is wrong with it."""
+        """Return a graph as the validated model, and its problems."""
         raw = self.cluster.snapshot(key).graph
         if raw is None:
             return None, ""
@@ -245,7 +245,7 @@ class OperatorService:
         return None if self._election is None else self._election.overdue
 
     def _standing(self) -> str:
-        """Return whom this process stands by for; empty if it acts."""
+        """Return the leader behind which this process is on standby; empty if it leads."""
         if self._operator is None and self._election is not None and self._election.holder:
             return f"standby for {self._election.holder}"
         return ""

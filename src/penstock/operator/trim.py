@@ -1,4 +1,4 @@
-"""What the operator keeps of an object it watches: what the plans read, and nothing else.
+"""The fields that the operator keeps of a watched object: the ones that the plans read.
 
 Pure. A thousand graphs are thirty thousand objects; field owners, heartbeats and what others write are most
 of their bytes, and every one of them would also be a change to look at.

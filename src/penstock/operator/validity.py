@@ -46,6 +46,6 @@ def validated(raw: Object) -> Validated:
 
 
 def manifest_of(raw: Object) -> Object:
-    """Return what a user wrote of a cluster's object, for validation."""
+    """Return the user-written part of a cluster's object, for validation."""
     metadata = {key: raw["metadata"][key] for key in ("name", "namespace")}
     return {**{key: raw[key] for key in ("apiVersion", "kind", "spec")}, "metadata": metadata}

@@ -1,1 +1,1 @@
-"""Pure: what differs, what may start, what must drain, and what the status says."""
+"""Pure: drift, permission to start, drains, and the status."""

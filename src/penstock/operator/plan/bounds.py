@@ -60,7 +60,7 @@ def bounded(desired: int | None, service: ServiceSpec, *, max_gpu_budget: int | 
 
 
 def held(asked: Bounded, running: int | None) -> Bounded:
-    """Return what a paused graph keeps of a service.
+    """Return the replicas of a service that a paused graph keeps.
 
     Args:
         asked: The desired number within its bounds.

@@ -201,7 +201,7 @@ def conditions(
 
 
 def _ready(facts: ConditionFacts) -> ConditionResult:
-    """Ready: a request would be served now, or is what workers that went to zero come back for."""
+    """Ready: a request would be served now, or would wake workers scaled to zero."""
     if facts.deleting:
         return ConditionResult(READY, False, "Deleting", "the graph is being deleted")
     if facts.failure is not None and not facts.services:  # nothing of it could even be read
@@ -358,7 +358,7 @@ def kind_of_runtime(spec: GraphSpec) -> Kind | None:
 def missing_definition(
     spec: GraphSpec, context: BuildContext, *, has_kind_of_runtime: bool
 ) -> Failure | None:
-    """Return which kind is missing and where it comes from; None if the cluster knows all that the graph needs.
+    """Return the missing kind and its source; None if the cluster has every kind that the graph needs.
 
     Args:
         spec: Of the graph.

@@ -1,4 +1,4 @@
-"""In which order a graph that is being deleted goes, so that its requests finish and nothing is left.
+"""The order in which a graph is deleted, so that its requests finish and nothing is left.
 
 Pure: what still exists decides the next step.
 
@@ -58,7 +58,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class DeletionStep:
-    """What to do now; all of it may be done at once, and again.
+    """The actions now; they may run at once, and repeatedly.
 
     Attributes:
         stage: How far the deletion is.

@@ -94,7 +94,7 @@ def diagnose(
     budget_reason: str = "",
     slow_start_s: float = SLOW_START_S,
 ) -> Diagnosis | None:
-    """Return what keeps ``pod`` from serving; None if nothing does, or nothing yet.
+    """Return what keeps ``pod`` from serving; None if nothing is known to.
 
     Args:
         pod: The view, or the pod as the API returns it.

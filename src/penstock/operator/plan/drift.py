@@ -162,7 +162,7 @@ def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
 def drifted(
     desired: Mapping[str, Any], live: Mapping[str, Any] | None, *, tolerated: Collection[str] = ()
 ) -> str | None:
-    """Return in words the first difference that makes ``live`` fall short of ``desired``; None if none does.
+    """Return as text the first difference of ``live`` from ``desired``; None without one.
 
     Args:
         desired: What the operator applies.

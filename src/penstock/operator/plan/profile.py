@@ -1,4 +1,4 @@
-"""What becomes of a ProfileRequest: its phase, its one condition and its recommendation, from what is observed.
+"""Progress of a ProfileRequest: its phase, its one condition and its recommendation, from what is observed.
 
 Pure. A final phase is never left: the Job's pods go, and so does what they said.
 """
@@ -101,7 +101,7 @@ def outcome(facts: JobFacts, *, now_s: float) -> Outcome:
 
 
 def recommendation(result: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``status.recommendation`` of a result's ConfigMap; what is missing is left out."""
+    """Return ``status.recommendation`` of a result's ConfigMap; missing keys are left out."""
     lines = (line for line in result.get(SUMMARY_KEY, "").splitlines() if line.strip())
     summary = [line[:LINE_CHARS] for line in islice(lines, SUMMARY_LINES)]
     found = [match for line in summary if (match := _SIZE.match(line))]
@@ -191,7 +191,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def last_words(pods: Sequence[PodView]) -> str:
-    """Return what the newest pod that failed said last, or that nothing is known."""
+    """Return the last message of the newest failed pod, or that nothing is known."""
     said = [
         (each.last_exit.at_s or 0.0, each.last_exit)
         for pod in pods

@@ -123,7 +123,7 @@ def _address(facts: ConditionFacts, old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_current(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
-    """Return whether ``live`` already says all that ``wanted`` says, and nothing more in what is ours."""
+    """Return whether ``live`` already contains ``wanted``, and no other fields of ours."""
     if live is None:
         return False
     types = {each["type"] for each in wanted["conditions"]}

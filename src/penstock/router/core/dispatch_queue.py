@@ -30,7 +30,7 @@ class DispatchQueue(QueueState[T]):
     def set_workers(
         self, loads: Iterable[WorkerLoad], now_s: float, *, quarantined: Collection[str] = ()
     ) -> None:
-        """Set the workers that may be chosen; what waits for others is assigned again, what runs there goes on.
+        """Set the eligible workers; requests that wait for others are reassigned, running ones continue.
 
         When a worker joins, everything that waits is assigned again: a backlog would not reach it otherwise. What a
         policy that raises leaves unassigned waits in the central queue until the workers change again.
@@ -87,7 +87,7 @@ class DispatchQueue(QueueState[T]):
             self._estimates.throughput.learn_other(tokens_per_s)
 
     def fit_cache(self, name: str) -> None:
-        """Remember of a worker what its KV cache holds, by its metrics; as configured while they do not say."""
+        """Set a worker's KV cache capacity from its metrics; as configured while they do not report it."""
         worker = self._workers.get(name)
         capacity = None if worker is None else worker.load.kv_capacity_tokens
         if worker is None or not capacity:
@@ -167,7 +167,7 @@ class DispatchQueue(QueueState[T]):
     def dispatch(
         self, now_s: float, is_open: Callable[[str], bool] | None = None
     ) -> Iterator[QueuedRequest[T]]:
-        """Iterate over what goes to its worker now, and count it as running; the caller counts each in before the next.
+        """Iterate over the requests to dispatch now, and count them as running; the caller counts each before the next.
 
         Args:
             now_s: Simulated seconds.
@@ -402,7 +402,7 @@ class DispatchQueue(QueueState[T]):
         self._dirty[target.name] = None
 
     def _deactivate(self, name: str) -> list[QueuedRequest[T]]:
-        """Give nothing more to a worker; return what waited for it."""
+        """Assign nothing more to a worker; return the requests that waited for it."""
         worker = self._workers.pop(name)
         self._inactive[name] = worker
         worker.peer_tokens = 0
@@ -456,7 +456,7 @@ class DispatchQueue(QueueState[T]):
         return tokens == 0 or settings.slot_tokens is None or tokens < settings.slot_tokens
 
     def _end(self, item: T, now_s: float) -> tuple[WorkerQueue[T], QueuedRequest[T], float] | None:
-        """Take a request from where it runs; None when it runs nowhere."""
+        """Remove a running request from its worker; None when it does not run."""
         queued = self._assigned.get(item)
         if queued is None or queued.started_s is None:
             return None

@@ -1,4 +1,4 @@
-"""How a dispatch queue behaves, what it holds, and what can be read of it; `dispatch_queue` moves the requests. Pure."""
+"""A dispatch queue's settings, contents and read-only queries; `dispatch_queue` moves the requests. Pure."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class QueueState(Generic[T]):
         return bound is not None and self.waiting >= bound
 
     def index_of(self, name: str) -> PrefixIndex | None:
-        """Return what is known of a worker's cache, to be corrected by its own events; None: it takes nothing."""
+        """Return the assumed contents of a worker's cache, to be corrected by its events; None: it is ineligible."""
         worker = self._workers.get(name)
         return None if worker is None else worker.index
 
@@ -212,7 +212,7 @@ class QueueState(Generic[T]):
         return self.prompt_tokens.waiting + sum(self.prompt_tokens.pending.values())
 
     def load_of(self, name: str, now_s: float) -> tuple[int, float | None]:
-        """Return what a router that picks beside this one should count at a worker: tokens >= 0, and its tokens/s.
+        """Return the load at a worker that a router picking beside this one should count: tokens >= 0, and its tokens/s.
 
         Where requests are assigned on arrival: uncached tokens that wait, and those dispatched that should not be computed
         yet. Else the tokens in flight.

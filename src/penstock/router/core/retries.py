@@ -269,7 +269,7 @@ class RetryBudget:
         self._earned = min(self._earned + self._fraction, self._fraction * _REMEMBERED_REQUESTS)
 
     def take(self, now_s: float) -> bool:
-        """Take one retry out; False when there is none."""
+        """Spend one retry; False when none is left."""
         saved = self._floor + max(0.0, now_s - self._seen_s) * self._min_per_s
         self._floor = min(saved, self._min_per_s * _WINDOW_S)
         self._seen_s = now_s
@@ -395,7 +395,7 @@ class RetryRules:
         tries.unproven = tuple(rest)
 
     def settle(self, tries: RequestTries, now_s: float) -> tuple[str, ...]:
-        """Take back what is unproven at the end of a request; returns the workers if it failed on several."""
+        """Withdraw unproven verdicts at the end of a request; returns the workers if it failed on several."""
         unproven, tries.unproven = tries.unproven, ()
         if not unproven:
             return ()

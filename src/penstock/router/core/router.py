@@ -93,7 +93,7 @@ class RouterCore(RouterState[T]):
         return self._dispatch(role, now_s)
 
     def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Follow the workers; return the stage for which a request must be rejected; None: it may go on.
+        """Update from the workers; return the stage for which a request must be rejected; None: it may continue.
 
         It must be where none of a stage's workers takes it.
 
@@ -126,7 +126,7 @@ class RouterCore(RouterState[T]):
         cached_tokens: int | None = None,
         measured: bool = True,
     ) -> Effects[T]:
-        """Note that a worker has computed a prompt; what follows there is decoding.
+        """Record that a worker has computed a prompt; it decodes from now on.
 
         Args:
             assignment: The request's.
@@ -220,7 +220,7 @@ class RouterCore(RouterState[T]):
             self._load_changed(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
-        """Return what a router that picks beside this one should know; see `DispatchQueue.load_of`."""
+        """Return the loads for a router that picks beside this one; see `DispatchQueue.load_of`."""
         return {name: self.entry_queue.load_of(name, now_s) for name in self._names[self.entry]}
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
@@ -236,7 +236,7 @@ class RouterCore(RouterState[T]):
     # ------------------------------------------------------------------ workers and time
 
     def set_workers(self, specs: Iterable[WorkerSpec], now_s: float) -> Effects[T]:
-        """Take over what discovery reports; new processes have empty caches."""
+        """Apply what discovery reports; new processes have empty caches."""
         for worker in self.pool.apply(specs):
             queue = self.queues.get(worker.spec.role)
             if queue is not None:
@@ -271,7 +271,7 @@ class RouterCore(RouterState[T]):
         return effects
 
     def tick(self, now_s: float) -> Effects[T]:
-        """Do what time alone asks for: relieve decode-bound workers, and dispatch where room has come."""
+        """Act on elapsed time alone: relieve decode-bound workers, and dispatch where there is room now."""
         queue = self.entry_queue
         if self._rebalanced_s is None or now_s - self._rebalanced_s >= REBALANCE_S:
             self._rebalanced_s = now_s
@@ -316,7 +316,7 @@ class RouterCore(RouterState[T]):
         return Refuse(item, full, RefusalReason.ALL_BUSY, ALL_BUSY, self.busy[full].free_in_s())
 
     def _too_late(self, item: T, arrival: Arrival, wake: WakeTimes, now_s: float) -> Refuse[T] | None:
-        """Refuse a request whose time is over before even the fastest start is done; None: it may wait.
+        """Refuse a request whose deadline passes before even the fastest start ends; None: it may wait.
 
         It wakes the workers all the same, as every arrival that is counted.
         """
@@ -334,7 +334,7 @@ class RouterCore(RouterState[T]):
         return refuse
 
     def _waits_its_turn(self, tier: Tier, full: Role, *, is_new: bool) -> bool:
-        """Return whether a request may wait for a stage that takes none now, so that its tier gets its share of it.
+        """Return whether a request may wait for a stage that is full now, so that its tier gets its share.
 
         That is while others are what fills it, and its own tier has less than its part in the first stage.
         """

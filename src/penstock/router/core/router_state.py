@@ -1,4 +1,4 @@
-"""What a router knows: its workers, the queues before them, who is busy, and what each tier has where; and its effects. Pure."""
+"""A router's state: workers, their queues, busy ones, and each tier's requests by place; and its effects. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is next among tiers, who may enter, who is held back, and what each tier has where. Pure."""
+"""The next tier to serve, admission and holding back by tier, and each tier's requests by place. Pure."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class TierControl:
         self._evaluated_s = float("-inf")
 
     def configure(self, settings: TierSettings, shedding: SheddingConfig) -> None:
-        """Take other settings from now on; what was measured stays."""
+        """Replace the settings; measurements stay."""
         self.settings = settings
         self.monitor.configure(settings, shedding)
 

@@ -1,4 +1,4 @@
-"""One worker as the router knows it: discovery, health, drains, circuit, and what is in flight there. Pure.
+"""One worker as the router knows it: discovery, health, drains, circuit, and requests in flight. Pure.
 
 After failures in a row a worker is ejected, then tried with one request. A circuit opens for ``open_s`` times the number of
 its openings of late, at most ``max_open_s``; its owner may forbid the opening, because too much of the pool is ejected
@@ -371,7 +371,7 @@ class Worker(WorkerLoad):
 
     @property
     def is_failing(self) -> bool:
-        """Whether its last requests failed, as many as open a circuit; it may be in use all the same."""
+        """Whether as many of its last requests failed as open a circuit; it may still be in use."""
         return self.breaker.is_failing or self.loses_transfers
 
     def suspect(self, problem: str) -> None:
@@ -447,7 +447,7 @@ class Worker(WorkerLoad):
 
     @property
     def is_expected(self) -> bool:
-        """Whether it will serve again by itself: worth waiting for; an open circuit is."""
+        """Whether it will serve again by itself and is worth waiting for, as with an open circuit."""
         return (self.spec.supervised and not self.drained) or self.takes_requests
 
     @property

@@ -48,7 +48,7 @@ class WorkerPool:
         return self._workers.get(name)
 
     def apply(self, specs: Iterable[WorkerSpec]) -> list[Worker]:
-        """Take over what discovery reports; requests under way go on where they are.
+        """Apply what discovery reports; requests under way continue where they are.
 
         Returns:
             The workers whose process is a new one, under a name that was known before.
@@ -101,7 +101,7 @@ class WorkerPool:
         return True
 
     def expects(self, role: Role) -> bool:
-        """Return whether a worker of the role serves or will serve by itself."""
+        """Return whether a worker of the role serves or is expected to."""
         return self._is_supervised or any(
             each.spec.role is role and each.is_expected for each in self._workers.values()
         )

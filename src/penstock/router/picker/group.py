@@ -1,4 +1,4 @@
-"""Ties one router to the others of its graph: which of them picks, and what follows from it.
+"""Connects one router to the others of its graph: elects the picker, and acts on the result.
 
 The oldest router that a majority sees claims the next term, a fencing number that only grows, and is the picker once a
 majority follows it. As long as that is so, the others stay with it: a younger picker stays when an older router comes
@@ -48,7 +48,7 @@ def majority(members: int) -> int:
 
 
 def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
-    """Return the picker; None: there is none that this router may believe in now.
+    """Return the picker; None: this router can accept none now.
 
     Where it is this router itself and ``own`` has no claim yet, it begins the term that is returned.
 
@@ -142,7 +142,7 @@ class RouterGroup:
 
     @property
     def is_relay(self) -> bool:
-        """Whether another router picks, and so counts, what is in flight."""
+        """Whether another router picks, and so counts, the requests in flight."""
         return self._relay.channel is not None
 
     def accept(self, request: Request, responder: Responder) -> None:
@@ -184,7 +184,7 @@ class RouterGroup:
             self._server.broadcast(loads, followers_only=True)
 
     def stop(self) -> None:
-        """Pick no more from now on; what is under way goes on."""
+        """Stop picking; requests under way continue."""
         self._is_stopping = True
         self._update()
         self._server.broadcast(self._status())
@@ -228,7 +228,7 @@ class RouterGroup:
         )
 
     def _update(self) -> None:
-        """Find out who picks, and act on it."""
+        """Elect the picker, and act on the result."""
         before = self._leader, self._is_active
         peers = [(link, link.status) for link in self._links.alive() if link.status is not None]
         members = self._links.members

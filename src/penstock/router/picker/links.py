@@ -52,14 +52,14 @@ class Channel(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; what was sent before follows."""
+        """Begin; earlier messages follow."""
         # uvloop's transport is one by its methods, not by inheritance.
         self._transport = cast("asyncio.Transport", transport)
         if self._outgoing:
             self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Read messages; whatever is none ends the connection."""
+        """Read messages; anything else ends the connection."""
         self._was_heard = True
         try:
             for message in self._reader.feed(data):
@@ -298,7 +298,7 @@ class Links:
             link.tick()
 
     async def connect(self) -> None:
-        """Try every router once, so that a start knows who is there."""
+        """Try every router once, so that a start knows the others."""
         await asyncio.gather(*(link.connect() for link in self._links.values()))
 
     def alive(self) -> list[Link]:
@@ -314,7 +314,7 @@ class Links:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a router that is connected has not said who it is."""
+        """Whether a connected router has not identified itself yet."""
         return any(each.channel is not None and each.status is None for each in self._links.values())
 
     async def close(self) -> None:

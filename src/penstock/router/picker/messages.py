@@ -118,7 +118,7 @@ class Status(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class Follow(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A relay takes the receiver for the picker of a term; what it has in flight follows, then what it asks.
+    """A relay accepts the receiver as the picker of a term; its requests in flight follow, then its waiting ones.
 
     Attributes:
         term: The term.
@@ -287,7 +287,7 @@ def frames(messages: Iterable[Message]) -> bytes:
 
 
 class FrameReader:
-    """Cuts what comes into frames, and reads their messages."""
+    """Splits received bytes into frames, and reads their messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -1,4 +1,4 @@
-"""A router's own requests while another one picks: it asks, holds what gets no answer, and reports to a new picker what it has.
+"""A router's own requests while another one picks: asks, holds the unanswered ones, and reports its own to a new picker.
 
 Requests that run are kept in this router's own core too, so that it can pick when it must: for a moment while there is no
 picker, and for all once it is the picker itself.
@@ -197,7 +197,7 @@ class Relay:
         self._send(wire.AtCapacity(worker))
 
     def record_tier_event(self, tier: Tier, event: TierEvent) -> bool:
-        """Pass on what became of a request; returns whether there is another router to count it."""
+        """Forward a request's outcome; returns whether another router counts it."""
         if self.channel is None:
             return False
         if isinstance(event, TierFirstToken):
@@ -372,7 +372,7 @@ class Relay:
         return asked
 
     def _take_back_waiting(self) -> None:
-        """Take out of this router's own queues what waits there, to ask the picker for it."""
+        """Remove the requests that wait in this router's own queues, to send them to the picker."""
         core, now_s = self._core, self._now_s()
         for role, queue in core.queues.items():
             for queued in sorted(queue.waiting_requests(), key=lambda queued: queued.since_s):

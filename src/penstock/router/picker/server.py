@@ -319,13 +319,13 @@ class PickerServer:
         return sum(each.is_followed for each in self.sessions)
 
     def open(self) -> Session:
-        """Return what serves a new connection."""
+        """Return the session of a new connection."""
         session = Session(self)
         self.sessions.add(session)
         return session
 
     def end(self) -> None:
-        """Pick no more: what others asked is theirs to ask elsewhere."""
+        """Stop picking; other routers send their requests elsewhere."""
         self.term, self._successor = 0, None
         for session in self.sessions:
             session.drop()
