@@ -1,7 +1,7 @@
 """Writes children: creates absent ones, applies drifted ones, and skips correct ones.
 
-An absent child is created by POST, which fails if somebody else's object has its name, and is taken over by
-server-side apply at its first change; so nothing foreign is ever overwritten, not even between two looks.
+An absent child is created by POST, which fails if another owner's object has its name, and is taken over by
+server-side apply at its first change; so no foreign object is ever overwritten, not even between two reads.
 Called by `penstock.operator.reconcile` alone.
 """
 

@@ -152,7 +152,7 @@ class Profiles:
         )
 
     def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
-        """Return the graph to measure, or the condition without one."""
+        """Return the graph to measure, and the outcome without one."""
         name = request.spec.graph
         if name is None:
             return template_of(request)[1], Outcome(ProfilePhase.FAILED, "InvalidSpec", "template")

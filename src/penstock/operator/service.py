@@ -245,7 +245,7 @@ class OperatorService:
         return None if self._election is None else self._election.overdue
 
     def _standing(self) -> str:
-        """Return the leader behind which this process is on standby; empty if it leads."""
+        """Return the text of a process on standby; empty if it leads."""
         if self._operator is None and self._election is not None and self._election.holder:
             return f"standby for {self._election.holder}"
         return ""

@@ -1,4 +1,4 @@
-"""Which planners a simulation compares, and what their users would have measured of the hardware beforehand."""
+"""The planners that a simulation compares, and the hardware measurements that their users would have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.simulator.scenario import PoolSpec, ProfiledModel
 def configured(
     config: DecideConfig, mode: str, pools: Sequence[PoolSpec], itl_slo_s: float | None = None
 ) -> DecideConfig:
-    """Return the configuration of a mode, with what it may know of the pools; an oracle's schedule comes with its run."""
+    """Return the configuration of a mode, with its knowledge of the pools; an oracle's schedule comes with its run."""
     policy = policy_of(mode)
     if policy.needs_profile and not has_profile(pools):
         raise ConfigError(
@@ -61,7 +61,7 @@ def baseline_settings(pools: Sequence[PoolSpec]) -> BaselineSettings:
 
 
 def performance_profile(pools: Sequence[PoolSpec]) -> PerformanceProfile:
-    """Return what a profiler would measure of the simulated engines; all have a latency profile."""
+    """Return a profiler's measurements of the simulated engines; all have a latency profile."""
     entry = next(pool for pool in pools if pool.role is not Role.DECODE)
     holder = next(pool for pool in pools if pool.role is not Role.PREFILL)
     return performance_of(_engine(entry), _engine(holder))

@@ -42,7 +42,7 @@ CAPTIONS = {
 
 
 def draw_all(result: Mapping[str, Any], recordings: Mapping[str, Recording], directory: Path) -> list[Path]:
-    """Write every picture that there is data for, and return their paths."""
+    """Write every picture with data, and return their paths."""
     drawn: list[tuple[str, Callable[[], Figure]]] = [
         ("capacity.png", lambda: capacity(result["summary"], slo_s=result["slo_s"])),
         ("hits.png", lambda: hits(result["summary"])),
@@ -207,7 +207,7 @@ def _finish_rates(left: Axes, right: Axes) -> None:
 
 
 def _smooth(times: series.Floats, values: series.Floats) -> tuple[series.Floats, series.Floats]:
-    """Return running medians, so that a thousand samples read as a line."""
+    """Return running medians, so that a thousand samples form a line."""
     known = ~np.isnan(values)
     times, values = times[known], values[known]
     if times.size == 0:

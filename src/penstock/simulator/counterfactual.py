@@ -144,7 +144,7 @@ class Setting:
 
 
 def setting_of(report: RunReport, graph: GraphDeployment) -> Setting:
-    """Return what a run and its graph say of the fleets that could have served it."""
+    """Return the setting of alternative fleets from a run and its graph."""
     run = report.planner
     replicas = {} if run is None else _replicas_at_zero(run)
     pools = tuple(_pool(pool, replicas) for pool in graph_pools(graph))
@@ -183,7 +183,7 @@ def _replicas_at_zero(run: PlannerRun) -> dict[Role, int]:
 
 
 def _budget(report: RunReport, config: DecideConfig, held: int) -> int:
-    """Return the GPUs that fleets may hold: the budget, else what the run held at most, else twice its beginning."""
+    """Return the GPUs that fleets may hold: the budget, else the run's peak, else twice its initial number."""
     if config.max_gpu_budget is not None:
         return max(config.max_gpu_budget, held)
     return max(held, 2 * held if report.use is None else report.use.peak_gpus)
@@ -242,7 +242,7 @@ class _SpentError(Exception):
 
 
 class _Comparison:
-    """Simulates fleets on one traffic until its effort is used up, and keeps what they did.
+    """Simulates fleets on one traffic until its effort is used up, and keeps the results.
 
     Attributes:
         reference: What the fixed fleets and the oracle are held against.
@@ -314,7 +314,7 @@ class _Comparison:
             raise _SpentError
 
     def _run(self, name: str, kind: FleetKind, scenario: Scenario) -> FleetOutcome:
-        """Return what a scenario does."""
+        """Return a scenario's result."""
         self._require()
         begun_s = time.process_time()
         self._on_fleet(name)
@@ -344,7 +344,7 @@ def compare(
     effort: Effort | None = None,
     on_fleet: OnFleet | None = None,
 ) -> Counterfactual:
-    """Simulate the traffic of a run with other fleets, and return them beside what happened.
+    """Simulate the traffic of a run with other fleets, and return them beside the actual run.
 
     Raises:
         ConfigError: the run's log cannot be simulated; the message says why.

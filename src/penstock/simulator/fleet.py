@@ -128,7 +128,7 @@ class SimulatedFleet:
         )
 
     def join(self, role: Role, now_s: float) -> SimulatedWorker | None:
-        """Add a worker, or return None where the budget does not allow it; a node is found for it if there is one."""
+        """Add a worker, on a node if one is free; return None where the budget does not allow it."""
         spec = self._scenario.pool(role)
         if self._limit is not None and self.gpus + spec.gpus > self._limit:
             self.refused += 1
@@ -151,11 +151,11 @@ class SimulatedFleet:
         return [each for each in self._workers.values() if not each.is_placed and self._place(each)]
 
     def set_limit(self, gpus: int) -> None:
-        """Change the budget: nothing joins above it from now on, and what exists may stay."""
+        """Change the budget: no worker joins above it from now on; existing ones may stay."""
         self._limit, self._tolerated = gpus, self.gpus
 
     def victim(self, role: Role) -> SimulatedWorker | None:
-        """Return who is to leave, newest first.
+        """Return the workers to remove, newest first.
 
         One that has no node, else one that does not serve yet, else the one with the fewest jobs.
         """

@@ -45,7 +45,7 @@ UNKNOWN_BY_ROLE: Mapping[Role, float] = {}
 
 
 class FrontendCounters:
-    """Counters of one world, all routers together; `take` returns what they gained since the last call.
+    """Counters of one world, all routers together; `take` returns their increase since the last call.
 
     Each request weighs the prompt tokens that routing expected to be computed when it arrived, in every sum.
     """

@@ -46,7 +46,7 @@ class Kernel:
         self._sequence += 1
 
     def step(self) -> bool:
-        """Run the next event; False when there is none."""
+        """Run the next event; False without one."""
         if not self._heap:
             return False
         self.now_s, _, _, action, arguments = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""Looks at a run now and then, and keeps what its end is judged by."""
+"""Samples a run periodically, and keeps the data for its final evaluation."""
 
 from __future__ import annotations
 

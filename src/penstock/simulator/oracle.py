@@ -1,4 +1,4 @@
-"""A schedule of replicas by someone who knows every arrival: the yardstick of planners, not a planner.
+"""A replica schedule computed with knowledge of every arrival: the yardstick of planners, not a planner.
 
 The load is a fluid: prefill seconds per second of arrivals, and KV tokens held by those who are being decoded. Its
 smoothing and its utilisation say how many replicas of each role are needed at each second; each replica is asked for its

@@ -1,4 +1,4 @@
-"""Finds the oracle's schedule for a run: candidates are simulated in full, and what they reach there counts."""
+"""Finds the oracle's schedule for a run: candidates are simulated in full, and that result counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Foresight:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """The lower the better: GPUs where the target is reached, else what is missing by a thousandth, then GPUs."""
+        """The lower the better: GPUs where the target is reached, else the shortfall in thousandths, then GPUs."""
         return (0.0 if self.in_time >= TARGET else 1.0 - round(self.in_time, 3)), self.gpu_s
 
 

@@ -1,4 +1,4 @@
-"""Shows what a sweep found: a table for a terminal, JSON, pictures and one self-contained page."""
+"""Shows a sweep's results: a table for a terminal, JSON, pictures and one self-contained page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives the planner's core in virtual time: what it sees, what it asks for, what goes wrong with either.
+"""Drives the planner's core in virtual time: its observations, its targets, and the faults of either.
 
 The ledger is not modelled: a planner with one comes back from a restart with everything it knew, an autoscaler
 without one with nothing. Scale-ups are rolled back by a planner with a ledger only, as autoscalers know none.
@@ -111,11 +111,11 @@ class VirtualPlanner:
         self._start(0.0, first_sequence=0)
 
     def learnt(self, now_s: float) -> Memory:
-        """Return what another graph's planner may start from."""
+        """Return the initial state for another graph's planner."""
         return carried(resumed(self._state.decided, -now_s, 0.0).memory)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
-        """Do what is due."""
+        """Run the due actions."""
         event: Event | None = Observed(seen.pools, seen.is_adjusting, never_ready=seen.never_ready)
         while event is not None:
             match self._step(event, now_s):
@@ -134,7 +134,7 @@ class VirtualPlanner:
             self._start(now_s, first_sequence=self._state.decided.sequence)
 
     def miss(self, now_s: float) -> None:
-        """Let a tick pass unused: the process is away, and what it did not keep is gone."""
+        """Skip a tick: the process is down, and its unsaved state is lost."""
         self.restart(now_s)
         self._step(TargetUnavailable(), now_s)
 

@@ -102,7 +102,7 @@ class VirtualRouter:
         return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, again=again)
 
     def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:
-        """Ask for a decode worker; what runs at each was counted just now."""
+        """Request a decode worker; each one's load was counted just now."""
         return self._at(now_s).acquire(job, Role.DECODE, self._arrival_at(job, Role.DECODE), now_s)
 
     def loads_read(self, workers: Iterable[Worker], now_s: float) -> Effects[Job]:
@@ -222,12 +222,12 @@ class VirtualRouter:
         return self._at(now_s).expire(now_s)
 
     def tick(self, now_s: float) -> Effects[Job]:
-        """Do what time alone asks for; called each second."""
+        """Act on elapsed time alone; called each second."""
         self._fit_caches()
         return self._at(now_s).tick(now_s)
 
     def set_usage(self, usage: Mapping[str, float], tokens: Mapping[str, int], now_s: float) -> Effects[Job]:
-        """Set the entry workers' KV usage, and what was in flight there when it was read."""
+        """Set the entry workers' KV usage, and the tokens in flight when it was read."""
         effects: Effects[Job] = []
         for worker in list(self.core.pool):
             if worker.spec.role is self.core.entry:
@@ -264,13 +264,13 @@ class VirtualRouter:
         return Arrival(chain, tokens, avoid, sub_block_keys=parts, tier=job.tier)
 
     def _fit_caches(self) -> None:
-        """Remember of the entry workers what they hold, as live with each scrape."""
+        """Set the entry workers' KV capacity, as live with each scrape."""
         for worker in self.core.pool:
             if worker.spec.role is self.core.entry:
                 self.core.entry_queue.fit_cache(worker.name)
 
     def _release(self, assignment: Assignment[Job], now_s: float) -> None:
-        """Give a share back without dispatching: what waits goes on with the next event."""
+        """Return a share without dispatching: waiting jobs continue with the next event."""
         self.core.paused = tuple(self.core.queues)
         self.core.release(assignment, now_s)
 

@@ -72,7 +72,7 @@ class FaultPeriod:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """The GPU budget from a time on; what exists already may stay, nothing more may join above it."""
+    """The GPU budget from a time on; existing workers may stay, none may join above it."""
 
     at_s: float
     gpus: int
@@ -165,7 +165,7 @@ DUALMAP_14B = SimpleModel("dualmap-14b", 0.127e-3, 500_000)
 
 @dataclass(frozen=True, slots=True)
 class ProfiledModel:
-    """The engine core with a latency profile: what the live worker runs.
+    """The engine core with a latency profile, as in the live worker.
 
     The live worker's blocks have 16 tokens; a trace shares prefixes by 512, so that only partial last blocks differ, and
     a coarse block costs a third of the time.
@@ -211,7 +211,7 @@ class PoolSpec:
         _require("model", self.model, is_alone, "a profile: the simple server only prefills")
 
     def worker_size(self, kv_tokens: int) -> WorkerSize:
-        """Return what a router knows of each of the workers, which caches ``kv_tokens``."""
+        """Return each worker's size as a router sees it; a worker caches ``kv_tokens``."""
         model = self.model
         if isinstance(model, SimpleModel):
             return WorkerSize(kv_tokens, slot_requests=model.slot_requests)
@@ -345,7 +345,7 @@ class Scenario:
 
     @property
     def lease_s(self) -> float:
-        """First lease of a prefilled prompt, seconds; inf: there is none."""
+        """First lease of a prefilled prompt, seconds; inf: no lease."""
         model = self.pool(self.entry_role).model
         return (
             model.lease.duration_s if isinstance(model, ProfiledModel) and self.is_disaggregated else math.inf

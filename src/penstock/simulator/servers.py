@@ -54,7 +54,7 @@ class Server(Protocol):
         """Return when `run` must be called, or None while nothing is due."""
 
     def run(self, now_s: float) -> list[StageReport]:
-        """Do what is due at or before ``now_s`` and say what happened, in order."""
+        """Run the work due at or before ``now_s`` and return what happened, in order."""
 
     def cached_tokens(self, job: Job) -> int:
         """Return how many of its prompt tokens are in the cache now."""
@@ -123,7 +123,7 @@ class SimpleServer:
         return min(hits * BLOCK_TOKENS, job.request.input_tokens)
 
     def _keep(self, job: Job) -> None:
-        """Note that the complete prompt is in memory now, and drop what no longer fits, a prompt's end before its start."""
+        """Record that the complete prompt is in memory now, and evict what no longer fits, ends of prompts first."""
         blocks = self._blocks
         last = len(job.chain) - 1
         for place in range(last, -1, -1):
@@ -286,7 +286,7 @@ class SimulatedEngine:
             self._skip(min(ended, len(self._ends) - 1) - self._first)
 
     def _cut(self, now_s: float) -> None:
-        """Before the engine is touched: nothing is foreseen beyond the running step any more."""
+        """Before the engine changes: drop every prediction beyond the running step."""
         self._catch_up(now_s)
         if self._step is not None:
             self._ends = [self._ends[self._first]]

@@ -185,7 +185,7 @@ class Simulation:
         self._apply(self.routers[-1].expire(self.kernel.now_s))
 
     def _apply(self, effects: Effects[Job]) -> None:
-        """Do what a router has decided."""
+        """Carry out a router's decisions."""
         reached: set[str] = set()
         for effect in effects:
             if isinstance(effect, Assignment):

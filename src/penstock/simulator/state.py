@@ -1,4 +1,4 @@
-"""What one run consists of, which planner, scrapes and recorder read; and what routers receive of the workers' metrics."""
+"""The state of one run, for planner, scrapes and recorder; and the workers' metrics as routers receive them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Scrapes:
         self._state.kernel.at(self._state.kernel.now_s, Order.MESSAGE, self._scrape)
 
     def count_decode(self, router: VirtualRouter) -> list[Worker]:
-        """Let a router know what runs at each ready decode worker now: tokens are generated from moment to moment.
+        """Report to a router the tokens at each ready decode worker now: they grow with every step.
 
         KV usage is as last scraped.
         """
@@ -81,7 +81,7 @@ class Scrapes:
         return found
 
     def _tokens_on(self, worker: SimulatedWorker) -> int:
-        """Return prompts in flight plus what was generated for them so far."""
+        """Return the tokens of prompts in flight plus their output so far."""
         server = worker.server
         assert isinstance(server, SimulatedEngine)  # noqa: S101 - decode pools are never simple, the scenario says
         server.kv_usage_fraction(self._state.kernel.now_s)

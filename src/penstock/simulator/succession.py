@@ -1,4 +1,4 @@
-"""The death of a simulation's picker: who relays what, what dies with it, and what its successor receives.
+"""The death of a simulation's picker: the relays, its losses, and what its successor receives.
 
 Requests come to the routers in turn; the oldest picks for all. When it dies, so do the streams that it relays itself.
 For `ELECTION_S` nothing is picked; then the next oldest does. It received the latest prompts as they came, and the others
@@ -59,7 +59,7 @@ class Succession:
             self._kernel.at(at_s, Order.FLEET, self._die)
 
     def came(self, job: Job) -> None:
-        """Record a job that comes to the router whose turn it is."""
+        """Record a job that arrives at the router whose turn it is."""
         job.relay = self._relays[job.index % len(self._relays)]
         job.router = len(self.pickers) - 1
         self._open[job.index] = job

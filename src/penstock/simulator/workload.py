@@ -36,7 +36,7 @@ KEPT = 32
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """Where requests come from and what is done to them, in the order of the fields.
+    """The source of requests and their transformations, in the order of the fields.
 
     Attributes:
         source: A trace file, a packaged trace's name, or a synthetic process such as ``poisson:rate=4``.

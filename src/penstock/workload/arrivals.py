@@ -154,7 +154,7 @@ class Selected:
 
 
 def select(requests: Sequence[TraceRequest], chosen: Selection, *, seed: int = 0) -> Selected:
-    """Return what ``chosen`` takes from ``requests``, in order, with arrivals counted from the window."""
+    """Return the ``requests`` that ``chosen`` selects, in order, with arrivals counted from the window."""
     end_s = math.inf if chosen.duration_s is None else chosen.start_s + chosen.duration_s
     window = [request for request in requests if chosen.start_s <= request.arrival_s < end_s]
     sampled = [request for request in window if _is_sampled(request.line, chosen.sample, seed)]

@@ -190,7 +190,7 @@ class _Ending:
 
 
 class RequestSender:
-    """Sends requests of one replay; holds what they share."""
+    """Sends requests of one replay; holds their shared state."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class RequestSender:
     async def send(
         self, request: TraceRequest, body: bytes, *, request_id: str, zero_s: float
     ) -> RequestResult:
-        """Send one request and return what came of it; only cancellation escapes."""
+        """Send one request and return its result; only cancellation escapes."""
         meter = ClientStreamMeter()
         sent_s = self._clock.now_s()
         headers = [*self._headers, (b"x-request-id", request_id.encode())]

@@ -60,7 +60,7 @@ class ServerPages:
         self._headers = () if admin_key is None else ((b"authorization", b"Bearer " + admin_key.encode()),)
 
     async def workers(self) -> WorkerList | None:
-        """Return the server's workers; None where it is no router."""
+        """Return the server's workers; None if it is not a router."""
         page = await self._get(f"{self.url}/workers", self._headers)
         if page is None:
             return None

@@ -34,7 +34,7 @@ def block_text(seed: int, block_id: int) -> bytes:
 
 
 def unique_text(seed: int, line: int, tokens: int) -> bytes:
-    """Return the ``4 * tokens`` ASCII bytes of a text of its own; a shorter one of the same line is its beginning."""
+    """Return the ``4 * tokens`` ASCII bytes of a unique text; a shorter one of the same line is its prefix."""
     return _text(b"unique %d %d" % (seed, line), tokens)
 
 

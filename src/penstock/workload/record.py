@@ -1,4 +1,4 @@
-"""The result of one replayed request: what the client saw, in simulated seconds."""
+"""The result of one replayed request as the client saw it, in simulated seconds."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class LoadRun:
 
 
 class ResultWriter:
-    """Keeps each result and, with a folder, appends it as it comes, so that a killed run leaves what it had measured.
+    """Keeps each result and, with a folder, appends it as it comes, so that a killed run leaves its measurements.
 
     Raises:
         ConfigError: the folder cannot be written to.

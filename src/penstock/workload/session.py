@@ -233,7 +233,7 @@ def _read(config: LoadConfig) -> Trace:
 
 
 def describe_plan(plan: LoadPlan) -> dict[str, Any]:
-    """Return what would be sent, as JSON: settings without the model, and the shaped trace."""
+    """Return the planned requests as JSON: settings without the model, and the shaped trace."""
     return {"settings": _settings(plan, plan.config.model), "trace": _trace(plan)}
 
 

@@ -128,7 +128,7 @@ def _times(ok: Sequence[RequestResult]) -> dict[str, dict[str, float | int | Non
 def assess_lag(
     schedule_lag: ScheduleLag, *, ttft_p50_s: float | None, itl_p99_s: float | None
 ) -> dict[str, Any]:
-    """Return every process's lag against two bounds, and who is past them.
+    """Return every process's lag against two bounds, and the ones past them.
 
     Past the larger of 50 ms and 5% of the median TTFT the run is marked distorted: arrivals came later
     than the trace says, tokens were seen later than they came, or a server worked slower than it models.

@@ -65,7 +65,7 @@ class Batch:
         return self.decode_batch + sum(span.end - span.start for span in self.spans)
 
     def kind_of(self, victim: RequestState) -> PreemptionKind:
-        """Return what became of one of ``preempted``."""
+        """Return the outcome of one of ``preempted``."""
         if any(victim is state for state in self.swapped_out):
             return PreemptionKind.SWAP
         is_dropped = any(victim is state for state in self.dropped)
@@ -138,7 +138,7 @@ class Batcher:
         heapq.heappush(self._waiting, self._order(state))
 
     def loaded(self, state: RequestState) -> None:
-        """Note that the KV of ``state`` has arrived: it may decode, and its blocks may be shared."""
+        """Record that the KV of ``state`` has arrived: it may decode, and its blocks may be shared."""
         self.loading -= 1
         state.status = Status.LOADED
         state.remote_pending = False

@@ -199,7 +199,7 @@ class Engine:
         return self._pool.clear()
 
     def take_kv_facts(self) -> list[KvFact]:
-        """Return what changed in the cache since the last call, oldest first; empty without a journal."""
+        """Return the cache's changes since the last call, oldest first; empty without a journal."""
         return [] if self._journal is None else self._journal.take()
 
     # -- time -----------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Engine:
         return min((at for at in times if at is not None), default=None)
 
     def take_events(self) -> Events:
-        """Return what `advance` saw since the last call."""
+        """Return the events of `advance` since the last call."""
         events, self._events = self._events, Events()
         return events
 

@@ -92,7 +92,7 @@ class KvJournal:
             self._removed.append(key)
 
     def cleared(self) -> None:
-        """Note that nothing is cached any more; what was noted before no longer matters."""
+        """Record that the cache is empty; earlier records no longer matter."""
         self._removed.clear()
         self._facts = [CacheCleared()]
 
@@ -176,7 +176,7 @@ class BlockPool:
         return sum(1 for block in blocks if not self._references[block])
 
     def sole(self, blocks: Iterable[int]) -> int:
-        """Return how many of ``blocks`` have one reference: what their holder alone would free."""
+        """Return how many of ``blocks`` have one reference: the ones that their holder alone would free."""
         return sum(1 for block in blocks if self._references[block] == 1)
 
     def _take(self, count: int) -> list[int]:

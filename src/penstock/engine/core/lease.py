@@ -45,7 +45,7 @@ def reads_of(request_id: str, source_ranks: int, reader_ranks: int) -> Iterator[
 
 
 class ReadProgress:
-    """Which ranks of one prompt's holder have been read by whom."""
+    """The ranks of one prompt's holder that each reader has read."""
 
     def __init__(self, ranks: int) -> None:
         """Begin with every one of ``ranks`` unread, >= 1."""
@@ -125,7 +125,7 @@ class LeaseTable:
         return moved, unknown
 
     def end(self, request_id: str) -> None:
-        """End a lease because its blocks were read; nothing happens if there is none."""
+        """End a lease because its blocks were read; no effect without one."""
         self._expiry.pop(request_id, None)
         if len(self._heap) > 2 * len(self._expiry) + _SLACK:
             self._heap = [(until_s, each) for each, until_s in self._expiry.items()]

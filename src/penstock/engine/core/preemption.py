@@ -1,4 +1,4 @@
-"""What preemption by tier may do, and what it costs to take a request out and bring it back. Pure.
+"""The rules of preemption by tier, and the cost of preempting and resuming a request. Pure.
 
 `TieredBatcher` calls it: terms, costs, victims, the reserve and host memory. docs/engine.md#tiers derives the
 formulas and their crossover.
@@ -103,7 +103,7 @@ class Candidate:
 
 
 def choose_victims(candidates: Iterable[Candidate], *, blocks: int, places: int) -> list[Candidate]:
-    """Return the victims that free ``blocks`` and ``places``, or none at all when they cannot.
+    """Return the victims that free ``blocks`` and ``places``, or none when that is impossible.
 
     Args:
         candidates: Of lower tiers than the request that needs room.
@@ -166,7 +166,7 @@ class Reservation:
 
 
 class SwapSpace:
-    """The blocks of host memory and who is being copied."""
+    """The blocks of host memory and the requests being copied."""
 
     def __init__(self, capacity: int, link: LinkTerms) -> None:
         self.capacity = capacity
@@ -184,7 +184,7 @@ class SwapSpace:
         state.host_blocks = blocks
 
     def give_back(self, state: RequestState) -> None:
-        """Free what a request has here; nothing if it has nothing."""
+        """Free a request's blocks here, if any."""
         self.used -= state.host_blocks
         state.host_blocks = 0
 

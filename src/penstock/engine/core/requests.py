@@ -1,4 +1,4 @@
-"""What the engine knows of a request: the immutable order and the state it passes through; and what it counts.
+"""The engine's view of a request: the immutable order and the state it passes through; and the counters.
 
 The engine writes `RequestState` and `EngineCounters`; servers, metrics and simulators only read them.
 """

@@ -1,4 +1,4 @@
-"""Continuous batching with tiers: who waits in a higher tier gets room at the expense of running lower ones.
+"""Continuous batching with tiers: a waiting request of a higher tier gets room from running lower ones.
 
 What differs from `Batcher`, which is vLLM's own order by priority:
 
@@ -257,7 +257,7 @@ class TieredBatcher(Batcher):
     # -- victims --------------------------------------------------------------------------------------
 
     def _make_room(self, state: RequestState, blocks: int, batch: Batch) -> None:
-        """Throw out running requests of lower tiers than ``state``, if they can give what it lacks."""
+        """Preempt running requests of lower tiers than ``state``, if they can free what it lacks."""
         places = self.running + 1 - self._limits.max_num_seqs
         if blocks <= 0 and places <= 0:
             return
@@ -309,7 +309,7 @@ class TieredBatcher(Batcher):
         return state.preemptions >= self._terms.max_per_request
 
     def _preempt_one(self, batch: Batch, grower: RequestState) -> RequestState:
-        """Throw out a lower tier for a block that ``grower`` needs now, else the latest of its own tier."""
+        """Preempt a lower tier for a block that ``grower`` needs now, else the latest of its own tier."""
         chosen = choose_victims(self._candidates(grower), blocks=1, places=0)
         if chosen:
             victim = chosen[0].state

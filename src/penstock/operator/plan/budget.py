@@ -118,7 +118,7 @@ def holdings(
     replicas: Mapping[str, int],
     now_s: float,
 ) -> dict[str, Holding]:
-    """Return the GPUs that each service holds now, or is to get back.
+    """Return the holding of each service, including what it is to get back.
 
     Args:
         pods: All worker pods of the graph.
