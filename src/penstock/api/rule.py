@@ -75,7 +75,7 @@ class Rule(Generic[ModelT]):
         values: CEL of the values that the text names; plain key paths are read from the model too.
         path: Key to blame, dotted, below the model; empty: the model itself.
         key: The one key that the rule checks, where the rule stands at that key and not at its model.
-        at: The whole path of a key to blame that a schema cannot name, ``%s`` for the map's key ``k``.
+        at: The full path of a key to blame that a schema cannot name, ``%s`` for the map's key ``k``.
         first: CEL of a list; `values` may call its first item ``k``.
         message: CEL of the message where no text with verbs can give it.
     """

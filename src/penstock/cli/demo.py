@@ -1,4 +1,4 @@
-"""`penstock demo`: the whole main job on this machine, ending by itself with a report."""
+"""`penstock demo`: the main workflow on this machine, which ends by itself with a report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _END_REAL_S = 15.0
 """Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
 _PARTS = ("run", "log", "report")
 _COUNTERFACTUAL = Effort(fleets=30, cpu_s=30.0)
-"""Chosen: a demo's traffic takes one to two seconds a fleet, and the whole demo three minutes at most."""
+"""Chosen: a demo's traffic takes one to two seconds a fleet, and the entire demo at most three minutes."""
 DAYS = (
     "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=80,"
     "max_tokens=22000"
@@ -225,7 +225,7 @@ async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.su
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=log,
-            # A terminal's Ctrl-C goes to its whole group; this one is stopped once, and writes its summary.
+            # A terminal's Ctrl-C goes to its entire group; this one is stopped once, and writes its summary.
             start_new_session=True,
         )
 

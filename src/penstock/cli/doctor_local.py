@@ -86,7 +86,7 @@ def _descendants(arbiter: int) -> set[int]:
 
 
 async def hung(state: StateFile) -> list[Finding]:
-    """Return the processes of a running graph that are stopped, as a whole or in part, or do not answer."""
+    """Return the processes of a running graph that are stopped, entirely or in part, or do not answer."""
     arbiter, entries = state.arbiter, state.entries
     leaders = {"arbiter": ProcessId(arbiter.pid, arbiter.started)}
     leaders |= {

@@ -168,7 +168,7 @@ def _stop(
 
 
 def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
-    """Stop the arbiters that run for a file which cannot be read; nobody can say how long their processes may drain."""
+    """Stop the arbiters that run for a file which cannot be read; how long their processes may drain is unknown."""
     arbiters = store.unrecorded_arbiters()
     for arbiter in arbiters:
         if not now and _stop(arbiter, signal.SIGTERM, _UNRECORDED_S):

@@ -39,7 +39,7 @@ _NO_PERIODIC_CHECK = -1.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One process that is gone with its whole group: name, pid and exit code (negative: signal; None: unknown)."""
+    """One process that has ended with its entire group: name, pid and exit code (negative: signal; None: unknown)."""
 
     name: str
     pid: int
@@ -139,13 +139,13 @@ class Launcher:
         self._adopted[name] = process
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Signal a process; SIGKILL reaches its whole group. Nothing happens when it is gone."""
+        """Signal a process; SIGKILL reaches its entire group. Does nothing once it has ended."""
         process = self._processes.get(name)
         if process is not None:
             liveness.send(process, number)
 
     def reap(self) -> list[Ended]:
-        """Return the processes that have gone since the last call, each with its whole group.
+        """Return the processes that have ended since the last call, each with its entire group.
 
         Children that a leader leaves serve nothing and may hold GPU memory, so they are killed, resource trackers
         once they had time to clear up; the leader is returned once the last of them is gone.

@@ -1,7 +1,7 @@
 """Is a recorded process still that process, and how is it ended: by pid together with its start.
 
 A pid alone may have been given to another process since; the pair cannot. A recorded process leads a group, as
-every process does that circus starts; it counts as ended only when the whole group is empty, because the
+every process does that circus starts; it counts as ended only when the entire group is empty, because the
 children of an engine hold GPU memory after their leader is gone.
 """
 

@@ -282,7 +282,7 @@ def _wind_up(name: str, known: ObservedProcess, now_s: float, allowed_s: float) 
 def plan_stop(
     state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, *, force: bool
 ) -> tuple[Action, ...]:
-    """Return the next steps of stopping the whole graph; empty while waiting, or when nothing runs.
+    """Return the next steps of stopping the graph; empty while waiting, or when nothing runs.
 
     The planner goes first, so that nothing is scaled any more; then the router, which takes no new request
     and finishes its streams; the workers only when the router is gone, because its streams come from them.

@@ -48,7 +48,7 @@ def check(path: Path, status: os.stat_result) -> None:
 
     Args:
         path: For the message.
-        status: Of the opened file, so that nothing can be exchanged in between.
+        status: Of the opened file, so that it cannot be replaced in between.
 
     Raises:
         ConfigError: another user owns it, or may write it.

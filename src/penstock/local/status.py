@@ -23,7 +23,7 @@ from penstock.runtimes import PLANNER_ROLE
 
 
 class LineFollower:
-    """Gives each line once; a torn last line is given when it is whole."""
+    """Returns each line once; a torn last line is returned when it is complete."""
 
     __slots__ = ("_first_read_bytes", "_offset", "_path")
 
@@ -40,7 +40,7 @@ class LineFollower:
         self._offset: int | None = None
 
     def new_lines(self) -> list[bytes]:
-        """Return the lines that have become whole since the last call, without their line ends.
+        """Return the lines completed since the last call, without their line ends.
 
         A file that has shrunk is read as a new one; one that cannot be read has no lines.
         """
@@ -54,9 +54,9 @@ class LineFollower:
                 data = file.read()
         except OSError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.splitlines()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.splitlines()
 
 
 SHOWN_DECISIONS: Final = 8

@@ -1,4 +1,4 @@
-"""The statefile on disk: where it lies, its lock, and replacing it whole.
+"""The statefile on disk: where it lies, its lock, and its atomic replacement.
 
 Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers
 take none, because the file is replaced in one step and is never half written.
@@ -129,7 +129,7 @@ class StateStore:
             return answer
 
     def write(self, state: StateFile) -> None:
-        """Replace the file whole, under the lock.
+        """Replace the file atomically, under the lock.
 
         Raises:
             UnwritableError: the folder cannot be written.

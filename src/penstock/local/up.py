@@ -149,7 +149,7 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph
     Args:
         file: The manifest.
         options: The options of the command line.
-        progress: Told every tenth of a second how far it is.
+        progress: Receives the progress every tenth of a second.
 
     Raises:
         InvalidSpecError: the manifest has problems.

@@ -64,7 +64,7 @@ def wait_quantile_s(
 def most_in_flight(mean: float, quantile: float) -> float:
     """Return the number of requests in flight that is exceeded for less than 1 - ``quantile`` of the time.
 
-    In flight are as many as a Poisson variable of that mean, where nobody waits; by its normal approximation.
+    In flight are as many as a Poisson variable of that mean, where none waits; by its normal approximation.
     """
     return mean + max(0.0, NormalDist().inv_cdf(quantile)) * math.sqrt(mean)
 

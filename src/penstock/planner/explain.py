@@ -19,7 +19,7 @@ _FIRST_GROUPED: Final = 1000.0
 def select(
     ledger: LedgerFile, *, last: int, decision_id: str | None, with_unchanged: bool = True
 ) -> list[Record]:
-    """Return the wanted decision records, oldest first, each with its ``actuations`` and whole ``config``.
+    """Return the wanted decision records, oldest first, each with its ``actuations`` and complete ``config``.
 
     In a ledger the performance profile of mode sla is in the header before a decision.
 

@@ -123,7 +123,7 @@ class FileObservers:
 
 
 class SnapshotWriter:
-    """Replaces ``state.json``, whole or not at all, at ticks and decisions."""
+    """Replaces ``state.json``, atomically, at ticks and decisions."""
 
     def __init__(self, folder: Path, config: DecideConfig, *, now_s: Callable[[], float]) -> None:
         self._path = folder / PLANNER_STATE_FILE

@@ -128,7 +128,7 @@ def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]
         try:
             held = follower.follow(record)
         except (*MALFORMED, PenstockError):
-            # Whoever needs the record says what it lacks; nothing can be made again before the next header.
+            # The reader of the record reports what is missing; nothing can be replayed before the next header.
             follower = LedgerFollower(DecideConfig())
             continue
         if held is not None:
@@ -178,14 +178,14 @@ class Ledger:
         self._is_failing = False
 
     def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Write one record behind the last whole one.
+        """Append one record after the last complete one.
 
         Args:
             record: With ``type``; values plain, dataclasses or enums.
             durable: Return only once it is on the disk.
 
         Raises:
-            LedgerError: it could not be written; the file ends with the last whole record.
+            LedgerError: it could not be written; the file ends with the last complete record.
             ConfigError: another planner holds the file.
         """
         try:
@@ -245,7 +245,7 @@ class Ledger:
         try:
             return _parse(line, self.path, 0)
         except LedgerError:
-            # Counting lines reads the whole file, so only a message pays for it.
+            # Counting lines reads the entire file, so it is done only for an error message.
             lines = sum(1 for _ in _lines_backward(descriptor, self._end))
             return _parse(line, self.path, lines - from_last)
 
@@ -257,7 +257,7 @@ class Ledger:
     def rotate(self, header: Mapping[str, Any]) -> None:
         """Go on in a new file that begins with ``header``; the old one is kept as `OLDER_NAME`.
 
-        There is a whole ledger at every instant. A failure is logged and leaves everything as it is.
+        A complete ledger exists at every instant. A failure is logged and changes nothing.
         """
         fresh, older = self.path.with_name(f"{self.path.name}.new"), self.path.with_name(OLDER_NAME)
         try:
@@ -327,7 +327,7 @@ class Ledger:
             if durable:
                 os.fsync(descriptor)
         except OSError as exc:
-            # What stands behind the last whole record goes now, or before the next write.
+            # Anything after the last complete record is cut now, or before the next write.
             if exc.errno != errno.EROFS:
                 _cut(descriptor, self._end)
             raise

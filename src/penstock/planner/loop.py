@@ -131,7 +131,7 @@ class PlannerLoop:
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
         # What the last decision in the ledger says, and how often writing had failed by then: pulls lost since would be
-        # missed by whoever makes a decision again.
+        # missed by a replay.
         self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
         self._held = 0
 

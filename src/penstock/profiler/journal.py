@@ -37,8 +37,8 @@ class Journal:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-            whole, _, torn = text.rpartition("\n")
-            for number, line in enumerate(whole.splitlines(), start=1):
+            complete, _, torn = text.rpartition("\n")
+            for number, line in enumerate(complete.splitlines(), start=1):
                 self._parse(line, number)
             self._stream = self.path.open("a", encoding="utf-8")
         except OSError as exc:
@@ -88,7 +88,7 @@ class Journal:
         self._keep({"kind": "prefill", "gpus": gpus, "asked": asked, **asdict(point)})
 
     def has_decode(self, gpus: int, context: int, count: int) -> bool:
-        """Tell whether a batch was tried."""
+        """Return whether a batch was tried."""
         return (gpus, context, count) in self._decode
 
     def set_decode(self, gpus: int, context: int, count: int, point: DecodePoint | None) -> None:

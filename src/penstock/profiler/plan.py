@@ -44,7 +44,7 @@ class WorkerSetup:
     speed: float
 
     def is_same_as(self, other: WorkerSetup) -> bool:
-        """Tell whether both start the same program in the same way, whatever service they are of."""
+        """Return whether both start the same program in the same way, regardless of their service."""
         mine, its = self.process, other.process
         return (mine.argv, mine.env, self.speed) == (its.argv, its.env, other.speed)
 
@@ -343,7 +343,7 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
 
     Args:
         config: As asked.
-        detect: Returns the number of GPUs of this machine; None: it cannot be told.
+        detect: Returns the number of GPUs of this machine; None: unknown.
 
     Raises:
         ConfigError: what is asked for contradicts itself, or cannot be measured here.

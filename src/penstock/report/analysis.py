@@ -160,7 +160,7 @@ class DemandSummary:
         arrivals: Requests that came, rejected ones included.
         rejected: Refused, or timed out in the queue.
         oldest_wait_s: The longest that any had waited at a pull; None when none waited.
-        unknown_pulls: Pulls at which no router told the demand.
+        unknown_pulls: Pulls at which no router reported the demand.
         forecast_error: Median of |forecast - what came| / what came, tokens/s; None where nothing was forecast.
     """
 

@@ -322,7 +322,7 @@ def itl(report: RunReport) -> Figure:
     """Inter-token latency over time and its distribution, beside the per-request TPOT."""
     times, gaps = series.token_gaps(report.load.results)
     shortest_s = report.lag["resolution_s"] if report.lag["is_itl_unresolved"] else 0.0
-    gaps = np.maximum(gaps, shortest_s)  # the client's timers cannot tell shorter ones apart
+    gaps = np.maximum(gaps, shortest_s)  # shorter ones are below the client's timer resolution
     tpot = [r.tpot_s for r in report.load.results if r.status is RequestStatus.OK and r.tpot_s is not None]
     figure = _figure(report, "Inter-token latency", is_of_gaps=True)
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))

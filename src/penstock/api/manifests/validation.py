@@ -69,7 +69,7 @@ _TEXTS = {
 
 
 def shown(value: object) -> str:
-    """Return ``value`` as a manifest would write it, shortened; never a whole section."""
+    """Return ``value`` as a manifest would write it, shortened; never an entire section."""
     if isinstance(value, dict):
         return "a map"
     if isinstance(value, list | tuple):

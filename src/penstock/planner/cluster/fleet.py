@@ -1,7 +1,7 @@
 """Runs one planner loop per graph: starts it, restarts it when what it depends on changes, ends it.
 
-Each graph has a task of its own; whatever goes wrong in one is logged, told in its status and tried again
-with growing pauses, and touches no other.
+Each graph has a task of its own; a failure in one is logged, reported in its status and retried
+with growing pauses, and affects no other.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Report:
 
 
 def is_said(report: Report, status: Mapping[str, Any]) -> bool:
-    """Tell whether a live status says all of a report already."""
+    """Return whether a live status already matches a report."""
     condition = report.condition
     return dict(status.get("planner") or {}) == report.planner and any(
         {key: each.get(key) for key in condition} == condition for each in status.get("conditions") or ()
@@ -258,7 +258,7 @@ class StatusListener:
 
 
 def _unknown(view: View, *, needs_demand: bool) -> str | None:
-    """Return which signals nobody knows; None while at least something of each is known."""
+    """Return which signals are unknown; None while at least something of each is known."""
     if view.pull is None:
         return None
     kv, queue = view.pull.kv, view.pull.queue

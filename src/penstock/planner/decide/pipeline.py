@@ -35,7 +35,7 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
         The decision (without roles if the window is empty) and the next state.
 
     Raises:
-        ConfigError: no policy of this mode is installed, or it needs to be told more than this configuration has.
+        ConfigError: no policy of this mode is installed, or the policy needs more than this configuration has.
     """
     if not window.pulls:
         sequence = state.sequence + 1
@@ -79,7 +79,7 @@ def finish(
     )
     memory = dict(state.roles)
     for each in roles:
-        # Back-off and grace count whole intervals.
+        # Back-off and grace count full intervals.
         aged = age(seen[each.role], config) if state.interval_s is None else seen[each.role]
         memory[each.role] = replace(aged, owed=each.role in reserved)
         if each.action is not Action.HOLD and not config.no_operation:

@@ -105,7 +105,7 @@ def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> R
 
 
 def _sees_frontend(window: Window) -> bool:
-    """Tell whether the routers were seen in every pull, or workers were seen to be busy without them.
+    """Return whether the routers were seen in every pull, or workers were seen to be busy without them.
 
     Behind routers that cannot be read, workers fall idle and report fresh zeros.
     """

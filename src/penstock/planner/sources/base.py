@@ -88,7 +88,7 @@ class ReadingSource(Protocol):
         """Return one reading for everything asked.
 
         Raises:
-            ObservationError: the source as a whole gave nothing.
+            ObservationError: the entire source gave nothing.
         """
         ...
 

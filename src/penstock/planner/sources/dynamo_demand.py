@@ -129,7 +129,7 @@ class FrontendMeter:
     ) -> Demand | None:
         """Return what arrived since the last pull that was complete.
 
-        None also as long as requests have come and nothing tells the size of their prompts; else as of
+        None also as long as requests have come but the size of their prompts is unknown; else as of
         `CounterMeter.gained`. ``first`` is the role of the workers that prefill.
         """
         found = self._counts.gained(frontends, urls, now_s)

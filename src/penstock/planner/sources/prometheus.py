@@ -67,7 +67,7 @@ class _Series:
 
     @property
     def process(self) -> tuple[str, str]:
-        """Return what tells one counting process from another: its target, and its engine within that."""
+        """Return what identifies a counting process: its target, and its engine within that."""
         labels = self.labels
         return labels.get("instance") or labels.get("pod", ""), labels.get("engine", "")
 

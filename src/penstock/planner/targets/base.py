@@ -35,7 +35,7 @@ class PoolState:
         role: prefill, decode or aggregated.
         ready: Passing their health check; a crashed worker that restarts is not among them.
         starting: Asked for or restarting, not ready yet; they hold their GPUs.
-        draining: Told to leave, still finishing; they hold their GPUs and are no replicas any more.
+        draining: Asked to leave, still finishing; they hold their GPUs and no longer count as replicas.
         gpus_per_replica: GPUs that one replica holds, >= 0.
         failed: One reason per replica that was given up; those hold no GPU and are no replicas.
     """

@@ -180,7 +180,7 @@ class KubernetesTarget:
         await self._annotate(service, adapter, decision_id)
 
     async def _set(self, service: ScaledService, adapter: Object, wanted: int) -> Object:
-        """Write the number, provided that nobody else has."""
+        """Write the number, unless another writer has."""
         known = adapter["spec"]["replicas"]
         name = adapter["metadata"]["name"]
         for attempt in range(1, ATTEMPTS + 1):
@@ -202,7 +202,7 @@ class KubernetesTarget:
                     return self._remember(service, adapter)
                 if now != known or attempt == ATTEMPTS:
                     raise ConflictError(
-                        f"{name}: replicas are {now}, were {known}; observed and decided anew"
+                        f"{name}: replicas are {now}, were {known}; observed and decided again"
                     ) from None
                 continue
             metadata = {

@@ -50,7 +50,7 @@ class PodFacts:
         url: Base URL; None before it has an address.
         ready: Whether its Ready condition is True.
         served: Whether it certainly was ready before.
-        leaving: Terminating, or told to drain.
+        leaving: Terminating, or asked to drain.
         finished: Its containers are gone for good.
         bound: Whether it has a node, and so holds its GPUs.
         trouble: Why it cannot become ready: ``gated``, ``unschedulable``, ``stuck`` or empty.

@@ -85,7 +85,7 @@ class Hindsight:
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
-        """Tell whether the n-th replica can be done without: patient fleets let what they held for it run out.
+        """Return whether the n-th replica is not needed: patient fleets let its hold time expire.
 
         One above all sizes, which nothing has asked for, goes with the largest.
         """
@@ -116,7 +116,7 @@ class Load:
         startup_s: From asked for to ready.
         hold_s: How long a fleet keeps an idle replica, >= ``startup_s``.
         sizes: Largest floor that may be chosen, >= 1.
-        served_at_once_by: A fleet of this many or more lets nobody wait, as was seen; None: not known.
+        served_at_once_by: No request was seen to wait in a fleet of this many or more; None: unknown.
     """
 
     dt_s: float

@@ -27,10 +27,10 @@ SLOWDOWN = 3.0
 the KV, and a flash crowd found its decode workers a start-up late."""
 
 LOAD_MOST = 2.0
-"""Chosen: an overloaded worker counts as two full ones at most; beyond that only time tells."""
+"""Chosen: an overloaded worker counts as two full ones at most; beyond that the excess is unknown."""
 
 WAITING_SHARE = 0.02
-"""KV of a waiting request where running ones do not tell: the planner document's own figure."""
+"""KV of a waiting request where running ones give no figure: the planner document's own figure."""
 
 
 def light_of(usage: float) -> float:

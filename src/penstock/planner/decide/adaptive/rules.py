@@ -266,8 +266,8 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
         return _first_wait(case)
     horizon_s, speed = case.horizon_s, work.tokens_per_s
     left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
-    pace = case.pool.replicas * speed - work.level.now
-    clears_s = left / pace if pace > 0 else (math.inf if left else 0.0)
+    drain_rate = case.pool.replicas * speed - work.level.now
+    clears_s = left / drain_rate if drain_rate > 0 else (math.inf if left else 0.0)
     least_s = CLEAR_SLOS * case.slo_s
     most_s = max(least_s, case.horizon_s) if case.workers.has_shadows else least_s
     applies = clears_s > most_s and not case.is_early
@@ -374,5 +374,5 @@ def _finite(itl_s: float) -> float | None:
 
 
 def _itl_words(workers: int, itl_s: float, target_s: float) -> str:
-    told = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "without end"
-    return f"ITL of {workers} workers will be {told}, to hold are {1000 * target_s:g} ms"
+    shown = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "without end"
+    return f"ITL of {workers} workers will be {shown}, to hold are {1000 * target_s:g} ms"

@@ -76,7 +76,7 @@ def held_s(memory: RoleMemory, expected_s: float, now_s: float) -> float:
 
 
 def is_rested(memory: AdaptiveMemory, role: Role, now_s: float) -> bool:
-    """Tell whether the role neither grew nor shrank lately, so that a replica may go whatever there is to spare."""
+    """Return whether the role has not scaled lately, so that a replica may be removed regardless of spare capacity."""
     return held_s(memory.of(role), startup_s(memory, role, now_s), now_s) <= 0
 
 

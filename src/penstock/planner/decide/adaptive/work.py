@@ -82,7 +82,7 @@ def may_wait_s(own_s: float, slo_s: float) -> float:
 
 
 def serves_in_time_first(work: Work) -> bool:
-    """Tell whether those that can still be in time are served before those that cannot, as was seen."""
+    """Return whether requests that can still meet their deadline were seen to be served before those that cannot."""
     return 2.0 * work.overdue_in_time > work.overdue
 
 

@@ -138,7 +138,7 @@ class ObservedWorkers:
         return LightDecoding(held_s * tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
-        """Return None: without a profile nobody knows what another worker would save."""
+        """Return None: without a profile the gain of another worker is unknown."""
         del tokens_per_s
         return None
 

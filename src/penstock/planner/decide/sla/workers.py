@@ -93,7 +93,7 @@ BURSTY = 4.0
 shadow fleets and adaptive's shares decide, on the profile's throughput."""
 
 LEAST_ARRIVED = 100.0
-LEAST_FOLLOWED_S = 60.0
+LEAST_OBSERVED_S = 60.0
 """Chosen: the mean and the variance of fewer prompts and of less time are chance; a formula fed with them asked for eleven
 aggregated workers in place of seven. Until then shadow fleets and adaptive's shares decide."""
 
@@ -123,7 +123,7 @@ class ProfiledWorkers:
     def knows_waits(self) -> bool:
         """Whether the queueing formula says how late requests are; else shadow fleets and adaptive's shares decide."""
         learnt = self.learnt
-        is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_FOLLOWED_S
+        is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_OBSERVED_S
         return is_known and learnt.variability <= BURSTY
 
     @property
@@ -152,7 +152,7 @@ class ProfiledWorkers:
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
     def arriving(self, along: Forecast) -> Forecast:
-        """Return the trend where it tells more than the last minutes' mean, else that mean."""
+        """Return the trend where it is more accurate than the last minutes' mean, else that mean."""
         return steadied(along, self.learnt.steady)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:

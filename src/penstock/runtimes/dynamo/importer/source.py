@@ -66,11 +66,11 @@ class ManifestSource:
 
     Attributes:
         document: As the user wrote it.
-        value: The whole manifest in the form that is read.
+        value: The complete manifest in the form that is read.
         places: Where its parts stand in the document.
         file: Its name in problems.
         base: Path of the part; keys that methods take go on from there.
-        taken: Paths that were carried, of the whole.
+        taken: Paths that were carried, from the root.
         notes: What was not.
         problems: Why it cannot be converted at all.
     """
