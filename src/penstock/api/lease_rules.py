@@ -175,7 +175,7 @@ SPEC_LEASE_RULES: tuple[Rule[GraphSpec], ...] = (
             + _with(f"double({_WAIT}) <= {HAND_OVER_FRACTION} * double({_duration('p')})")
         ),
         find=_long_waits,
-        text="%s s is a longer wait for decode than a lease of %d s lasts, which nobody renews meanwhile",
+        text="%s s is a longer wait for decode than a lease of %d s lasts, which is not renewed meanwhile",
         values=(_WAIT, f"[{_PREFILL}].map(p, {_duration('p')})[0]"),
         remedy="lower it, remove it, or raise lease.durationSeconds",
     ),
