@@ -71,10 +71,10 @@ class Rule(Generic[ModelT]):
         text: What is wrong, with ``%d`` or ``%s`` for each of `values`.
         remedy: What to do, said after the text.
         cel: True for a valid object, ``self`` being the model or the value at `key`; None: CEL cannot express it.
-        find: Yields a model's breaches; None: the field's own type refuses them, or they lie between two versions.
+        find: Yields a model's breaches; None: the field's own type refuses them, or they compare two versions.
         values: CEL of the values that the text names; plain key paths are read from the model too.
         path: Key to blame, dotted, below the model; empty: the model itself.
-        key: The one key that the rule checks, where the rule stands at that key and not at its model.
+        key: The one key that the rule checks, where the rule belongs to that key and not to its model.
         at: The full path of a key to blame that a schema cannot name, ``%s`` for the map's key ``k``.
         first: CEL of a list; `values` may call its first item ``k``.
         message: CEL of the message where no text with verbs can give it.

@@ -44,7 +44,7 @@ from penstock.workload.results import read_run
 
 _REFRESH_REAL_S = 0.5
 _PLAIN_PERIOD_REAL_S = 5.0
-"""Chosen: where no terminal redraws the table, a line every five seconds shows that it goes on."""
+"""Chosen: where no terminal redraws the table, a line every five seconds shows that it is running."""
 _SETTLE_S = 45.0
 """Simulated seconds that the planner gets after the last request to shrink. Chosen: five real seconds; it may well hold
 more than it began with, having learnt what a slow start costs."""
@@ -90,7 +90,7 @@ class DemoOptions:
 
 
 async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
-    """Run all steps; whatever happens, the graph is stopped.
+    """Run all steps; the graph is always stopped.
 
     Args:
         options: What to do.
@@ -209,7 +209,7 @@ async def _load_and_watch(
 
 
 async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.subprocess.Process:
-    """Start the load generator as a process of its own, so that drawing never delays a request."""
+    """Start the load generator as a separate process, so that drawing never delays a request."""
     run_dir = options.output_dir / "run"
     arguments = ["load", "--trace", options.trace, "--url", started.state.arbiter.router_url, "--json"]
     arguments += ["--speed", f"{options.speed:g}"]

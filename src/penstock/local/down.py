@@ -20,7 +20,7 @@ _GRACE_S = 5.0
 
 
 def recover(store: StateStore) -> tuple[str, ...]:
-    """End what a killed arbiter left behind and remove its file; returns what was done, for people.
+    """End what a killed arbiter left behind and remove its file; returns what was done, as text.
 
     Raises:
         ConfigError: the arbiter runs.
@@ -78,7 +78,7 @@ class Stopped:
     Attributes:
         took_s: Real seconds.
         forced: The drain took too long, or ``--now`` was given.
-        notes: What had to be cleared up besides, for people.
+        notes: What else had to be cleaned up, as text.
     """
 
     namespace: str

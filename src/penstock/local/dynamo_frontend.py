@@ -122,7 +122,7 @@ class DynamoFrontend:
 
 
 def deregister(folder: Path, worker_id: int) -> None:
-    """Delete a worker's entries in Dynamo's discovery; nothing happens when they are gone."""
+    """Delete a worker's entries in Dynamo's discovery; does nothing if there are none."""
     for bucket in _BUCKETS:
         for path in (folder / "v1" / bucket).glob(f"*%2F{worker_id:x}"):
             path.unlink(missing_ok=True)

@@ -74,7 +74,7 @@ class Launcher:
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
         self._orphaned: dict[str, float] = {}
-        """When more than resource trackers was last left of a group whose leader is gone, real monotonic seconds."""
+        """When a group whose leader has ended last held more than resource trackers, real monotonic seconds."""
         kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
         self._context = zmq.Context()
         self._arbiter = _Arbiter(
@@ -164,7 +164,7 @@ class Launcher:
         return gone
 
     def _kill_orphans(self, ended: Ended) -> bool:
-        """Kill what is left of the group of a leader that is gone; return whether there was anything."""
+        """Kill the rest of the group of an ended leader; return whether any was left."""
         process = self._processes.get(ended.name)
         if process is None or process.pid != ended.pid:
             return False

@@ -185,7 +185,7 @@ class Probes:
             return None
 
     async def ask(self, method: str, url: str) -> Response | NoAnswer:
-        """Return the answer of whatever status, or why there is none."""
+        """Return the response of any status, or why there is none."""
         try:
             return await self._pool.request(method, url, timeouts=_TIMEOUTS)
         except (UpstreamConnectError, ConfigError):  # an address that is none has no listener
@@ -265,7 +265,7 @@ def frontend_of(state: StateFile, probes: Probes) -> Frontend:
 
 
 def _router_view(data: dict[str, Any]) -> RouterView:
-    """Return the view that ``/workers`` gives; what it leaves out, or has none of, is at its default."""
+    """Return the view that ``/workers`` gives; missing values have their defaults."""
     queue = data.get("prefill_queue") or {}
     return _VIEW.validate_python(
         {

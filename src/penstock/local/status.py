@@ -226,7 +226,7 @@ class LocalGraphStatus:
         gpus_used: Held by existing workers, draining ones included.
         planner: None while there is none, or it has not written of itself.
         lag_p99_s: How late each process that says so runs, simulated seconds, by name.
-        decisions: Those that changed replicas, or all that were asked for; the newest last.
+        decisions: Those that changed replicas, or all if requested; the newest last.
         held: What the planner has decided since without a change; None: nothing.
     """
 
@@ -376,7 +376,7 @@ def _process(name: str, entry: ProcessEntry, view: WorkerView | None) -> Process
 
 
 def _pool(role: str, entries: Iterable[ProcessEntry], processes: Iterable[ProcessStatus]) -> PoolStatus:
-    """Count a pool as it is shown: a worker that the router cannot use is not ready, whatever the supervisor knows."""
+    """Count a pool as it is shown: a worker that the router cannot use is not ready, even if the supervisor says so."""
     states = [process.state for process in processes if process.role == role]
     return PoolStatus(
         role=role,

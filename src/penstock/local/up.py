@@ -49,7 +49,7 @@ class StartedGraph:
 
     Attributes:
         ready_s: How long it took, real seconds.
-        recovered: What a killed arbiter had left and was cleared up, for people.
+        recovered: What a killed arbiter had left and was cleaned up, as text.
         arbiter: The background process, a child of this one.
     """
 
@@ -101,7 +101,7 @@ def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None
 
 
 def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:
-    """Return the graph with what the command line says of its planner, as far as `up` itself depends on it."""
+    """Return the graph with the command line's planner settings that `up` itself depends on."""
     if not overrides:
         return graph
     if "namespace" in overrides:

@@ -117,7 +117,7 @@ class PoolPlan:
         replicas: Fewest that hold the target.
         latency_s: TTFT or ITL to expect at the percentile, seconds.
         utilisation: Share of the pool's capacity in use: of its time in prefill, of the requests that it may run in decode.
-        binds: Which limit asks for the last replica.
+        binds: Which limit needs the last replica.
     """
 
     gpus: int
@@ -349,7 +349,7 @@ def _bounded(replicas: int) -> int:
 
 
 def _unreachable(engines: Sequence[EngineFigures], targets: Targets, load: Load) -> str:
-    """Say which target no number of replicas meets, the nearest, and what it takes."""
+    """Return which target no number of replicas meets, the nearest one that can be met, and what it takes."""
     itl_s, itl_gpus = min((engine.itl_s(1), engine.gpus) for engine in engines if engine.choices)
     ttft_s, ttft_gpus = min((engine.ttft_s, engine.gpus) for engine in engines if engine.ttft_s is not None)
     least_s = ttft_s + load.transfer_s + 2 * itl_s

@@ -55,7 +55,7 @@ class EngineSweep:
         kv_tokens: KV cache of the engine that decodes, tokens, > 0.
         prefill: By prompt length.
         decode: By context, then by requests in flight.
-        name: What was measured, for people; empty where unknown.
+        name: What was measured, as text; empty where unknown.
     """
 
     gpus: int

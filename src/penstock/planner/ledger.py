@@ -29,7 +29,7 @@ from penstock.planner.decide.config import DecideConfig
 FILE_NAME: Final = "ledger.jsonl"
 
 OLDER_NAME: Final = "ledger-1.jsonl"
-"""Where the last file lies after a rotation; the one before it is dropped."""
+"""Name of the previous file after a rotation; older ones are deleted."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -44,7 +44,7 @@ class LedgerFile:
         records: In file order, those of the file before the last rotation first; a decision that the ledger only counts
             stands behind the pull that it was made from.
         lines: 1-based line number of each record, or of that pull; over both files.
-        notes: What was dropped, for people.
+        notes: What was dropped, as text.
     """
 
     records: tuple[Record, ...]
@@ -98,7 +98,7 @@ def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryI
 
 
 def _anchor_before(records: Sequence[Record], decisions: int) -> int:
-    """Return the index of an anchor that has so many decisions behind it; 0 without one."""
+    """Return the index of an anchor with that many decisions after it; 0 if there is none."""
     for index in range(len(records) - 1, -1, -1):
         record = records[index]
         # The interval under way at a resumed header began before it.
@@ -116,7 +116,7 @@ def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]
     follower = LedgerFollower(DecideConfig())
     for number, record in enumerate(records, start=1):
         if record["type"] in ANCHORS:
-            # What comes behind the last that the ledger counts is in it with its own record, or was never made.
+            # A decision after the last one counted in the ledger has its own record, or was never made.
             last = (record.get("before") or record.get("state") or {}).get("sequence", 0)
             for index in reversed(made):
                 if found[index][1]["state"]["sequence"] > last:

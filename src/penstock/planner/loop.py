@@ -96,7 +96,7 @@ class LoopSettings(CoreSettings):
     Attributes:
         max_age_s: Oldest fresh metric; simulated seconds.
         about: For the ledger's header: namespace, environment, speed.
-        first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
+        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
     """
 
     max_age_s: float
@@ -167,7 +167,7 @@ class PlannerLoop:
                     raise AssertionError(f"{last}: asks for no answer")
 
     def _carry_out(self, effect: Effect) -> None:
-        """Carry out an effect that asks for no answer."""
+        """Carry out an effect that returns nothing."""
         match effect:
             case Append(record):
                 self._ledger.try_append({**record, "wall_s": round(self._time.wall_s(), 3)})

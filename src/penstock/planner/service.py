@@ -29,7 +29,7 @@ from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock.planner.targets.base import Target
 
 MIN_MAX_AGE_S = 1.0
-"""Real seconds below which no metric counts as stale: the router looks at a worker every 0.1 s or more, so
+"""Real seconds below which no metric counts as stale: the router polls a worker every 0.1 s or more, so
 at a high speed a young value is many simulated seconds old."""
 
 MIN_DEADLINE_S = 30.0

@@ -84,7 +84,7 @@ class Journal:
         return self._prefill.get((gpus, asked))
 
     def set_prefill(self, gpus: int, asked: int, point: PrefillPoint) -> None:
-        """Record a point, for the prompt length that was asked for."""
+        """Record a point, for the requested prompt length."""
         self._keep({"kind": "prefill", "gpus": gpus, "asked": asked, **asdict(point)})
 
     def has_decode(self, gpus: int, context: int, count: int) -> bool:

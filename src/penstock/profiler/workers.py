@@ -1,4 +1,4 @@
-"""Starts the worker that is measured, waits until it serves, and stops it whatever happens; one at a time.
+"""Starts the worker that is measured, waits until it serves, and always stops it; one at a time.
 
 Each worker leads a process group. Its identity is on disk while it runs, so that the next `penstock profile` of the same
 folder ends what a killed one left behind.

@@ -202,7 +202,7 @@ def targets(report: RunReport, run: PlannerRun) -> Figure:
 
 
 def _queue_scale(axes: Axes, values: Sequence[float]) -> None:
-    # linear up to 1, where the thresholds lie, logarithmic above, where bursts go
+    # linear up to 1, where the thresholds are, logarithmic above, for bursts
     top = max([1.0, *values]) * 1.8
     axes.set_yscale("symlog", linthresh=1.0, linscale=1.0)
     axes.set_ylim(-0.06, top)

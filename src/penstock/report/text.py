@@ -23,7 +23,7 @@ RANKS: Final = ("p50", "p90", "p99", "mean", "max")
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration for people: milliseconds below one second, ``-`` when unknown."""
+    """Return a readable duration: milliseconds below one second, ``-`` when unknown."""
     if value is None:
         return "-"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"

@@ -36,7 +36,7 @@ _STORED: Final = frozenset(
     }
 )
 """Defaults that the API server writes into objects. A rule that compares two versions of a key sees none that is absent;
-null has a meaning of its own, which CEL cannot distinguish from absence; and /scale needs a number."""
+null has a separate meaning, which CEL cannot distinguish from absence; and /scale needs a number."""
 
 
 def is_stored(model: str, key: str) -> bool:
@@ -168,7 +168,7 @@ class _Converter:
         return self._with_rules(result, name, key)
 
     def _with_rules(self, schema: Schema, name: str, key: str = "") -> Schema:
-        """Add the CEL of a model's rules, or of those that stand at one of its keys."""
+        """Add the CEL of a model's rules, or of those at one of its keys."""
         model = self._models.get(name, SpecModel)
         entries = [each.to_schema() for each in model.rules if each.key == key and each.cel is not None]
         for entry in () if key else entries:

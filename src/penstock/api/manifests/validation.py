@@ -141,7 +141,7 @@ def _choice(value: object, ctx: Mapping[str, Any]) -> str:
 
 
 MAX_REPAIRS = 8
-"""Rounds in which invalid values are set aside to reach rules behind them; two are usual."""
+"""Rounds in which invalid values are set aside to reach the rules after them; two are usual."""
 
 _STAND_INS: dict[KeyPath, Any] = {
     ("metadata",): {"name": "x"},
@@ -212,7 +212,7 @@ def _touches(path: KeyPath, aside: set[KeyPath]) -> bool:
 
 
 def _set_aside(value: Any, path: KeyPath) -> KeyPath:
-    """Remove what stands at ``path``, or put a stand-in there; return the path that is now moot.
+    """Remove the value at ``path``, or put a stand-in there; return the path that is now moot.
 
     What is missing already takes its section with it.
     """

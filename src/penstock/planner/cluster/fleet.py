@@ -79,7 +79,7 @@ def plan_of(
         paused: What pauses the graph; empty: nothing does.
 
     Raises:
-        ConfigError: the graph's planner cannot run so.
+        ConfigError: the graph's planner cannot run with it.
     """
     disabled = why_disabled(graph)
     given = {**overrides, "no-operation": True} if paused else overrides
@@ -160,7 +160,7 @@ class Fleet:
         return list(self._changed)
 
     def mark(self, key: Key) -> None:
-        """Have a look at a graph: it was added, changed or deleted."""
+        """Enqueue a graph: it was added, changed or deleted."""
         self._marked[key] = None
         self._wake.set()
 
@@ -229,7 +229,7 @@ class Fleet:
         return True
 
     async def _run(self, job: PlannerJob) -> None:
-        """Plan until the graph is gone or its plan has changed."""
+        """Plan until the graph is deleted or its plan changes."""
         stop = asyncio.Event()
         worker = asyncio.create_task(self._work(job, stop))
         watcher = asyncio.create_task(self._until_other(job.key, job.live, job.plan))
@@ -246,7 +246,7 @@ class Fleet:
         """Return a graph's plan with what it is planned by.
 
         Raises:
-            ConfigError: the graph's planner cannot run so.
+            ConfigError: the graph's planner cannot run with it.
             ClusterError: its profile cannot be read now.
         """
         is_planned = not why_disabled(graph)
@@ -254,7 +254,7 @@ class Fleet:
         return plan_of(graph, self._overrides, performance, paused=paused_by(live))
 
     async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
-        """Return when the graph is gone or would be planned otherwise; without a plan, when it changes at all."""
+        """Return when the graph is deleted or its plan changes; without a plan, at any change."""
         planned, uid = _version(live), live["metadata"].get("uid")
         polled = plan is not None and self._profiles.is_read_again(parse(live))
         while True:

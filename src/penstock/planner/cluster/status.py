@@ -26,7 +26,7 @@ from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecis
 from penstock.planner.observers import View
 
 STEADY_S: Final = 60.0
-"""Simulated seconds for which what was said stands. Chosen: figures that change with every decision would be a write each."""
+"""Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
 
 _STEP: Final = "limit"
 
@@ -60,7 +60,7 @@ class BeyondLimits:
 
 
 WRITE_TIMEOUT_S: Final = 10.0
-"""Real seconds for one write. Chosen: a busy API server answers within; other graphs wait behind it."""
+"""Real seconds for one write. Chosen: a busy API server answers within; other graphs wait for it."""
 
 RETRY_S: Final = 5.0
 """Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
@@ -109,7 +109,7 @@ class Report:
     Attributes:
         reason: Reason of the condition.
         message: One sentence; the same text for the same state.
-        generation: Of the graph that this judges.
+        generation: Of the graph that this describes.
         last_decision: Sentence of the last change; empty before the first.
         decision_id: Its id.
         decision_time: When it was decided, as Kubernetes writes times.
@@ -210,7 +210,7 @@ class StatusListener:
             self._say(self._report)
 
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
-        """Keep why a role's last scale-up failed for as long as it asks for another one."""
+        """Keep why a role's last scale-up failed for as long as it requests another one."""
         pool = view.pools.get(role.role)
         if role.reason in {Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF}:
             before = self._failed.get(role.role, "its last scale-up never became ready")

@@ -138,7 +138,7 @@ class _Step:
         self._emit(ObserveAt(due_s))
 
     def _resume(self, history: History, gone_s: float) -> bool:
-        """Take up what the ledger says; return whether the interval under way goes on.
+        """Resume from the ledger; return whether the current interval continues.
 
         Of another timeline (another boot, node or time scale) only the state is kept, its times moved to this one;
         changes not known to be carried out are forgotten.
@@ -218,7 +218,7 @@ class _Step:
     # -- an adjustment under way ----------------------------------------------------------------------
 
     def _follow_starts(self, seen: Observed) -> None:
-        """Record the replicas that have become ready; those that are gone are left to be rolled back."""
+        """Record the replicas that have become ready; those that have disappeared are left to be rolled back."""
         for role, pool in seen.pools.items():
             asked = self.state.decided.of(role).asked
             gone = max(0, asked - pool.replicas) if asked is not None else 0
@@ -301,7 +301,7 @@ class _Step:
         return {role: why for role, why in seen.never_ready.items() if self._is_unready(role, seen)}
 
     def _gone(self, seen: Observed) -> dict[Role, str]:
-        """Return the roles with fewer replicas than were asked for: the backend gave one up or dropped it."""
+        """Return the roles with fewer replicas than requested: the backend gave one up or dropped it."""
         return {
             role: seen.failures.get(role, "the backend dropped it")
             for role, pool in seen.pools.items()
@@ -468,7 +468,7 @@ class _Step:
         return self.state.observed.pools if self.state.observed is not None else {}
 
     def _interval_s(self) -> float:
-        """Return the simulated seconds until the next decision: what the last one asked for, else the mode's."""
+        """Return the simulated seconds until the next decision: what the last one requested, else the mode's."""
         asked_s = self.state.decided.interval_s
         return self.config.interval_s if asked_s is None else asked_s
 

@@ -74,7 +74,7 @@ def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Pro
 
 
 def _projection(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Projection | None:
-    """Return what the demand at the horizon needs; None as far as the demand is not known."""
+    """Return what the demand at the horizon needs; None while the demand is not known."""
     pull = window.pulls[-1]
     speed = workers.tokens_per_s(shared.work)
     service_s = learning.service_s(workers.learnt, workers.profile)
@@ -89,7 +89,7 @@ def _projection(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers
 def _limited(
     proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, projection: Projection | None
 ) -> Sequence[RoleProposal]:
-    """Return the proposals within what budget and bounds allow, as far as the demand is known."""
+    """Return the proposals within what budget and bounds allow, if the demand is known."""
     if projection is None:
         return proposals
     pools, config = window.pulls[-1].pools, projection.workers.config

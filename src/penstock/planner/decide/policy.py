@@ -19,7 +19,7 @@ from penstock.planner.decide.state import PlannerState
 
 Propose = Callable[[Window, PlannerState, Any], Proposal]
 """Takes the interval's pulls (one at least; replica counts are taken from the newest), what the last decision left, and the
-`DecideConfig`; returns what to change. It passes through the same bounds, budget and rebalancing whatever the policy."""
+`DecideConfig`; returns what to change. Every policy has the same bounds, budget and rebalancing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ ROUTER_NAMES: Final = frozenset(
         names.PROCESS_START,
     }
 )
-"""Sample names that `read_router` looks at."""
+"""Sample names that `read_router` reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ FRONTEND_NAMES: Final = frozenset(
         names.DYNAMO_BATCH_TOKENS,
     }
 )
-"""Sample names that `read_frontend` looks at."""
+"""Sample names that `read_frontend` reads."""
 
 _SUCCESS: Final = "success"
 _PREFILL: Final = "prefill"

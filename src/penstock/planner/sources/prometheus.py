@@ -24,7 +24,7 @@ READ_TIMEOUT_S = 2.0
 """Real seconds for all queries of a read. Chosen: instant queries over thousands of series take well below one."""
 
 FRESH_S = 30.0
-"""Real seconds up to which a sample is fresh even if the planner asks for younger ones. Chosen: two of the
+"""Real seconds up to which a sample is fresh even if the planner requires younger ones. Chosen: two of the
 usual 15 s scrape intervals; with less, most samples of a healthy server would count as stale."""
 
 

@@ -74,7 +74,7 @@ class MetricsPages:
     def _count_time_out(self, url: str, why: str) -> None:
         now_s = self._real_now_s()
         for other in [each for each, hung in self._hung.items() if now_s > hung.retry_at_s + LONGEST_PAUSE_S]:
-            # Of a process that has left: it has not been asked for longer than any pause.
+            # A process that has left: the time since its last request exceeds any pause.
             del self._hung[other]
         self._hung.setdefault(url, PullBackoff()).failed(f"{url}: {why}", now_s)
 

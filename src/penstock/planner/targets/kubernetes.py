@@ -46,7 +46,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScaledService:
-    """One worker service, as far as it is scaled.
+    """One worker service, its scaled part.
 
     Attributes:
         name: Service's name; its adapter's name follows.
@@ -216,7 +216,7 @@ class KubernetesTarget:
         raise AssertionError("the loop returns or raises")
 
     async def _annotate(self, service: ScaledService, adapter: Object, decision_id: str) -> None:
-        """Note the decision on the adapter; the number stands whether or not that succeeds."""
+        """Note the decision on the adapter; the number is set whether or not that succeeds."""
         metadata = adapter["metadata"]
         if (metadata.get("annotations") or {}).get(DECISION_ANNOTATION) == decision_id:
             return
@@ -248,7 +248,7 @@ class KubernetesTarget:
         return written
 
     def _desired(self, role: Role, service: ScaledService) -> tuple[int, bool]:
-        """Return the replicas wished for, and whether somebody else has set them since the last look."""
+        """Return the desired replicas, and whether another writer has set them since the last read."""
         adapter = self._adapter(service)
         if adapter is None:
             self._desired_by_role.pop(role, None)

@@ -273,10 +273,10 @@ class Objective:
     """What is wanted, and what it may cost.
 
     Attributes:
-        in_time: Share of requests, in (0, 1); nothing is paid for more.
+        in_time: Share of requests, in (0, 1); more earns nothing.
         price_gpu_s: GPU-seconds that one late request may cost, > 0.
         gpus: Of one replica.
-        unused_s: For which a replica that was started in vain holds its GPUs: until it is ready, and until it has gone.
+        unused_s: How long a replica that was not needed holds its GPUs: start-up plus drain.
         least: Smallest floor, >= 1.
     """
 

@@ -45,7 +45,7 @@ class Decoding(Protocol):
     """Expected answers, and what they hold of a pool's KV cache."""
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load, in workers' worth, that they bring so many workers to; all of it where there are none."""
+        """Return the KV load of that many workers, in workers' worth; all of it where there are none."""
         ...
 
 
@@ -90,7 +90,7 @@ class KvView:
         return LightDecoding(ready * light_of(load / ready)).load_on(workers) if ready else load
 
     def demanded(self, workers: int) -> float:
-        """Return the KV load that the expected arrivals bring ``workers`` to, at most `LOAD_MOST` of each."""
+        """Return the KV load of ``workers`` that serve the expected arrivals, at most `LOAD_MOST` of each."""
         return self.decoding.load_on(workers)
 
 

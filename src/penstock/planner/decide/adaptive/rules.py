@@ -63,7 +63,7 @@ def grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one role's rules look at.
+    """Input of one role's rules.
 
     Attributes:
         role: prefill, decode or aggregated.
@@ -115,7 +115,7 @@ def lacks(case: Case) -> list[RoleFinding]:
 
 
 def missing(case: Case, most: int) -> int:
-    """Return how many replicas to add, 1 to ``most``: until no rule asks for another, each counted as starting."""
+    """Return how many replicas to add, 1 to ``most``: until no rule needs another, each counted as starting."""
     count = 1
     while count < most:
         pool = replace(case.pool, starting=case.pool.starting + 1)

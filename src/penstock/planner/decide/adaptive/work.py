@@ -119,7 +119,7 @@ def followed(work: Work, demand: Demand, slo_s: float) -> Work:
 
 
 def view(work: Work, demand: Demand, workers: WorkProjection, *, horizon_s: float, far_s: float) -> WorkView:
-    """Return what the rules look at, ``horizon_s`` and ``far_s`` ahead."""
+    """Return the input of the rules, ``horizon_s`` and ``far_s`` ahead."""
     size = work.sized_tokens / work.sized if work.sized > 0 else 0.0
     # Arrivals as random as Poisson's; a mean over less than the average's span is as sure as its span is long.
     error = math.sqrt(work.level / min(2.0 * LEVEL_TAU_S, work.rate.seen_s)) if work.rate.seen_s > 0 else 0.0

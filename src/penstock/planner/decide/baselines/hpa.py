@@ -107,7 +107,7 @@ def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
     Args:
         desired: Of this synchronisation.
         current: Replicas now.
-        recent: Numbers of the last 300 s without this one; after a start the current number stands for them.
+        recent: Numbers of the last 300 s without this one; after a start the current number replaces them.
     """
     held = max([desired, *recent]) if desired < current else desired
     held = min(held, current) if desired < current else held

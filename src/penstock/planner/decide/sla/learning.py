@@ -157,7 +157,7 @@ STEADY_TAU_S = 120.0
 """Chosen: three times the trend's, so that the mean is steadier than the trend, and known within some minutes."""
 
 CHANCE_SIGMAS = 1.5
-"""Chosen: chance seldom goes further, and a swing of minutes soon does."""
+"""Chosen: chance rarely exceeds it, and a swing of minutes soon does."""
 
 
 def steady_followed(rate: SteadyRate, demand: Demand) -> SteadyRate:

@@ -90,7 +90,7 @@ class SlaMemory:
 
 
 def resumed(memory: SlaMemory, by_s: float, now_s: float) -> SlaMemory:
-    """Return the memory on a clock that shows ``by_s`` more; nothing lies after ``now_s``."""
+    """Return the memory on a clock that shows ``by_s`` more; no time is after ``now_s``."""
     del by_s, now_s  # it remembers durations alone
     return memory
 

@@ -130,7 +130,7 @@ def _share(args: ManifestSource, section: dict[str, Any], key: str, value: objec
 
 
 def _share_context(model: dict[str, Any], command: Command) -> None:
-    """Set the graph's context length; a worker with another one keeps its flag, which stands after the graph's."""
+    """Set the graph's context length; a worker with another one keeps its flag, which comes after the graph's."""
     text = command.pop_value("--max-model-len")
     if text is not None and model.setdefault("contextTokens", number_of(text)) != number_of(text):
         command.words += ["--max-model-len", text]

@@ -50,7 +50,7 @@ class Places:
     _moves: list[tuple[KeyPath, KeyPath]] = field(default_factory=list)
 
     def moved(self, new: KeyPath, old: KeyPath) -> None:
-        """Record that what lies at or below ``new`` stood at or below ``old``."""
+        """Record that values at or below ``new`` came from ``old`` or below."""
         self._moves.append((new, old))
 
     def origin(self, path: KeyPath) -> KeyPath:
@@ -67,7 +67,7 @@ class ManifestSource:
     Attributes:
         document: As the user wrote it.
         value: The complete manifest in the form that is read.
-        places: Where its parts stand in the document.
+        places: Where its parts are in the document.
         file: Its name in problems.
         base: Path of the part; keys that methods take go on from there.
         taken: Paths that were carried, from the root.
@@ -179,7 +179,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 _OWN_RESOURCES = {GPU_RESOURCE: "gpu", "cpu": "cpu", "memory": "memory"}
 """Resources that v1alpha1 holds beside the container, and their names there."""
 _Moved = Callable[[KeyPath, KeyPath], None]
-"""Records that what lies at the first path below a service stood at the second below its component."""
+"""Records that a value at the first path below a service came from the second below its component."""
 
 
 def as_alpha(manifest: dict[str, Any]) -> tuple[dict[str, Any], Places]:
