@@ -118,7 +118,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     found = analyse(options.output_dir / "run", ledger=ledger)
     found = with_graph(found, graph)
     if not stop.is_set():
-        # Only now: beside the graph it would take the processor from what is measured.
+        # Only now: while the graph runs it would take processor time from the measurement.
         found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL, console)
     files = write_report(found, options.output_dir / "report")
     console.print(report_text(found))
@@ -231,7 +231,7 @@ async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.su
 
 
 async def end_load(replay: asyncio.subprocess.Process) -> None:
-    """Let a load run that is under way cut its requests off and write its summary; kill it if it does not."""
+    """Let a running load cut off its requests and write its summary; kill it if it does not."""
     if replay.returncode is None:
         replay.terminate()
         try:

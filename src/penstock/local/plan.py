@@ -28,7 +28,7 @@ class Start(Action):
 
 
 class BeginDrain(Action):
-    """Ask the router to send nothing new, and begin to watch what is in flight."""
+    """Ask the router to send nothing new, and start watching what is in flight."""
 
 
 class Terminate(Action):
@@ -40,7 +40,7 @@ class Retire(Action):
 
 
 class Forget(Action):
-    """Drop what is remembered about a name that is in the file no more."""
+    """Drop what is remembered about a name that is no longer in the file."""
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """Replicas of one role: ``ready`` of ``desired``, ``draining`` besides, ``failed`` given up."""
+    """Replicas of one role: ``ready`` of ``desired``, plus ``draining`` ones, ``failed`` ones given up."""
 
     role: str
     ready: int
@@ -323,7 +323,7 @@ def summarise(
     decisions: tuple[DecisionStatus, ...],
     held: HeldDecisions | None = None,
 ) -> LocalGraphStatus:
-    """Put together what was read; pure."""
+    """Combine the readings; pure."""
     arbiter = state.arbiter
     workers = {} if router is None else router.workers
     lags = {

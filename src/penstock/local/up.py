@@ -93,7 +93,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
 
 
 def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
-    """Refuse a graph whose planner would end at its start for want of a profile or of a fitting memory."""
+    """Refuse a graph whose planner would end at its start for lack of a profile or a matching memory."""
     options = join(given=dict(overrides), graph=graph)
     if options.mode == PlannerMode.SLA:
         planning_profile(graph.spec, options.profile)
@@ -205,7 +205,7 @@ def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[byte
 
 
 async def _roll_back(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:
-    """Stop what was started, at once; SIGTERM twice says so to an arbiter."""
+    """Stop all started processes at once, for an arbiter by two SIGTERMs."""
     for _ in range(2):
         if arbiter.poll() is None:
             arbiter.terminate()

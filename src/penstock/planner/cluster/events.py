@@ -47,7 +47,7 @@ class DecisionEventWriter:
             self._drop()
 
     async def run(self) -> None:
-        """Write what is posted until cancelled."""
+        """Write posted Events until cancelled."""
         while True:
             regarding, message = await self._waiting.get()
             try:

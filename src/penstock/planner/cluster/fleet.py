@@ -271,7 +271,7 @@ class Fleet:
                     return
             except ConfigError:
                 return
-            except ClusterError as exc:  # what was read last holds
+            except ClusterError as exc:  # the last profile read stays valid
                 log.warning("profile not read again", why=str(exc))
 
     async def _changed_within(self, key: Key, seconds: float | None) -> None:

@@ -271,7 +271,7 @@ def _unknown(view: View, *, needs_demand: bool) -> str | None:
 
 
 def _asked(view: View) -> str:
-    """Return which sources were asked in vain; their reasons vary from pull to pull and are logged."""
+    """Return which sources failed; their reasons vary from pull to pull and are logged."""
     if view.pull is None:
         return ""
     kv, queue = view.pull.kv, view.pull.queue
@@ -281,7 +281,7 @@ def _asked(view: View) -> str:
 
 
 class StatusWriter:
-    """Writes the newest report of each graph that differs from what is there.
+    """Writes the newest report of each graph whose status differs.
 
     Attributes:
         writes: Statuses written.
@@ -311,7 +311,7 @@ class StatusWriter:
             self._wanted.pop(key, None)
 
     def forget(self, key: Key) -> None:
-        """Write nothing about a graph any more."""
+        """Stop writing about a graph."""
         self._wanted.pop(key, None)
         self._written.pop(key, None)
 

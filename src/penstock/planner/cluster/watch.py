@@ -29,7 +29,7 @@ PLANNER_CONDITION: Final = "PlannerActive"
 
 HPA: Final = "hpa (kube-controller-manager)"
 _HPA_MANAGER: Final = "kube-controller-manager"
-"""Field manager of Kubernetes' HorizontalPodAutoscalers, KEDA's included: nothing else there writes /scale of an adapter."""
+"""Field manager of Kubernetes' HorizontalPodAutoscalers, KEDA's included: no other writes an adapter's /scale there."""
 
 Key = tuple[str, str]
 """Namespace and name of a graph."""

@@ -82,7 +82,7 @@ class PlannerCore:
 
 
 class _Step:
-    """One step under way: the state so far, and the effects so far."""
+    """One step in progress: its state and effects so far."""
 
     def __init__(self, settings: CoreSettings, state: CoreState, now_s: float) -> None:
         self.settings = settings
@@ -156,7 +156,7 @@ class _Step:
         return False
 
     def _continue(self, history: History) -> bool:
-        """Take the interval under way up again; False if it is long over and nothing is outstanding."""
+        """Resume the current interval; False if it is long over and nothing is outstanding."""
         pending = history.pending
         actuation = Actuation(pending[0].decided_s, pending, None) if pending else None
         self._set(origin_s=history.origin_s, actuation=actuation, starts=history.starts)
@@ -215,7 +215,7 @@ class _Step:
         deciding = Deciding(kind, config, state.decided, after, decision, window=window)
         self._emit(RecordDecision(deciding, self._place(state.schedule.next_start_s)))
 
-    # -- an adjustment under way ----------------------------------------------------------------------
+    # -- an adjustment in progress --------------------------------------------------------------------
 
     def _follow_starts(self, seen: Observed) -> None:
         """Record the replicas that have become ready; those that have disappeared are left to be rolled back."""
@@ -235,7 +235,7 @@ class _Step:
                 self._emit(Append(records.started_record(replica)))
 
     def _accept_edits(self, seen: Observed, roles: Collection[Role]) -> None:
-        """Keep another writer's numbers for an interval: forget what was asked, and start an interval."""
+        """Keep another writer's numbers for an interval: forget the request, and start an interval."""
         for role in roles:
             decided = self.state.decided
             changed = written(decided.of(role), seen.writers.get(role) or "another writer")
@@ -405,7 +405,7 @@ class _Step:
         self._next_change(replace(actuation, changes=actuation.changes[1:]))
 
     def _count_in(self, change: Change) -> None:
-        """Let the rest of this tick see a scale-up that the backend took: what is left must fit beside it."""
+        """Let the rest of this tick see a scale-up that the backend accepted: the remaining changes must fit with it."""
         seen, added = self.state.observed, change.desired - change.current
         pool = seen.pools.get(change.role) if seen is not None else None
         if seen is None or pool is None or added <= 0 or pool.replicas == change.desired:

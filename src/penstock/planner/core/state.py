@@ -58,7 +58,7 @@ class Schedule:
 
     @property
     def window(self) -> Window:
-        """Return what is to be decided on; there is one pull at least."""
+        """Return the input of the decision; it has at least one pull."""
         return Window(self.start_s, self.pulls[-1].at_s, self.pulls)
 
     @property

@@ -1,4 +1,4 @@
-"""What was seen: one pull of all metrics, its summary, and the pulls of one adjustment interval.
+"""Observations: one pull of all metrics, its summary, and the pulls of one adjustment interval.
 
 A pull is summarised once when it arrives, so that deciding costs the same for one worker and for a thousand.
 """
@@ -205,7 +205,7 @@ def entry_role(pools: Mapping[Role, PoolCounts]) -> Role:
 
 
 def turned_away(pulls: Sequence[Pull], role: Role) -> float:
-    """Return the requests refused or timed out for want of a role's workers; of the first role if it is unknown."""
+    """Return the requests refused or timed out for lack of a role's workers; of the first role if it is unknown."""
     total = 0.0
     for pull in pulls:
         demand = pull.demand

@@ -1,4 +1,4 @@
-"""Threshold rules: one role's signal over an interval, what it asks for, and requests that were turned away before they showed in it.
+"""Threshold rules: a role's signal over an interval, the change it needs, and requests rejected before they showed in it.
 
 Unknown values bound a signal from below, and keep a role from shrinking.
 """
@@ -208,7 +208,7 @@ def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideCon
 
 
 def _with_rejected(proposal: RoleProposal, requests: float, pulls: Sequence[Pull]) -> RoleProposal:
-    """Return the proposal with what was turned away counted as demand."""
+    """Return the proposal with rejected requests counted as demand."""
     pool = proposal.pool
     if not requests or proposal.action is Action.UP or pool.starting or not pool.ready:
         return proposal

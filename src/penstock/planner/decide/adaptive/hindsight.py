@@ -207,7 +207,7 @@ def _faded(known: Hindsight) -> Hindsight:
 
 
 def _grown(known: Hindsight, sizes: int) -> Hindsight:
-    """Return it with so many sizes; one not followed so far would have done as the largest, with more replicas."""
+    """Return it with so many sizes; a new one starts as the largest, with more replicas."""
     more = sizes - known.sizes
     if more <= 0:
         return known
@@ -317,7 +317,7 @@ def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
-    """Return the GPU-seconds that changing by so many replicas may cost in vain; one at least."""
+    """Return the GPU-seconds that changing by so many replicas may waste; at least one."""
     return objective.gpus * objective.unused_s * max(1, abs(replicas))
 
 

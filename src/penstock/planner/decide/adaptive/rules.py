@@ -27,7 +27,7 @@ CLEAR_SLOS = 2.0
 longer: for less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late."""
 
 KV_TREND_MOST = 2.0
-"""Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
+"""Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast, then levels off."""
 
 
 ITL_AFTER = 0.95
@@ -191,7 +191,7 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
 
 
 def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
-    """Keep the floor that would have been best, and above it what was needed lately."""
+    """Keep the floor that would have been best, and above it the recent need."""
     workers = case.pool.replicas
     is_idle = known.is_idle(workers, supply.hold_s(case.horizon_s))
     applies = workers > known.floor and is_idle

@@ -19,7 +19,7 @@ SETTLE_S = 10.0
 
 HOLD_S = 60.0
 """Chosen: a replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
-GPU-seconds and late requests besides."""
+GPU-seconds and late requests as well."""
 
 _NEW_SHARE = 0.5
 """Chosen: weight of the newest start-up; three are enough to follow a slower image pull."""

@@ -162,7 +162,7 @@ def _metrics(pulls: Sequence[Pull], role: Role) -> list[tuple[str, int | None]]:
     if role is not Role.DECODE:
         waiting = waiting_requests(pull, role)
         if waiting is not None:
-            # As the routers' penstock_router_unserved_requests has it; a synchronisation sees what was since the last.
+            # As the routers' penstock_router_unserved_requests has it; a synchronisation sees those since the last.
             waiting += turned_away(pulls, role)
         queue = None if waiting is None else external_desired(waiting, QUEUE_TARGET, pool.replicas)
         metrics.append(("queue", queue))

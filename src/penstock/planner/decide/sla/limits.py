@@ -52,7 +52,7 @@ def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
 
 
 def shared(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
-    """Return the replicas of each role within the budget: what is wanted, or else the greatest `coverage`.
+    """Return the replicas of each role within the budget: the desired number, or else the greatest `coverage`.
 
     From the floors on, each replica goes to the role that has least of what it needs, decode on equal terms, as long as
     one of it fits. Taking one away again would leave its role no better off than the one that has least now, so no other
@@ -187,7 +187,7 @@ def _explained(proposal: RoleProposal, limits: Limits, projection: Projection) -
 
 
 def _within_share(proposal: RoleProposal, limits: Limits, free: int | None) -> RoleProposal:
-    """Return a scale-up of at most the role's share; at its share, it leaves what is free to the other role."""
+    """Return a scale-up of at most the role's share; at its share, it leaves the free GPUs to the other role."""
     if proposal.action is not Action.UP or not limits.is_budget_short or free is None:
         return proposal
     share = limits.allowed[proposal.role]

@@ -1,4 +1,4 @@
-"""What mode ``sla`` remembers besides adaptive's memory; plain numbers, so that the ledger can hold it."""
+"""What mode ``sla`` remembers in addition to adaptive's memory; plain numbers, so that the ledger can hold it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRIOR_S = 20.0
 outweigh it within a minute."""
 
 POISSON = 2.0
-"""Ca2 + Cs2 of Poisson arrivals and exponential lengths: what is assumed before anything was seen."""
+"""Ca2 + Cs2 of Poisson arrivals and exponential lengths: assumed before the first observation."""
 
 
 @dataclass(frozen=True, slots=True)

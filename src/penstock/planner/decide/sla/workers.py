@@ -61,7 +61,7 @@ class ProfiledAnswers:
         return workers * min(LOAD_MOST, crowded * share)
 
     def itl_with(self, workers: int) -> float:
-        """Return the ITL while as many requests are in flight as the attainment has to bear.
+        """Return the ITL while as many requests are in flight as the attainment must cover.
 
         Requests in flight are Poisson where arrivals are, and the router spreads them over the workers.
         """
@@ -101,7 +101,7 @@ LEAST_SEEN_S = 6.0
 """Chosen: arrivals of fewer seconds say nothing of their rate."""
 
 WAIT_LEAST = 0.5
-"""Chosen: share of the TTFT target that is left for waiting at least; a prompt that needs more by itself is late in
+"""Chosen: share of the TTFT target that is left for waiting at least; a prompt that alone needs more is late in
 almost any fleet."""
 
 
@@ -194,7 +194,7 @@ class ProfiledWorkers:
         return load / servers
 
     def may_wait_s(self, own_s: float) -> float:
-        """Return what is left of the TTFT target after a prompt's own time."""
+        """Return the rest of the TTFT target after a prompt's own time."""
         target_s = self.config.ttft_slo_s
         return max(target_s - own_s * learning.factor(self.learnt.ttft), WAIT_LEAST * target_s)
 
