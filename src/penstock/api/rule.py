@@ -1,4 +1,4 @@
-"""One cross-field rule, said once: in Python for `penstock validate`, in CEL for the API server, in words for both.
+"""One cross-field rule, stated once: in Python for `penstock validate`, in CEL for the API server, in words for both.
 
 `penstock.api.base.give_rules` gives each model its rows; `penstock.api.crd` emits them,
 `penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
@@ -47,7 +47,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """One place at which a model breaks a rule; None takes what the rule says.
+    """One place at which a model breaks a rule; None takes the rule's value.
 
     Attributes:
         values: For the verbs of the rule's text.
@@ -129,7 +129,7 @@ class Rule(Generic[ModelT]):
         return {**entry, "fieldPath": f".{self.path}"} if self.path else entry
 
     def message_cel(self) -> str:
-        """Return the CEL that gives the message, just as `violations` words it."""
+        """Return the CEL that gives the message, identical to that of `violations`."""
         if self.message:
             return self.message
         said = quoted(f"{self.at}: {self.text}; {self.remedy}" if self.at else f"{self.text}; {self.remedy}")
@@ -154,7 +154,7 @@ def quoted(text: str) -> str:
 
 
 def literal(value: object, annotation: Any) -> str:
-    """Return a scalar as CEL has it.
+    """Return a scalar as CEL.
 
     Args:
         value: The scalar.

@@ -124,7 +124,7 @@ class Figures:
         self.attained = self.newly_attained or self.attained
 
     def drop_demands(self) -> None:
-        """Forget the demand so far: it is drawn."""
+        """Forget the demand so far, once it is drawn."""
         self.demands = []
 
     def due(self, now_s: float) -> Iterator[tuple[float, float]]:

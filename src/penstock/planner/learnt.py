@@ -232,7 +232,7 @@ def _numbers(plain: Any) -> Iterator[float]:
 
 
 def reset(folder: Path) -> None:
-    """Let the planner of a ledger's folder begin with nothing learnt; what the ledger has stays in it.
+    """Let the planner of a ledger's folder start without memory; the ledger keeps its records.
 
     Raises:
         LedgerError: the ledger cannot be read or written.

@@ -110,7 +110,7 @@ def _anchor_before(records: Sequence[Record], decisions: int) -> int:
 
 
 def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]]:
-    """Return the records by their line, with the decisions that the ledger only counts made again in their places."""
+    """Return the records by their line, with the decisions that the ledger only counts replayed in their places."""
     found: list[tuple[int, Record]] = []
     made: list[int] = []
     follower = LedgerFollower(DecideConfig())
@@ -255,7 +255,7 @@ class Ledger:
         return self._rotate_bytes is not None and self._end >= self._rotate_bytes
 
     def rotate(self, header: Mapping[str, Any]) -> None:
-        """Go on in a new file that begins with ``header``; the old one is kept as `OLDER_NAME`.
+        """Continue in a new file that begins with ``header``; the old one is kept as `OLDER_NAME`.
 
         A complete ledger exists at every instant. A failure is logged and changes nothing.
         """

@@ -91,7 +91,7 @@ class ModelTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings(CoreSettings):
-    """What one planner is set to.
+    """Settings of one planner.
 
     Attributes:
         max_age_s: Oldest fresh metric; simulated seconds.
@@ -207,7 +207,7 @@ class PlannerLoop:
         )
 
     def _record(self, asked: RecordDecision) -> bool:
-        """Write a decision to the disk, or count it if the ledger's pulls say it already; return whether it is there."""
+        """Write a decision to the disk, or count it if the ledger's pulls imply it; return whether it is there."""
         decision = asked.deciding.decision
         says = [(role.role, role.desired, role.reason) for role in decision.roles]
         written = self._written
@@ -269,7 +269,7 @@ class PlannerLoop:
         return self._pulled
 
     async def _scale(self, change: Change) -> str | None:
-        """Ask the backend for a change; return why it refused, None if it took it."""
+        """Ask the backend for a change; return why it refused, None if it accepted."""
         try:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
                 await self._target.scale(change.role, change.desired, decision_id=change.decision_id)
@@ -302,7 +302,7 @@ class PlannerLoop:
         )
 
     def _left_to(self) -> dict[Role, str]:
-        """Return the roles that are left to others, and who they are."""
+        """Return the roles that other writers own, with the writers."""
         writers = self._observed.writers if self._observed is not None else {}
         config, decided = self._settings.config, self._state.decided
         named = {role: owner(role, decided.of(role), config, writers) for role in self._counts()}

@@ -1,4 +1,4 @@
-"""What a runtime says of itself, so that no other code knows one by name.
+"""What a runtime declares, so that no other code depends on its name.
 
 A runtime is a class with a method of each name below; to inherit from `Runtime` gives it those that it does not need.
 Its distribution registers the class as an entry point of group ``penstock.runtimes``, under the name that manifests
@@ -79,7 +79,7 @@ class RuntimeContext:
 
     @property
     def discovery_folder(self) -> PurePath:
-        """Folder in which the processes of a local graph may find each other, beside its statefile."""
+        """Folder in which the processes of a local graph may find each other, next to its statefile."""
         return PurePath(self.discovery).parent / f"{self.namespace}{DISCOVERY_SUFFIX}"
 
 
@@ -187,7 +187,7 @@ def masked_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNeeds:
-    """What a graph's processes need of a Kubernetes cluster beside what every graph gets.
+    """What a graph's processes need of a Kubernetes cluster in addition to what every graph gets.
 
     Attributes:
         fields: Variables of every pod by name, and the pod's field that each takes.
@@ -228,7 +228,7 @@ class Runtime(Protocol):
         ...
 
     def frontend(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
-        """Return the command of what takes the router's place; asked only where `RuntimeTraits.frontend` is given."""
+        """Return the command of the router's replacement; called only where `RuntimeTraits.frontend` is given."""
         raise NotImplementedError
 
     def pod_environment(self, role: Role) -> Mapping[str, str]:

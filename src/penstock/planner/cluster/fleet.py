@@ -150,7 +150,7 @@ class Fleet:
         self._work = work
         self._say = say
         self._forget = forget
-        self._marked: dict[Key, None] = {}
+        self._queued: dict[Key, None] = {}
         self._wake = asyncio.Event()
         self._changed: dict[Key, asyncio.Event] = {}
 
@@ -159,9 +159,9 @@ class Fleet:
         """Graphs that have a task now."""
         return list(self._changed)
 
-    def mark(self, key: Key) -> None:
+    def enqueue(self, key: Key) -> None:
         """Enqueue a graph: it was added, changed or deleted."""
-        self._marked[key] = None
+        self._queued[key] = None
         self._wake.set()
 
     async def run(self) -> None:
@@ -170,8 +170,8 @@ class Fleet:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                marked, self._marked = self._marked, {}
-                for key in marked:
+                queued, self._queued = self._queued, {}
+                for key in queued:
                     if key in self._changed:
                         self._changed[key].set()
                     elif self._graphs.graph(key) is not None:
@@ -197,7 +197,7 @@ class Fleet:
             self._profiles.forget(key)
             self._forget(key)
             if self._graphs.graph(key) is not None:
-                self.mark(key)
+                self.enqueue(key)
 
     async def _attempt(self, key: Key, live: Object) -> bool:
         """Run a graph's planner until it has to change; False if it failed."""

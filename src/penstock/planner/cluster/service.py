@@ -166,7 +166,7 @@ class LeaderSession:
             say=self.status.say,
             forget=self._forget,
         )
-        self._watch.subscribe(self.fleet.mark)
+        self._watch.subscribe(self.fleet.enqueue)
 
     async def run(self) -> None:
         """Watch and plan until cancelled."""

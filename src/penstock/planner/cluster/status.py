@@ -177,7 +177,7 @@ class StatusListener:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
     def tick(self, view: View) -> None:
-        """Say what the loop does now."""
+        """Set what the loop does now."""
         reason, message = self._reason(view)
         self._is_edited = self._is_edited or bool(view.left_to.keys() - set(self._external))
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
@@ -244,7 +244,7 @@ class StatusListener:
         return reason, "; ".join(filter(None, (message, *external, self._beyond.words)))
 
     def _held(self, view: View) -> tuple[PlannerReason, str] | None:
-        """Return why the planner does not act on a role that is its own; None where it does."""
+        """Return why the planner does not act on a role that it owns; None where it does."""
         left = {role: who for role, who in view.left_to.items() if role not in self._external}
         if left:
             words = "; ".join(f"{role.value} is scaled by {who}" for role, who in left.items())
@@ -303,7 +303,7 @@ class StatusWriter:
         self.writes = 0
 
     def say(self, key: Key, report: Report) -> None:
-        """Have a report written unless it is there already."""
+        """Enqueue a report unless the status has it already."""
         if self._is_news(key, report):
             self._wanted[key] = report
             self._wake.set()
@@ -316,7 +316,7 @@ class StatusWriter:
         self._written.pop(key, None)
 
     async def run(self) -> None:
-        """Write until cancelled; what fails is tried again."""
+        """Write until cancelled; failed writes are retried."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -368,7 +368,7 @@ class StatusWriter:
         return True
 
     def _since(self, report: Report, graph: Mapping[str, Any]) -> str:
-        """Return when the condition's status became what it is."""
+        """Return when the condition's status last changed."""
         for each in (graph.get("status") or {}).get("conditions") or ():
             if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
                 return str(each["lastTransitionTime"])
