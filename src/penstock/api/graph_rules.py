@@ -401,7 +401,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         remedy="give its tokenizer.json",
     ),
     Rule(
-        # A router that makes its keys of other tokens than its workers' would wait for events in vain.
+        # A router that makes its keys of other tokens than its workers' would wait for events that never come.
         path="router.tokenizer",
         must=f"router.kvEventsPort under runtime simulated needs tokenizer {SIMULATED}, if any",
         cel=(

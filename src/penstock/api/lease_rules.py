@@ -16,7 +16,7 @@ SHORTEST_SAFE_LEASE_S: Final = 6
 """Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
 
 HAND_OVER_FRACTION: Final = 0.8
-"""Chosen: share of a lease within which decode must have been asked; a lease begins before the router learns of it."""
+"""Chosen: share of a lease within which decode must have the request; a lease begins before the router learns of it."""
 
 give_rules(
     LeaseConfig,

@@ -95,7 +95,7 @@ def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment 
 def with_counterfactual(
     found: RunReport, graph: GraphDeployment, effort: Effort, console: Console
 ) -> RunReport:
-    """Return a report with service times and what other fleets would have done, or with a remark that says why not.
+    """Return a report with service times and what other fleets would have done, or with a remark why not.
 
     Args:
         found: The run.

@@ -108,7 +108,7 @@ def _is_absent(spec: GraphSpec) -> bool:
 
 
 DEFAULT_GPUS = 8
-"""GPUs of the host when neither --gpus nor the graph's budget says: the planner document's default budget."""
+"""GPUs of the host when neither --gpus nor the graph's budget sets it: the planner document's default budget."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The statefile: what it says, how its entries are named, and how it reads and writes as JSON.
+"""The statefile: its content, how its entries are named, and how it reads and writes as JSON.
 
 The arbiter, the planner's target and the command line share it; `store` puts it on disk. Pure.
 """

@@ -64,7 +64,7 @@ SHOWN_DECISIONS: Final = 8
 _FIRST_READ_BYTES: Final = 8 << 20
 """How far back a long ledger is read at first. Chosen: a thousand decisions, parsed within a tenth of a second."""
 _PULL: Final = b'{"type":"pull"'
-"""Begin of the records that say nothing here, nine of ten."""
+"""Start of the records that do not matter here, nine of ten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class Supervisor:
                     return
 
     async def tick(self) -> None:
-        """Look once and do what the plan says."""
+        """Observe once and carry out the plan."""
         now_s = time.monotonic()
         await self._collect_exits(now_s)
         state = self._record.read()

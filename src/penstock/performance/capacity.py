@@ -298,7 +298,7 @@ def aggregated_pool(engine: EngineFigures, targets: Targets, load: Load) -> Pool
         if found is not None:
             return found
         if load.rps * service_s / replicas < _TINY:
-            return None  # more replicas change nothing any more: one request alone is too slow
+            return None  # more replicas do not help: one request alone is too slow
     return None
 
 

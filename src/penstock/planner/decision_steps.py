@@ -75,7 +75,7 @@ class ProfileReading:
 
 
 def profile_reading(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ProfileReading | None:
-    """Return what a role's steps say of the profile; None where none did."""
+    """Return the profile values in a role's steps; None where none did."""
     inputs = dict(steps)
     profile, needed = inputs.get(_PROFILE), inputs.get(_NEEDED, {})
     if profile is None:

@@ -244,7 +244,7 @@ def reset(folder: Path) -> None:
         history = restore(ledger.tail(ANCHORS), config_from(header["config"]))
         if history is None:
             raise ConfigError(f"{folder}: the ledger begins nowhere; there is nothing to forget")
-        # A resumed header, as a restart writes it: the interval under way and what is asked for go on.
+        # A resumed header, as a restart writes it: the current interval and requested changes continue.
         forgetting = {
             **header,
             "at_s": history.newest_s,

@@ -101,7 +101,7 @@ def _anchor_before(records: Sequence[Record], decisions: int) -> int:
     """Return the index of an anchor with that many decisions after it; 0 if there is none."""
     for index in range(len(records) - 1, -1, -1):
         record = records[index]
-        # The interval under way at a resumed header began before it.
+        # The current interval at a resumed header began before it.
         if decisions <= 0 and record["type"] in ANCHORS and not record.get("resumed", False):
             return index
         if record["type"] == "decision":

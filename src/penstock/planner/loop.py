@@ -47,7 +47,7 @@ from penstock.planner.sources.base import Query, Readings, ReadingSource
 from penstock.planner.targets.base import Target, TargetState
 
 LAG_TICKS = 300
-"""Chosen: five minutes of pulls; a percentile is asked for at every tick."""
+"""Chosen: five minutes of pulls; a percentile is computed at every tick."""
 
 HELD_MOST = 150
 """Chosen: so many decisions in a row are only counted, five minutes of mode adaptive; a restart makes them again."""
@@ -130,7 +130,7 @@ class PlannerLoop:
         self._is_target_unavailable = False
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
-        # What the last decision in the ledger says, and how often writing had failed by then: pulls lost since would be
+        # The last recorded decision, and how often writing had failed by then: pulls lost since would be
         # missed by a replay.
         self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
         self._held = 0
@@ -191,11 +191,11 @@ class PlannerLoop:
             return restore(self._ledger.tail(ANCHORS), self._settings.config)
         except (LedgerError, KeyError, TypeError, ValueError) as exc:
             aside = self._ledger.set_aside()
-            log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message says it all
+            log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message is complete
             return None
 
     def _gone_s(self, history: History | None) -> float:
-        """Return the simulated seconds since the newest record; 0 if it does not say, or the wall clock was set back."""
+        """Return the simulated seconds since the newest record; 0 if it is unknown, or the wall clock was set back."""
         if history is None or history.wall_s is None:
             return 0.0
         return max(0.0, self._time.to_model_s(self._time.wall_s() - history.wall_s))

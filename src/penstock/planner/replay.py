@@ -72,7 +72,7 @@ class ReplayResult:
 
 
 def replay(ledger: LedgerFile) -> ReplayResult:
-    """Return how the recorded decisions compare with those made again from their recorded inputs.
+    """Return how the recorded decisions compare with those replayed from their recorded inputs.
 
     Raises:
         LedgerError: a decision record lacks its inputs; the message names the line.

@@ -32,7 +32,7 @@ them is measured, and of three 70B sizes they were half of the time. Chosen: the
 _STREAM_INTERVAL: Final = 8
 """Tokens per event of simulated workers. Chosen: hundreds of streams then cost the measuring machine little."""
 DEFAULT_MAX_CONCURRENCY: Final = 256
-"""Requests in one batch where the graph does not say: the default of vLLM and of simulated workers."""
+"""Requests in one batch where the graph sets none: the default of vLLM and of simulated workers."""
 _LARGEST_TP = 64
 
 

@@ -149,7 +149,7 @@ def violations(
 
 COMPARED_S: Final = 30.0
 """A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
-prompt at a time, so that shorter means say nothing."""
+prompt at a time, so that shorter means are noise."""
 
 
 @dataclass(frozen=True, slots=True)

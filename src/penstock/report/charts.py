@@ -191,7 +191,7 @@ def demand(report: RunReport, run: PlannerRun) -> Figure:
 
 
 def targets(report: RunReport, run: PlannerRun) -> Figure:
-    """Prediction against truth, attainment, correction factors, and replicas needed beside those there were."""
+    """Prediction against truth, attainment, correction factors, and replicas needed against actual ones."""
     roles = needing_roles(run)
     figure = _figure(report, "Mode sla: prediction, targets, correction, replicas")
     figure.set_size_inches(SIZE_INCHES[0], TALL_INCHES)
@@ -319,7 +319,7 @@ def ttft(report: RunReport) -> Figure:
 
 
 def itl(report: RunReport) -> Figure:
-    """Inter-token latency over time and its distribution, beside the per-request TPOT."""
+    """Inter-token latency over time and its distribution, with the per-request TPOT."""
     times, gaps = series.token_gaps(report.load.results)
     shortest_s = report.lag["resolution_s"] if report.lag["is_itl_unresolved"] else 0.0
     gaps = np.maximum(gaps, shortest_s)  # shorter ones are below the client's timer resolution

@@ -190,7 +190,7 @@ def _tokens_line(summary: dict[str, Any]) -> Text:
 
 
 def facts(report: RunReport) -> list[tuple[str, list[str]]]:
-    """Return what was found beside the load run's own figures: a name and its sentences, for terminal and page."""
+    """Return the findings in addition to the load run's own figures: a name and its sentences, for terminal and page."""
     found = [("target", violation_lines(report.violations))]
     if report.demand is not None:
         found.append(("demand", [demand_line(report.demand)]))

@@ -27,16 +27,16 @@ SIDE_CHANNEL_PORT = "side_channel_port"
 KV_EVENTS_PORT = "kv_events_port"
 KV_REPLAY_PORT = "kv_replay_port"
 KV_EVENTS_SUFFIX = ".kv"
-"""Of sockets beside the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
+"""Of sockets next to the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
 KV_REPLAY_SUFFIX = ".kr"
 """Of those on which it serves earlier ones."""
 DISCOVERY_SUFFIX = ".discovery"
-"""Of the folder beside the statefile in which a runtime's own processes may find each other."""
+"""Of the folder next to the statefile in which a runtime's own processes may find each other."""
 PLANNER_ROLE = "planner"
 """Role of the planner's process, which is no service of the graph."""
 
 LIVENESS_S = 60.0
-"""Chosen: far above any step of Penstock's own processes, which answer health checks beside their work."""
+"""Chosen: far above any step of Penstock's own processes, which answer health checks during their work."""
 
 ENGINE_LIVENESS_S = 600.0
 """Chosen: twice the 300 s after which vLLM 0.32 itself gives up a step. A real engine is silent for minutes where
@@ -51,7 +51,7 @@ _SECRET_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """What a graph does not say: where and how its processes run.
+    """What a graph does not define: where and how its processes run.
 
     Attributes:
         python: Interpreter that has Penstock installed.

@@ -291,7 +291,7 @@ def _version(live: Object) -> tuple[int | None, str]:
 
 
 def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
-    """Return a report that keeps what the graph's status says about decisions."""
+    """Return a report that keeps the decisions in the graph's status."""
     said = (live.get("status") or {}).get("planner") or {}
     return Report(
         reason=reason,

@@ -33,7 +33,7 @@ _STEP: Final = "limit"
 
 @dataclass(slots=True)
 class BeyondLimits:
-    """What is said of the limits that bind.
+    """Report of the limits that bind.
 
     Attributes:
         words: Per role what binds and what to expect; empty while demand is within the limits.
@@ -99,12 +99,12 @@ _TRUTH = {
     PlannerReason.NO_OPERATION: "True",
     PlannerReason.TARGET_UNAVAILABLE: "Unknown",
 }
-"""The condition's status by reason; False where nothing is said."""
+"""The condition's status by reason; False if absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a graph's status says about its planner.
+    """The planner's part of a graph's status.
 
     Attributes:
         reason: Reason of the condition.

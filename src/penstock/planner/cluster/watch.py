@@ -198,7 +198,7 @@ def _refused(obj: Object) -> str:
 
 
 def _owner(obj: Object) -> str:
-    """Return the manager that set the number last; empty if the server does not say."""
+    """Return the manager that set the number last; empty if unknown."""
     owners = [
         each
         for each in obj["metadata"].get("managedFields") or ()

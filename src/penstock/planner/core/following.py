@@ -36,7 +36,7 @@ class LedgerFollower:
     """Takes a ledger's records in, from an anchor on."""
 
     def __init__(self, config: DecideConfig) -> None:
-        """Begin; the configuration is for what the records do not say."""
+        """Begin; the configuration is for what the records lack."""
         self._config = config
         self._schedule = Schedule.of(config, 0.0)
         self._state = PlannerState()

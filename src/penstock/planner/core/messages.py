@@ -57,7 +57,7 @@ class TargetUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The metrics that `ReadMetrics` asked for."""
+    """The metrics that `ReadMetrics` requested."""
 
     pull: Pull
 

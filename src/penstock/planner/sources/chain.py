@@ -47,7 +47,7 @@ class SourceChain:
         return self._serving
 
     async def read(self, query: Query) -> Readings:
-        """Return one reading for everything asked; never raises for a source's failure.
+        """Return one reading for everything requested; never raises for a source's failure.
 
         The demand is the first source's that knows it; a source that cannot is not asked for it.
         """

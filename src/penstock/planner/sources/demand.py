@@ -1,4 +1,4 @@
-"""What the routers' counters say of the time between two pulls. Pure: time is an argument."""
+"""Demand between two pulls, from the routers' counters. Pure: time is an argument."""
 
 from __future__ import annotations
 

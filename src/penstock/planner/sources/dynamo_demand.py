@@ -1,4 +1,4 @@
-"""What the counters of Dynamo's frontends say of the time between two pulls. Pure: time is an argument.
+"""Demand between two pulls, from the counters of Dynamo's frontends. Pure: time is an argument.
 
 A frontend does not say how long the oldest request has waited. It counts a request when it comes, and the tokens of its prompt when its first token leaves. So the tokens of
 what has come and is not answered yet are estimated: each request has as many as the newest answered ones had on

@@ -77,7 +77,7 @@ class _Series:
 
 
 class PrometheusSource:
-    """One Prometheus server, asked for one graph."""
+    """One Prometheus server, queried for one graph."""
 
     name = "prometheus"
     counts_demand = False
@@ -123,7 +123,7 @@ class PrometheusSource:
         )
 
     def close(self) -> None:
-        """Leave the thread to end by itself; a query under way is not waited for."""
+        """Leave the thread to end by itself; a running query is not waited for."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _mean(self, engines: Sequence[_Series]) -> Reading:
@@ -209,7 +209,7 @@ class PrometheusSource:
 
 
 def require_client() -> None:
-    """Refuse to go on where no Prometheus can be asked; `penstock up` and `planner run` call it before they start.
+    """Refuse to continue where no Prometheus can be queried; `penstock up` and `planner run` call it before they start.
 
     Raises:
         ConfigError: the extra is not installed; the message has the command that installs it.

@@ -90,7 +90,7 @@ class ScrapeSource:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def read(self, query: Query) -> Readings:
-        """Return what the workers say of themselves; one that does not answer is missing, with its reason.
+        """Return what the workers report; one that does not answer is missing, with its reason.
 
         The queue is known only if every prefill worker's is. The demand is not known: workers see neither what
         the router holds back nor what it refuses.

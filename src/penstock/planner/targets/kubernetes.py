@@ -306,7 +306,7 @@ class KubernetesTarget:
 
 
 def _edited(role: Role, by: str, change: str) -> EventMessage:
-    """Return what is said of a number that somebody else has set; the same text for all of a writer's."""
+    """Return the message about a number that another writer has set; the same text for all of a writer's."""
     if by == PLANNER:
         text = (
             f"another planner scales {role.value}: two installations of one operatorClass see this namespace; "

@@ -1,4 +1,4 @@
-"""Counts a role's replicas from its pods. Pure: the caller says what time it is and what it remembers.
+"""Counts a role's replicas from its pods. Pure: the caller passes the time and what it remembers.
 
 A replica is one pod of a Deployment, or one group of pods of a LeaderWorkerSet, represented by its leader.
 """

@@ -96,7 +96,7 @@ def _cases(
 
 
 def _advice(memory: AdaptiveMemory, role: Role, workers: Workers) -> Hindsight | None:
-    """Return what hindsight says of a role; where another rule has the waits, only how long its replicas have idled."""
+    """Return the hindsight of a role; where another rule has the waits, only how long its replicas have idled."""
     known = memory.hindsight.get(role)
     return known if known is None or workers.has_shadows else replace(known, floor=0, is_patient=False)
 

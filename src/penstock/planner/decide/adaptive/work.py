@@ -36,7 +36,7 @@ ORDER_TAU_S = 6 * 3600.0
 """Chosen: in which order a queue is served changes with a deployment alone."""
 
 LEAST_BUSY_S = 5.0
-"""Chosen: worker-seconds of computing; less says nothing about throughput. At 2 s the first prompts of a start asked for
+"""Chosen: worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked for
 two workers too many."""
 
 

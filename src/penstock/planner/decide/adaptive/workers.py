@@ -72,7 +72,7 @@ class Workers(Protocol):
 
     @property
     def has_shadows(self) -> bool:
-        """Whether hindsight says which floor to keep; else `busy_most` alone decides."""
+        """Whether hindsight decides which floor to keep; else `busy_most` alone decides."""
         ...
 
     @property

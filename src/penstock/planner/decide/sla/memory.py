@@ -19,7 +19,7 @@ POISSON = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What was observed against what the profile says, both decayed alike.
+    """Observed values and the profile's, both decayed alike.
 
     Attributes:
         expected_s: Seconds by the profile, > 0.

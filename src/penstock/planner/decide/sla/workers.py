@@ -98,7 +98,7 @@ LEAST_OBSERVED_S = 60.0
 aggregated workers in place of seven. Until then shadow fleets and adaptive's shares decide."""
 
 LEAST_SEEN_S = 6.0
-"""Chosen: arrivals of fewer seconds say nothing of their rate."""
+"""Chosen: fewer seconds of arrivals give no rate."""
 
 WAIT_LEAST = 0.5
 """Chosen: share of the TTFT target that is left for waiting at least; a prompt that alone needs more is late in
@@ -121,14 +121,14 @@ class ProfiledWorkers:
 
     @property
     def knows_waits(self) -> bool:
-        """Whether the queueing formula says how late requests are; else shadow fleets and adaptive's shares decide."""
+        """Whether the queueing formula gives the late share; else shadow fleets and adaptive's shares decide."""
         learnt = self.learnt
         is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_OBSERVED_S
         return is_known and learnt.variability <= BURSTY
 
     @property
     def has_shadows(self) -> bool:
-        """Whether the queueing formula does not say how late requests are."""
+        """Whether the queueing formula does not give the late share."""
         return not self.knows_waits
 
     @property

@@ -32,7 +32,7 @@ _MODE_FLAGS = {
 """Older flags, and the words of ``--disaggregation-mode`` that they mean."""
 
 _STAGES = frozenset({"encode", "processor"})
-"""Stages of multimodal serving beside prefill and decode; a worker with ``--enable-multimodal`` does without them."""
+"""Stages of multimodal serving other than prefill and decode; a worker with ``--enable-multimodal`` does without them."""
 
 
 @dataclass(slots=True)

@@ -177,7 +177,7 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 MAIN = "main"
 GPU_RESOURCE = "nvidia.com/gpu"
 _OWN_RESOURCES = {GPU_RESOURCE: "gpu", "cpu": "cpu", "memory": "memory"}
-"""Resources that v1alpha1 holds beside the container, and their names there."""
+"""Resources that v1alpha1 holds outside the container, and their names there."""
 _Moved = Callable[[KeyPath, KeyPath], None]
 """Records that a value at the first path below a service came from the second below its component."""
 
@@ -254,7 +254,7 @@ def _lay_out(service: dict[str, Any], template: dict[str, Any], moved: _Moved) -
 
 
 def _main(service: dict[str, Any], container: dict[str, Any], old: KeyPath, moved: _Moved) -> dict[str, Any]:
-    """Return the main container; GPUs, CPU and memory go beside it."""
+    """Return the main container; GPUs, CPU and memory stay outside it."""
     main = {key: each for key, each in container.items() if key not in {"name", "resources"}}
     resources = container.get("resources")
     if resources is not None and not isinstance(resources, dict):
