@@ -1,4 +1,4 @@
-"""The models' fields as a tree: which model stands at a key path, and every field with its bounds.
+"""The models' fields as a tree: the model at a key path, and every field with its bounds.
 
 Used by the loader (suggestions for unknown keys) and by the reference document.
 """
@@ -49,7 +49,7 @@ def keys_of(model: type[SpecModel]) -> Mapping[str, FieldInfo]:
 
 
 def model_at(root: type[SpecModel], path: KeyPath) -> type[SpecModel] | None:
-    """Return the model that stands at ``path`` below ``root``, or None if none does."""
+    """Return the model at ``path`` below ``root``, or None if none does."""
     annotation: Any = root
     for key in path:
         annotation, _ = _strip(annotation)

@@ -143,7 +143,7 @@ class GraphSpec(SpecModel):
         return {name: each for name, each in self.services.items() if each.role is role}
 
     def lease_of(self, service: ServiceSpec) -> LeaseConfig:
-        """Return the lease of one service: its own where it says so, else the graph's."""
+        """Return the lease of one service: its own if set, else the graph's."""
         given = {} if service.lease is None else service.lease.model_dump(exclude_none=True)
         return self.lease.model_copy(update=given)
 

@@ -401,7 +401,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
         remedy="give its tokenizer.json",
     ),
     Rule(
-        # A router that makes its keys of other tokens than its workers' would wait for events in vain.
+        # A router that makes its keys of other tokens than its workers' would wait for events that never come.
         path="router.tokenizer",
         must=f"router.kvEventsPort under runtime simulated needs tokenizer {SIMULATED}, if any",
         cel=(
@@ -424,7 +424,7 @@ _RUNTIME_RULES: tuple[Rule[GraphSpec], ...] = (
 _PLANNER_RULES: tuple[Rule[GraphSpec], ...] = (
     Rule(
         path="planner.sla.profile",
-        must="planner.mode sla needs planner.sla.profile, or runtime simulated, whose engine.profile tells",
+        must="planner.mode sla needs planner.sla.profile, or runtime simulated, whose engine.profile is used",
         cel=(
             "!self.planner.enabled || self.planner.mode != 'sla' || has(self.planner.sla.profile) || "
             f"{SIMULATED_ENGINE.cel}"

@@ -16,7 +16,7 @@ SHORTEST_SAFE_LEASE_S: Final = 6
 """Below it vLLM's heartbeat interval, duration // 6, is 0: a heartbeat in every step."""
 
 HAND_OVER_FRACTION: Final = 0.8
-"""Chosen: share of a lease within which decode must have been asked; a lease begins before the router hears of it."""
+"""Chosen: share of a lease within which decode must have the request; a lease begins before the router learns of it."""
 
 give_rules(
     LeaseConfig,
@@ -175,7 +175,7 @@ SPEC_LEASE_RULES: tuple[Rule[GraphSpec], ...] = (
             + _with(f"double({_WAIT}) <= {HAND_OVER_FRACTION} * double({_duration('p')})")
         ),
         find=_long_waits,
-        text="%s s is a longer wait for decode than a lease of %d s lasts, which nobody renews meanwhile",
+        text="%s s is a longer wait for decode than a lease of %d s lasts, which is not renewed meanwhile",
         values=(_WAIT, f"[{_PREFILL}].map(p, {_duration('p')})[0]"),
         remedy="lower it, remove it, or raise lease.durationSeconds",
     ),

@@ -227,7 +227,7 @@ READ_IN_MODES: Mapping[str, tuple[PlannerMode, ...]] = {
     "sla": (PlannerMode.SLA,),
 }
 """Keys by which only some modes decide. A key of another mode is reported, not refused: an API server fills defaults in, so
-that it cannot be told from one that was given, and a flag may choose another mode for the same file."""
+that it cannot be distinguished from one that was given, and a flag may choose another mode for the same file."""
 
 
 def unread_keys(planner: PlannerConfig, mode: str) -> tuple[str, ...]:

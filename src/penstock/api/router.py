@@ -233,7 +233,7 @@ class DecodeQueueConfig(SpecModel):
 
     max_wait_seconds: Seconds | None = Field(
         default=None,
-        description="Longest wait, within which nobody renews the prompt's lease; then the request waits in the prefill "
+        description="Longest wait, during which the prompt's lease is not renewed; then the request waits in the prefill "
         "queue again; seconds. null: prefillQueue.maxWaitSeconds, or 0.8 of the lease if that is less.",
     )
 
@@ -297,7 +297,7 @@ class RetriesConfig(SpecModel):
         default=0.1, description="Most retries as a fraction of recent requests, 0 to 1."
     )
     min_per_second: Annotated[Number, Field(ge=0, le=1000)] = Field(
-        default=1, description="Retries per second allowed whatever the fraction says."
+        default=1, description="Retries per second allowed regardless of the fraction."
     )
 
 

@@ -1,4 +1,4 @@
-"""One cross-field rule, said once: in Python for `penstock validate`, in CEL for the API server, in words for both.
+"""One cross-field rule, stated once: in Python for `penstock validate`, in CEL for the API server, in words for both.
 
 `penstock.api.base.give_rules` gives each model its rows; `penstock.api.crd` emits them,
 `penstock.api.manifests.reference` lists them, and a test evaluates the same manifests by a row's Python and by its CEL. Pure.
@@ -47,7 +47,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """One place at which a model breaks a rule; None takes what the rule says.
+    """One place at which a model breaks a rule; None takes the rule's value.
 
     Attributes:
         values: For the verbs of the rule's text.
@@ -71,11 +71,11 @@ class Rule(Generic[ModelT]):
         text: What is wrong, with ``%d`` or ``%s`` for each of `values`.
         remedy: What to do, said after the text.
         cel: True for a valid object, ``self`` being the model or the value at `key`; None: CEL cannot express it.
-        find: Yields a model's breaches; None: the field's own type refuses them, or they lie between two versions.
+        find: Yields a model's breaches; None: the field's own type refuses them, or they compare two versions.
         values: CEL of the values that the text names; plain key paths are read from the model too.
         path: Key to blame, dotted, below the model; empty: the model itself.
-        key: The one key that the rule checks, where the rule stands at that key and not at its model.
-        at: The whole path of a key to blame that a schema cannot name, ``%s`` for the map's key ``k``.
+        key: The one key that the rule checks, where the rule belongs to that key and not to its model.
+        at: The full path of a key to blame that a schema cannot name, ``%s`` for the map's key ``k``.
         first: CEL of a list; `values` may call its first item ``k``.
         message: CEL of the message where no text with verbs can give it.
     """
@@ -129,7 +129,7 @@ class Rule(Generic[ModelT]):
         return {**entry, "fieldPath": f".{self.path}"} if self.path else entry
 
     def message_cel(self) -> str:
-        """Return the CEL that gives the message, just as `violations` words it."""
+        """Return the CEL that gives the message, identical to that of `violations`."""
         if self.message:
             return self.message
         said = quoted(f"{self.at}: {self.text}; {self.remedy}" if self.at else f"{self.text}; {self.remedy}")
@@ -154,7 +154,7 @@ def quoted(text: str) -> str:
 
 
 def literal(value: object, annotation: Any) -> str:
-    """Return a scalar as CEL has it.
+    """Return a scalar as CEL.
 
     Args:
         value: The scalar.

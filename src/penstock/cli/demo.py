@@ -1,4 +1,4 @@
-"""`penstock demo`: the whole main job on this machine, ending by itself with a report."""
+"""`penstock demo`: the main workflow on this machine, which ends by itself with a report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from penstock.workload.results import read_run
 
 _REFRESH_REAL_S = 0.5
 _PLAIN_PERIOD_REAL_S = 5.0
-"""Chosen: where no terminal redraws the table, a line every five seconds shows that it goes on."""
+"""Chosen: where no terminal redraws the table, a line every five seconds shows that it is running."""
 _SETTLE_S = 45.0
 """Simulated seconds that the planner gets after the last request to shrink. Chosen: five real seconds; it may well hold
 more than it began with, having learnt what a slow start costs."""
@@ -52,7 +52,7 @@ _END_REAL_S = 15.0
 """Real seconds that a stopped load run gets for its summary. Chosen: it takes one, on a busy machine some."""
 _PARTS = ("run", "log", "report")
 _COUNTERFACTUAL = Effort(fleets=30, cpu_s=30.0)
-"""Chosen: a demo's traffic takes one to two seconds a fleet, and the whole demo three minutes at most."""
+"""Chosen: a demo's traffic takes one to two seconds a fleet, and the entire demo at most three minutes."""
 DAYS = (
     "day:rate=0.1,peak=30,period_s=480,step_length_s=120,duration_s=960,requests=mooncake,output_tokens=80,"
     "max_tokens=22000"
@@ -90,7 +90,7 @@ class DemoOptions:
 
 
 async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
-    """Run all steps; whatever happens, the graph is stopped.
+    """Run all steps; the graph is always stopped.
 
     Args:
         options: What to do.
@@ -118,7 +118,7 @@ async def run_demo(options: DemoOptions, stop: asyncio.Event) -> bool:
     found = analyse(options.output_dir / "run", ledger=ledger)
     found = with_graph(found, graph)
     if not stop.is_set():
-        # Only now: beside the graph it would take the processor from what is measured.
+        # Only now: while the graph runs it would take processor time from the measurement.
         found = await asyncio.to_thread(with_counterfactual, found, graph, _COUNTERFACTUAL, console)
     files = write_report(found, options.output_dir / "report")
     console.print(report_text(found))
@@ -209,7 +209,7 @@ async def _load_and_watch(
 
 
 async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.subprocess.Process:
-    """Start the load generator as a process of its own, so that drawing never delays a request."""
+    """Start the load generator as a separate process, so that drawing never delays a request."""
     run_dir = options.output_dir / "run"
     arguments = ["load", "--trace", options.trace, "--url", started.state.arbiter.router_url, "--json"]
     arguments += ["--speed", f"{options.speed:g}"]
@@ -225,13 +225,13 @@ async def _start_load(options: DemoOptions, started: StartedGraph) -> asyncio.su
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=log,
-            # A terminal's Ctrl-C goes to its whole group; this one is stopped once, and writes its summary.
+            # A terminal's Ctrl-C goes to its entire group; this one is stopped once, and writes its summary.
             start_new_session=True,
         )
 
 
 async def end_load(replay: asyncio.subprocess.Process) -> None:
-    """Let a load run that is under way cut its requests off and write its summary; kill it if it does not."""
+    """Let a running load cut off its requests and write its summary; kill it if it does not."""
     if replay.returncode is None:
         replay.terminate()
         try:

@@ -94,7 +94,7 @@ def _of_cluster(said: DoctorOptions) -> list[Finding]:
             namespace = None if said.all_namespaces else said.namespace or client.namespace
             return await gather(client, Scope(namespace, said.graph, said.interval, version("penstock")))
 
-    # What goes wrong here is a finding, said once; the client's own log would say it again.
+    # A failure here is reported once, as a finding; the client's own log would repeat it.
     logging.getLogger("penstock.kube").setLevel(logging.ERROR)
     return check(asyncio.run(gather_facts()))
 

@@ -41,7 +41,7 @@ def orphans(folder: Path, only: str | None = None) -> list[Finding]:
     """Return the leaked processes of every graph of a state folder, or of one namespace, by pid.
 
     Args:
-        folder: Where the statefiles are, or were: processes of a graph whose file is gone are found by their mark.
+        folder: Where the statefiles are, or were: processes of a graph whose file is missing are found by their mark.
         only: The namespace.
     """
     by_file: dict[Path, set[int]] = {path: set() for path in folder.glob("*.json")}
@@ -86,7 +86,7 @@ def _descendants(arbiter: int) -> set[int]:
 
 
 async def hung(state: StateFile) -> list[Finding]:
-    """Return the processes of a running graph that are stopped, as a whole or in part, or do not answer."""
+    """Return the processes of a running graph that are stopped, entirely or in part, or do not answer."""
     arbiter, entries = state.arbiter, state.entries
     leaders = {"arbiter": ProcessId(arbiter.pid, arbiter.started)}
     leaders |= {
@@ -286,7 +286,7 @@ def gpu_findings(gpus: tuple[Gpu, ...] | str | None, graphs: Graphs) -> Iterator
 
 
 def graph_findings(graphs: Graphs, folder: Path) -> Iterator[Finding]:
-    """Judge the graphs whose statefiles lie in a folder."""
+    """Check the graphs whose statefiles are in a folder."""
     if not graphs:
         yield ok("graphs", "none runs here; penstock up manifests/samples/disaggregated.yaml starts one")
     for namespace, graph in graphs.items():

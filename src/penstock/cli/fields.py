@@ -99,7 +99,7 @@ def _option(each: dataclasses.Field[Any], hint: Any, said: Flag, default: Any) -
 
 
 def _switch(spelling: str, *, is_on: bool) -> dict[str, Any]:
-    """Return what click must know of a switch; ``--no-itl`` alone turns off what is on."""
+    """Return the click declaration of a switch; ``--no-itl`` alone turns off what is on."""
     if "/" in spelling:
         return {}
     if not is_on:

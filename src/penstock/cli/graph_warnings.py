@@ -21,7 +21,7 @@ from penstock.runtimes.build import missing_extras
 
 
 def warnings_of(graphs: Iterable[GraphDeployment], file: Path, *, mode: str | None = None) -> list[Problem]:
-    """Return the warnings about all graphs of a file, each with the file's name; ``mode`` stands for their planners' own."""
+    """Return the warnings about all graphs of a file, each with the file's name; ``mode`` overrides their planners'."""
     found: list[Problem] = []
     for graph in graphs:
         found += missing_extras(graph)

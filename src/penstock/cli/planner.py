@@ -45,7 +45,7 @@ UNSCHEDULABLE_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """What `penstock planner run` takes beside the planner's own options."""
+    """What `penstock planner run` takes in addition to the planner's own options."""
 
     graph_file: Path | None = flag("GraphDeployment to plan for.", name="--graph", default=None)
     config_file: Path | None = flag(

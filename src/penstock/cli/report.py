@@ -78,7 +78,7 @@ def report(*, as_json: bool, **given: Any) -> None:
 
 
 def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment | None, tuple[str, ...]]:
-    """Return the graph that served, else why it is not known; without a planner nobody asks."""
+    """Return the graph that served, else why it is not known; without a planner it is not needed."""
     if manifest is not None:
         return load_graph(manifest), ()
     if found.planner is None:
@@ -95,7 +95,7 @@ def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment 
 def with_counterfactual(
     found: RunReport, graph: GraphDeployment, effort: Effort, console: Console
 ) -> RunReport:
-    """Return a report with service times and what other fleets would have done, or with a remark that says why not.
+    """Return a report with service times and what other fleets would have done, or with a remark why not.
 
     Args:
         found: The run.

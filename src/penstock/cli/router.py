@@ -37,7 +37,7 @@ KUBERNETES = "kubernetes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterFlags:
-    """What `penstock router serve` takes beside the admission section."""
+    """What `penstock router serve` takes in addition to the admission section."""
 
     graph: Path | None = flag(
         "Manifest of the graph; its model and router section are used. Or give --model.",

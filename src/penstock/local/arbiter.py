@@ -80,7 +80,7 @@ class Watchdog:
                     _log.warning("watchdog cannot be started", why=str(exc))
 
     def end(self) -> None:
-        """Say that the arbiter ends by itself, and wait until the process is gone. Never fails."""
+        """Announce that the arbiter ends by itself, and wait until the process has ended. Never fails."""
         process = self._process
         if process is None:
             return

@@ -96,7 +96,7 @@ def check_model(spec: GraphSpec) -> None:
 
 
 def model_warnings(spec: GraphSpec) -> Iterator[Problem]:
-    """Tell of a model that may be meant as a folder: few ids on Hugging Face have no slash."""
+    """Hint at a model that may be meant as a folder: few ids on Hugging Face have no slash."""
     name = spec.model.name
     if _is_absent(spec) and "/" not in name:
         message = f"{name} is no folder here, so workers will look for it on Hugging Face; {_MAKE}"
@@ -108,7 +108,7 @@ def _is_absent(spec: GraphSpec) -> bool:
 
 
 DEFAULT_GPUS = 8
-"""GPUs of the host when neither --gpus nor the graph's budget says: the planner document's default budget."""
+"""GPUs of the host when neither --gpus nor the graph's budget sets it: the planner document's default budget."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _GRACE_S = 5.0
 
 
 def recover(store: StateStore) -> tuple[str, ...]:
-    """End what a killed arbiter left behind and remove its file; returns what was done, for people.
+    """End what a killed arbiter left behind and remove its file; returns what was done, as text.
 
     Raises:
         ConfigError: the arbiter runs.
@@ -78,7 +78,7 @@ class Stopped:
     Attributes:
         took_s: Real seconds.
         forced: The drain took too long, or ``--now`` was given.
-        notes: What had to be cleared up besides, for people.
+        notes: What else had to be cleaned up, as text.
     """
 
     namespace: str
@@ -168,7 +168,7 @@ def _stop(
 
 
 def _end_unrecorded(store: StateStore, *, now: bool) -> tuple[str, ...]:
-    """Stop the arbiters that run for a file which cannot be read; nobody can say how long their processes may drain."""
+    """Stop the arbiters that run for a file which cannot be read; how long their processes may drain is unknown."""
     arbiters = store.unrecorded_arbiters()
     for arbiter in arbiters:
         if not now and _stop(arbiter, signal.SIGTERM, _UNRECORDED_S):

@@ -31,7 +31,7 @@ _HEX: Final = re.compile(r"[0-9a-f]{1,16}")
 
 @dataclass(frozen=True, slots=True)
 class WorkerPage:
-    """What one worker says of itself.
+    """What one worker reports.
 
     Attributes:
         kv_usage_fraction: 0 to 1; None: a mocker's prefill worker reports none.
@@ -122,14 +122,14 @@ class DynamoFrontend:
 
 
 def deregister(folder: Path, worker_id: int) -> None:
-    """Delete a worker's entries in Dynamo's discovery; nothing happens when they are gone."""
+    """Delete a worker's entries in Dynamo's discovery; does nothing if there are none."""
     for bucket in _BUCKETS:
         for path in (folder / "v1" / bucket).glob(f"*%2F{worker_id:x}"):
             path.unlink(missing_ok=True)
 
 
 def worker_page(samples: list[Sample]) -> WorkerPage | None:
-    """Return what a worker's page says; None if it does not name the worker's number."""
+    """Return the values of a worker's page; None if it does not name the worker's number."""
     usage = [sample.value for sample in samples if sample.name == names.VLLM_KV_USAGE]
     for sample in samples:
         number = sample.labels.get("worker_id", "")

@@ -39,7 +39,7 @@ _NO_PERIODIC_CHECK = -1.0
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One process that is gone with its whole group: name, pid and exit code (negative: signal; None: unknown)."""
+    """One process that has ended with its entire group: name, pid and exit code (negative: signal; None: unknown)."""
 
     name: str
     pid: int
@@ -74,7 +74,7 @@ class Launcher:
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
         self._orphaned: dict[str, float] = {}
-        """When more than resource trackers was last left of a group whose leader is gone, real monotonic seconds."""
+        """When a group whose leader has ended last held more than resource trackers, real monotonic seconds."""
         kept = {number: signal.getsignal(number) for number in _CIRCUS_SIGNALS}
         self._context = zmq.Context()
         self._arbiter = _Arbiter(
@@ -139,13 +139,13 @@ class Launcher:
         self._adopted[name] = process
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Signal a process; SIGKILL reaches its whole group. Nothing happens when it is gone."""
+        """Signal a process; SIGKILL reaches its entire group. Does nothing once it has ended."""
         process = self._processes.get(name)
         if process is not None:
             liveness.send(process, number)
 
     def reap(self) -> list[Ended]:
-        """Return the processes that have gone since the last call, each with its whole group.
+        """Return the processes that have ended since the last call, each with its entire group.
 
         Children that a leader leaves serve nothing and may hold GPU memory, so they are killed, resource trackers
         once they had time to clear up; the leader is returned once the last of them is gone.
@@ -164,7 +164,7 @@ class Launcher:
         return gone
 
     def _kill_orphans(self, ended: Ended) -> bool:
-        """Kill what is left of the group of a leader that is gone; return whether there was anything."""
+        """Kill the rest of the group of an ended leader; return whether any was left."""
         process = self._processes.get(ended.name)
         if process is None or process.pid != ended.pid:
             return False

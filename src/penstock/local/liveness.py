@@ -1,7 +1,7 @@
 """Is a recorded process still that process, and how is it ended: by pid together with its start.
 
 A pid alone may have been given to another process since; the pair cannot. A recorded process leads a group, as
-every process does that circus starts; it counts as ended only when the whole group is empty, because the
+every process does that circus starts; it counts as ended only when the entire group is empty, because the
 children of an engine hold GPU memory after their leader is gone.
 """
 
@@ -110,7 +110,7 @@ def stopped_in_group(leader: ProcessId) -> ProcessId | None:
 
 
 def stopped_words(leader: ProcessId, stopped: ProcessId) -> str:
-    """Return that a process of a group is stopped, for people."""
+    """Return the message that a process of a group is stopped."""
     if stopped.pid == leader.pid:
         return "it is stopped by a signal or a debugger"
     name = "of its group"
@@ -120,7 +120,7 @@ def stopped_words(leader: ProcessId, stopped: ProcessId) -> str:
 
 
 def recorded(state: StateFile | None) -> list[ProcessId]:
-    """Return the processes that a statefile records, running or not; none for a file that is gone."""
+    """Return the processes that a statefile records, running or not; none if there is no file."""
     return [
         ProcessId(entry.pid, entry.started)
         for entry in (state.entries.values() if state is not None else ())
@@ -134,7 +134,7 @@ def marked(statefile: str) -> list[ProcessId]:
 
 
 def arbiters_of(statefile: str) -> list[ProcessId]:
-    """Return the running arbiters, but for this process, that were started for a statefile, whatever it says now."""
+    """Return the running arbiters, except this process, that were started for a statefile, whatever its content."""
     return _running(lambda process: process.cmdline()[1:4] == ["-m", ARBITER_MODULE, statefile])
 
 
@@ -151,7 +151,7 @@ def leftovers(state: StateFile | None, statefile: str) -> list[ProcessId]:
     """Return what still belongs to a statefile: recorded processes whose group is not empty, and marked ones.
 
     Args:
-        state: Its content, or None when it is gone or unreadable; then only marks count.
+        state: Its content, or None when it is missing or unreadable; then only marks count.
         statefile: Its path.
 
     Returns:

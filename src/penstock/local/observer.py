@@ -80,7 +80,7 @@ class ProcessObserver:
     async def _health(self, name: str, entry: ProcessEntry, state: StateFile) -> None:
         known, planner_dir = self._observed[name], state.arbiter.planner_log_dir
         fault = _stopped(known, entry)
-        if fault is not None:  # what is stopped in part may answer all the same
+        if fault is not None:  # a partly stopped group may still answer
             healthy = False
         elif entry.url is not None and entry.health_path is not None:
             healthy = await self._answers(name, known, entry, entry.url + entry.health_path)
@@ -127,7 +127,7 @@ class ProcessObserver:
         return Fault(problem, 0.0) if progress.is_stalled else None
 
     async def _drain(self, frontend: Frontend, name: str, entry: ProcessEntry) -> None:
-        """Make sure that the frontend sends nothing new, then see what is still in flight."""
+        """Make sure that the frontend sends nothing new, then record what is still in flight."""
         before = self._observed[name].drain
         confirmed: bool | NoAnswer = before is not None and before.acknowledged
         if confirmed is not True:

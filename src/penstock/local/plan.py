@@ -28,7 +28,7 @@ class Start(Action):
 
 
 class BeginDrain(Action):
-    """Ask the router to send nothing new, and begin to watch what is in flight."""
+    """Ask the router to send nothing new, and start watching what is in flight."""
 
 
 class Terminate(Action):
@@ -36,16 +36,16 @@ class Terminate(Action):
 
 
 class Retire(Action):
-    """The process is gone for good: take the entry out (the base entry becomes ``stopped``)."""
+    """The process has ended for good: take the entry out (the base entry becomes ``stopped``)."""
 
 
 class Forget(Action):
-    """Drop what is remembered about a name that is in the file no more."""
+    """Drop what is remembered about a name that is no longer in the file."""
 
 
 @dataclass(frozen=True)
 class ReasonedAction(Action):
-    """A step with its reason, for people."""
+    """A step with its reason as text."""
 
     reason: str
 
@@ -75,7 +75,7 @@ class RestartLater(ReasonedAction):
 
 
 GRACE_FLOOR_S = 5.0
-"""A process gets at least this long between SIGTERM and SIGKILL, whatever the speed: Python needs a moment to finish a
+"""A process gets at least this long between SIGTERM and SIGKILL, at any speed: Python needs a moment to finish a
 response. As all that follow: real seconds, chosen."""
 STARTUP_FLOOR_S = 60.0
 """A process gets at least this long to answer its first health check: imports take real time at any speed."""
@@ -149,7 +149,7 @@ class ObservedProcess:
     Attributes:
         failures: Unwanted exits in a row.
         healthy_s: When its newest process last answered its health check and had no fault, or None.
-        fault: What the newest look found besides the health check, or None.
+        fault: What the newest check found besides the health check, or None.
         port_taken: Another process answered on the port of its newest process, which does not listen there.
         verdict: Why the supervisor itself killed it, or None.
     """
@@ -282,7 +282,7 @@ def _wind_up(name: str, known: ObservedProcess, now_s: float, allowed_s: float) 
 def plan_stop(
     state: StateFile, observed: Mapping[str, ObservedProcess], now_s: float, *, force: bool
 ) -> tuple[Action, ...]:
-    """Return the next steps of stopping the whole graph; empty while waiting, or when nothing runs.
+    """Return the next steps of stopping the graph; empty while waiting, or when nothing runs.
 
     The planner goes first, so that nothing is scaled any more; then the router, which takes no new request
     and finishes its streams; the workers only when the router is gone, because its streams come from them.

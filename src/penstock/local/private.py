@@ -48,7 +48,7 @@ def check(path: Path, status: os.stat_result) -> None:
 
     Args:
         path: For the message.
-        status: Of the opened file, so that nothing can be exchanged in between.
+        status: Of the opened file, so that it cannot be replaced in between.
 
     Raises:
         ConfigError: another user owns it, or may write it.
@@ -116,7 +116,7 @@ def make_endpoints(statefile: Path, pid: int) -> tuple[str, str]:
 
 
 def remove_endpoints(endpoint: str) -> None:
-    """Delete the sockets and the folder that `make_endpoints` made; nothing happens when they are gone."""
+    """Delete the sockets and the folder that `make_endpoints` made; does nothing if they do not exist."""
     if endpoint.startswith(_SCHEME):
         folder = Path(endpoint.removeprefix(_SCHEME)).parent
         with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ def remove_endpoints(endpoint: str) -> None:
 
 
 def remove_all_endpoints(statefile: Path) -> None:
-    """Delete all folders of sockets beside a statefile whose arbiter has ended, also such as it does not name."""
+    """Delete all socket folders next to a statefile whose arbiter has ended, including those it does not name."""
     for folder in statefile.parent.glob(f"{statefile.stem}.[0-9]*.run"):
         remove_endpoints(_SCHEME + str(folder / _CONTROL))
 

@@ -1,4 +1,4 @@
-"""Questions over HTTP to the graph's own processes: is one healthy or idle, what does the one that takes requests say.
+"""HTTP requests to the graph's own processes: is one healthy or idle, and what does the frontend report.
 
 That is Penstock's router, or a runtime's own frontend: it registers a class that follows `Frontend` as an entry point of
 group ``penstock.frontends``. Nothing here raises for a process that is away. Where it matters, "nothing listens there" is
@@ -101,7 +101,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class RouterView:
-    """What the router says of itself and its workers.
+    """What the router reports of itself and its workers.
 
     Attributes:
         lag_p99_s: How late the router runs, simulated seconds, or None.
@@ -154,12 +154,12 @@ class Probes:
             return NoAnswer.SILENT
 
     async def engine(self, worker_url: str) -> EngineReading | None:
-        """Return what a worker's page says of its engine, or None when there is no such page."""
+        """Return what a worker's page reports of its engine, or None if there is no such page."""
         samples = await self._samples(worker_url, PROGRESS_NAMES)
         return None if samples is None else read_engine(samples)
 
     async def is_busy(self, worker_url: str, *, keeps_leases: bool) -> bool | None:
-        """Return whether a worker runs or waits for requests, by its own page, or None when that does not say.
+        """Return whether a worker runs or waits for requests, by its own page, or None if that is unknown.
 
         Args:
             worker_url: Its base URL.
@@ -185,7 +185,7 @@ class Probes:
             return None
 
     async def ask(self, method: str, url: str) -> Response | NoAnswer:
-        """Return the answer of whatever status, or why there is none."""
+        """Return the response of any status, or why there is none."""
         try:
             return await self._pool.request(method, url, timeouts=_TIMEOUTS)
         except (UpstreamConnectError, ConfigError):  # an address that is none has no listener
@@ -216,7 +216,7 @@ class Frontend(Protocol):
         ...
 
     async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:
-        """Return what the frontend says of workers.
+        """Return what the frontend reports of workers.
 
         Args:
             entries: At least those that the caller wants to know of.
@@ -234,7 +234,7 @@ class RouterFrontend:
         self._url = url
 
     async def readiness(self, entries: Mapping[str, ProcessEntry]) -> tuple[bool, str]:  # noqa: ARG002 - the router counts them
-        """Return what its ``/ready`` says."""
+        """Return the answer of its ``/ready``."""
         answer = await self._probes.ask("GET", f"{self._url}/ready")
         if isinstance(answer, NoAnswer):
             return False, "the router does not answer yet"
@@ -246,7 +246,7 @@ class RouterFrontend:
         return answer if isinstance(answer, NoAnswer) else answer.status in {200, 404}
 
     async def view(self, entries: Mapping[str, ProcessEntry]) -> RouterView | NoAnswer:  # noqa: ARG002 - it reads the file itself
-        """Return what its ``/workers`` says, of all."""
+        """Return the answer of its ``/workers``, of all."""
         answer = await self._probes.ask("GET", f"{self._url}/workers")
         if isinstance(answer, NoAnswer):
             return answer
@@ -265,7 +265,7 @@ def frontend_of(state: StateFile, probes: Probes) -> Frontend:
 
 
 def _router_view(data: dict[str, Any]) -> RouterView:
-    """Return the view that ``/workers`` gives; what it leaves out, or has none of, is at its default."""
+    """Return the view that ``/workers`` gives; missing values have their defaults."""
     queue = data.get("prefill_queue") or {}
     return _VIEW.validate_python(
         {

@@ -34,7 +34,7 @@ _SENTENCES: Final = (
     "A pipe too narrow loses its head; a pipe too wide costs more than it carries.",
 )
 _WEIGHT_DEVIATION: Final = 0.2
-"""Chosen: ten times a trained model's, so that each token depends on the whole prompt."""
+"""Chosen: ten times a trained model's, so that each token depends on the entire prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def allocate(needed: int, in_use: Collection[int], *, gpus: int, budget: int) ->
     """Choose ``needed`` free ids, neighbours if there are such, else the lowest.
 
     Neighbours come first because GPUs with adjacent ids usually share the fastest link.
-    Among runs of neighbours the shortest that fits is cut, so that long runs stay whole.
+    Among runs of neighbours the shortest that fits is cut, so that long runs stay contiguous.
 
     Args:
         needed: GPUs of one replica, >= 0.

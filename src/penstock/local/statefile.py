@@ -1,4 +1,4 @@
-"""The statefile: what it says, how its entries are named, and how it reads and writes as JSON.
+"""The statefile: its content, how its entries are named, and how it reads and writes as JSON.
 
 The arbiter, the planner's target and the command line share it; `store` puts it on disk. Pure.
 """
@@ -129,7 +129,7 @@ class ProcessEntry:
 
 @dataclass(frozen=True, slots=True)
 class StateFile:
-    """The whole file: its owner and all entries by name, in the order they were made."""
+    """The complete file: its owner and all entries by name, in the order they were made."""
 
     arbiter: ArbiterInfo
     entries: Mapping[str, ProcessEntry]
@@ -218,7 +218,7 @@ def entry_to_json(entry: ProcessEntry) -> dict[str, Any]:
 
 
 def to_json(state: StateFile) -> dict[str, Any]:
-    """Return the whole file as JSON data, the arbiter first."""
+    """Return the complete file as JSON data, the arbiter first."""
     entries = {name: entry_to_json(entry) for name, entry in state.entries.items()}
     return {ARBITER_KEY: _ARBITER.dump_python(state.arbiter, mode="json"), **entries}
 

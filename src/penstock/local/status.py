@@ -23,7 +23,7 @@ from penstock.runtimes import PLANNER_ROLE
 
 
 class LineFollower:
-    """Gives each line once; a torn last line is given when it is whole."""
+    """Returns each line once; a torn last line is returned when it is complete."""
 
     __slots__ = ("_first_read_bytes", "_offset", "_path")
 
@@ -40,7 +40,7 @@ class LineFollower:
         self._offset: int | None = None
 
     def new_lines(self) -> list[bytes]:
-        """Return the lines that have become whole since the last call, without their line ends.
+        """Return the lines completed since the last call, without their line ends.
 
         A file that has shrunk is read as a new one; one that cannot be read has no lines.
         """
@@ -54,9 +54,9 @@ class LineFollower:
                 data = file.read()
         except OSError:
             return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.splitlines()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.splitlines()
 
 
 SHOWN_DECISIONS: Final = 8
@@ -64,7 +64,7 @@ SHOWN_DECISIONS: Final = 8
 _FIRST_READ_BYTES: Final = 8 << 20
 """How far back a long ledger is read at first. Chosen: a thousand decisions, parsed within a tenth of a second."""
 _PULL: Final = b'{"type":"pull"'
-"""Begin of the records that say nothing here, nine of ten."""
+"""Start of the records that do not matter here, nine of ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """Replicas of one role: ``ready`` of ``desired``, ``draining`` besides, ``failed`` given up."""
+    """Replicas of one role: ``ready`` of ``desired``, plus ``draining`` ones, ``failed`` ones given up."""
 
     role: str
     ready: int
@@ -226,7 +226,7 @@ class LocalGraphStatus:
         gpus_used: Held by existing workers, draining ones included.
         planner: None while there is none, or it has not written of itself.
         lag_p99_s: How late each process that says so runs, simulated seconds, by name.
-        decisions: Those that changed replicas, or all that were asked for; the newest last.
+        decisions: Those that changed replicas, or all if requested; the newest last.
         held: What the planner has decided since without a change; None: nothing.
     """
 
@@ -323,7 +323,7 @@ def summarise(
     decisions: tuple[DecisionStatus, ...],
     held: HeldDecisions | None = None,
 ) -> LocalGraphStatus:
-    """Put together what was read; pure."""
+    """Combine the readings; pure."""
     arbiter = state.arbiter
     workers = {} if router is None else router.workers
     lags = {
@@ -376,7 +376,7 @@ def _process(name: str, entry: ProcessEntry, view: WorkerView | None) -> Process
 
 
 def _pool(role: str, entries: Iterable[ProcessEntry], processes: Iterable[ProcessStatus]) -> PoolStatus:
-    """Count a pool as it is shown: a worker that the router cannot use is not ready, whatever the supervisor knows."""
+    """Count a pool as it is shown: a worker that the router cannot use is not ready, even if the supervisor says so."""
     states = [process.state for process in processes if process.role == role]
     return PoolStatus(
         role=role,

@@ -1,4 +1,4 @@
-"""The statefile on disk: where it lies, its lock, and replacing it whole.
+"""The statefile on disk: where it lies, its lock, and its atomic replacement.
 
 Writers hold an exclusive `flock` on ``<namespace>.json.lock`` for the milliseconds of one edit; readers
 take none, because the file is replaced in one step and is never half written.
@@ -110,7 +110,7 @@ class StateStore:
         """Apply ``change`` to the current file under the lock, write the result, return the rest.
 
         Args:
-            change: Pure; gets the file, returns the new file and whatever the caller wants to know.
+            change: Pure; gets the file, returns the new file and a result for the caller.
                 An unchanged file is not written.
 
         Raises:
@@ -129,7 +129,7 @@ class StateStore:
             return answer
 
     def write(self, state: StateFile) -> None:
-        """Replace the file whole, under the lock.
+        """Replace the file atomically, under the lock.
 
         Raises:
             UnwritableError: the folder cannot be written.
@@ -207,7 +207,7 @@ class StateStore:
         return self.path.with_suffix(DISCOVERY_SUFFIX)
 
     def remove(self) -> None:
-        """Delete the file, its lock, and what the runtime left beside it; nothing happens when they are gone already."""
+        """Delete the file, its lock, and what the runtime left next to it; does nothing if they do not exist."""
         shutil.rmtree(self.discovery_folder, ignore_errors=True)
         for suffix in (KV_EVENTS_SUFFIX, KV_REPLAY_SUFFIX):
             for socket in self.path.parent.glob(f"{self.path.stem}.[0-9]*{suffix}"):

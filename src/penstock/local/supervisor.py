@@ -56,7 +56,7 @@ class Record:
     __slots__ = ("_pending", "state", "store")
 
     def __init__(self, store: StateStore, state: StateFile) -> None:
-        """Begin from what was just written."""
+        """Begin with the state just written."""
         self.store = store
         self.state = state
         self._pending: tuple[_Change, ...] = ()
@@ -80,11 +80,11 @@ class Record:
         return self.state
 
     def stopping(self) -> None:
-        """Write that the graph is being stopped: nothing may be added to it any more."""
+        """Record that the graph is stopping: nothing may be added to it from now on."""
         self._edit(lambda state: replace(state, arbiter=replace(state.arbiter, stopping=True)))
 
     def claim_start(self, name: str) -> ProcessEntry | None:
-        """Write ``starting`` with its ports and return the entry; None when it was withdrawn meanwhile.
+        """Write ``starting`` with its ports and return the entry; None if it has been withdrawn since.
 
         Raises:
             ClusterError: no port is free.
@@ -98,11 +98,11 @@ class Record:
         return entry if entry is not None and entry.is_replica else None
 
     def started(self, name: str, process: ProcessId) -> None:
-        """Write which process serves an entry, also one that was withdrawn meanwhile."""
+        """Write which process serves an entry, even one withdrawn since."""
         self._edit(lambda state: state.change(name, pid=process.pid, started=process.started))
 
     def change(self, name: str, **fields: Any) -> None:
-        """Write fields of an entry, unless it was withdrawn meanwhile."""
+        """Write fields of an entry, unless it has been withdrawn since."""
 
         def edit(state: StateFile) -> StateFile:
             entry = state.entries.get(name)
@@ -201,7 +201,7 @@ class Supervisor:
             self.request_stop()
 
     def request_stop(self, *, force: bool = False) -> None:
-        """Begin to stop the graph; asking again, or with ``force``, waits for nothing any more."""
+        """Begin to stop the graph; a second request, or ``force``, skips all waiting."""
         self._is_forced = self._is_forced or force or self._is_stopping
         self._is_stopping = True
 
@@ -223,7 +223,7 @@ class Supervisor:
                     return
 
     async def tick(self) -> None:
-        """Look once and do what the plan says."""
+        """Observe once and carry out the plan."""
         now_s = time.monotonic()
         await self._collect_exits(now_s)
         state = self._record.read()

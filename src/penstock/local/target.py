@@ -24,7 +24,7 @@ _ON_THE_WAY: Final = frozenset({EntryState.REQUESTED, EntryState.STARTING})
 
 
 def target_state(state: StateFile) -> TargetState:
-    """Return the pools, endpoints and whether an adjustment is under way, as the file has them."""
+    """Return the pools, endpoints and whether an adjustment is in progress, from the file."""
     workers = {name: entry for name, entry in state.entries.items() if entry.is_worker}
     pools = {}
     for role in WORKER_ROLES:

@@ -49,7 +49,7 @@ class StartedGraph:
 
     Attributes:
         ready_s: How long it took, real seconds.
-        recovered: What a killed arbiter had left and was cleared up, for people.
+        recovered: What a killed arbiter had left and was cleaned up, as text.
         arbiter: The background process, a child of this one.
     """
 
@@ -93,7 +93,7 @@ def prepare(file: Path, options: UpOptions) -> tuple[StateStore, StateFile]:
 
 
 def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None:
-    """Refuse a graph whose planner would end at its start for want of a profile or of a fitting memory."""
+    """Refuse a graph whose planner would end at its start for lack of a profile or a matching memory."""
     options = join(given=dict(overrides), graph=graph)
     if options.mode == PlannerMode.SLA:
         planning_profile(graph.spec, options.profile)
@@ -101,7 +101,7 @@ def _check_profile(graph: GraphDeployment, overrides: Mapping[str, str]) -> None
 
 
 def _planned_as(graph: GraphDeployment, overrides: Mapping[str, str]) -> GraphDeployment:
-    """Return the graph with what the command line says of its planner, as far as `up` itself depends on it."""
+    """Return the graph with the command line's planner settings that `up` itself depends on."""
     if not overrides:
         return graph
     if "namespace" in overrides:
@@ -149,7 +149,7 @@ async def up(file: Path, options: UpOptions, progress: Progress) -> StartedGraph
     Args:
         file: The manifest.
         options: The options of the command line.
-        progress: Told every tenth of a second how far it is.
+        progress: Receives the progress every tenth of a second.
 
     Raises:
         InvalidSpecError: the manifest has problems.
@@ -205,7 +205,7 @@ def _spawn_arbiter(store: StateStore, state: StateFile) -> subprocess.Popen[byte
 
 
 async def _roll_back(store: StateStore, requested: StateFile, arbiter: subprocess.Popen[bytes]) -> None:
-    """Stop what was started, at once; SIGTERM twice says so to an arbiter."""
+    """Stop all started processes at once, for an arbiter by two SIGTERMs."""
     for _ in range(2):
         if arbiter.poll() is None:
             arbiter.terminate()

@@ -64,7 +64,7 @@ def wait_quantile_s(
 def most_in_flight(mean: float, quantile: float) -> float:
     """Return the number of requests in flight that is exceeded for less than 1 - ``quantile`` of the time.
 
-    In flight are as many as a Poisson variable of that mean, where nobody waits; by its normal approximation.
+    In flight are as many as a Poisson variable of that mean, where none waits; by its normal approximation.
     """
     return mean + max(0.0, NormalDist().inv_cdf(quantile)) * math.sqrt(mean)
 
@@ -117,7 +117,7 @@ class PoolPlan:
         replicas: Fewest that hold the target.
         latency_s: TTFT or ITL to expect at the percentile, seconds.
         utilisation: Share of the pool's capacity in use: of its time in prefill, of the requests that it may run in decode.
-        binds: Which limit asks for the last replica.
+        binds: Which limit needs the last replica.
     """
 
     gpus: int
@@ -298,7 +298,7 @@ def aggregated_pool(engine: EngineFigures, targets: Targets, load: Load) -> Pool
         if found is not None:
             return found
         if load.rps * service_s / replicas < _TINY:
-            return None  # more replicas change nothing any more: one request alone is too slow
+            return None  # more replicas do not help: one request alone is too slow
     return None
 
 
@@ -349,7 +349,7 @@ def _bounded(replicas: int) -> int:
 
 
 def _unreachable(engines: Sequence[EngineFigures], targets: Targets, load: Load) -> str:
-    """Say which target no number of replicas meets, the nearest, and what it takes."""
+    """Return which target no number of replicas meets, the nearest one that can be met, and what it takes."""
     itl_s, itl_gpus = min((engine.itl_s(1), engine.gpus) for engine in engines if engine.choices)
     ttft_s, ttft_gpus = min((engine.ttft_s, engine.gpus) for engine in engines if engine.ttft_s is not None)
     least_s = ttft_s + load.transfer_s + 2 * itl_s

@@ -85,7 +85,7 @@ def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, de
 
 
 def is_same_model(one: str, other: str) -> bool:
-    """Tell whether two names mean one model.
+    """Return whether two names mean one model.
 
     Letters' case, the publisher before the slash and a suffix such as ``-FP8``, which names the weights' format, do not count.
     """

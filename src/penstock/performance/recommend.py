@@ -23,7 +23,7 @@ _DIGITS = 2
 """Bounds are printed with two digits, and written to the graph as they are printed."""
 
 SAME_CONTEXT = 0.01
-"""A context this close to the one asked for is that one, relatively: prompts come out a token or two longer."""
+"""A context this close (relative) to the requested one counts as it: prompts come out a token or two longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class DecodePoint:
         context: Tokens that each of its requests holds, > 0.
         concurrency: Requests in flight, >= 1.
         itl_s: Mean gap between successive tokens of a request, seconds, > 0.
-        tokens_per_s: Output tokens per second of the whole engine, > 0.
+        tokens_per_s: Output tokens per second of the engine, > 0.
     """
 
     context: float
@@ -55,7 +55,7 @@ class EngineSweep:
         kv_tokens: KV cache of the engine that decodes, tokens, > 0.
         prefill: By prompt length.
         decode: By context, then by requests in flight.
-        name: What was measured, for people; empty where unknown.
+        name: What was measured, as text; empty where unknown.
     """
 
     gpus: int

@@ -62,7 +62,7 @@ class Dashboard:
         Args:
             log_folder: Of ledger and state.
             config: A planner that only observes is run for its dashboard, so it has one in any case.
-            is_chosen: The user gave the folder, so the dashboard lies in it; else in a folder of this run below it,
+            is_chosen: The user gave the folder, so the dashboard is in it; else in a folder of this run below it,
                 ``runs/2026-11-22_07-30-00``.
         """
         if not is_chosen and not config.no_operation:
@@ -84,12 +84,12 @@ class Dashboard:
             self._put(summary.custom_scalars(layout_of(set(view.pools), self._config.mode)), view, step=0)
         self._draw(points(self._figures, is_decided=False), view)
         self._figures.drop_demands()
-        # What was expected for a time stands beside what came at that time.
+        # The expected value for a time is drawn next to the actual one.
         for at_s, tokens_per_s in self._figures.due(view.at_s):
             self._draw({"prefill/forecast_tokens_per_second": tokens_per_s}, view, at_s=at_s)
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Write the decision as text, and the latencies of the interval behind it."""
+        """Write the decision as text, and the latencies of the interval before it."""
         self._figures.decided(decision, view)
         step = round(view.at_s - view.origin_s)
         lines = [f"* {role.sentence} (`{role.reason.value}`)" for role in decision.roles]

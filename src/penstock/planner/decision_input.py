@@ -36,7 +36,7 @@ MAX_AGE_S = 10.0
 
 
 ReadProfile = Callable[[str], PerformanceProfile]
-"""Reads the performance profile that a name or path stands for; raises `ConfigError`."""
+"""Reads the performance profile of a name or path; raises `ConfigError`."""
 
 
 def parse(
@@ -48,7 +48,7 @@ def parse(
         text: YAML or JSON in the form of the files in ``examples``, or a ledger's decision record, alone or as the one of a list.
         name: For messages.
         read: Reads the profile of mode sla, if the input does not hold it.
-        profile: One named beside the file, which goes before the file's own; None: none.
+        profile: Named next to the file, overrides the file's own; None: none.
 
     Raises:
         ConfigError: it cannot be read; the message names the key.

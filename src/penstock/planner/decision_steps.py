@@ -1,4 +1,4 @@
-"""What a recorded decision expected to come and took from its profile: for explanations, dashboards and reports.
+"""The demand that a recorded decision expected, and its profile values: for explanations, dashboards and reports.
 
 Read from the steps of a decision, live or out of a ledger; a mode that forecasts nothing, or has no profile, has no such
 step. Pure.
@@ -37,7 +37,7 @@ class Forecast:
     supply_tokens_per_s: float | None
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return it as text."""
         can = "unknown" if self.supply_tokens_per_s is None else f"{self.supply_tokens_per_s:,.0f}"
         return (
             f"{self.tokens_per_s:,.0f} uncached tokens/s in {self.horizon_s:.0f} s; {can} is what"
@@ -46,7 +46,7 @@ class Forecast:
 
 
 def forecast_of(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Forecast | None:
-    """Return the forecast among a role's steps; None where the rule was not asked or knew nothing."""
+    """Return the forecast among a role's steps; None where the rule did not run or lacked data."""
     for name, inputs in steps:
         horizon_s, ahead = inputs.get("horizon_s"), inputs.get("tokens_per_s_ahead")
         workers, speed = inputs.get("workers"), inputs.get("worker_tokens_per_s")
@@ -75,7 +75,7 @@ class ProfileReading:
 
 
 def profile_reading(steps: Iterable[tuple[str, Mapping[str, Any]]]) -> ProfileReading | None:
-    """Return what a role's steps say of the profile; None where none was asked."""
+    """Return the profile values in a role's steps; None where none did."""
     inputs = dict(steps)
     profile, needed = inputs.get(_PROFILE), inputs.get(_NEEDED, {})
     if profile is None:

@@ -1,4 +1,4 @@
-"""A ledger's decisions in words."""
+"""A ledger's decisions as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_GROUPED: Final = 1000.0
 def select(
     ledger: LedgerFile, *, last: int, decision_id: str | None, with_unchanged: bool = True
 ) -> list[Record]:
-    """Return the wanted decision records, oldest first, each with its ``actuations`` and whole ``config``.
+    """Return the wanted decision records, oldest first, each with its ``actuations`` and complete ``config``.
 
     In a ledger the performance profile of mode sla is in the header before a decision.
 
@@ -66,7 +66,7 @@ def select(
 
 
 def is_change(record: Record) -> bool:
-    """Return whether a decision record asks for other replica counts than there were."""
+    """Return whether a decision record changes replica counts."""
     return any(role["current"] != role["desired"] for role in record["decision"]["roles"])
 
 
@@ -75,7 +75,7 @@ def _sequence(record: Record) -> int:
 
 
 def held_in_words(ledger: LedgerFile) -> str:
-    """Return what followed the newest change: how many decisions without one, and the newest's sentences; may be empty."""
+    """Return what followed the newest change: the count of decisions without one, and the newest sentences; may be empty."""
     decisions = [record for record in ledger.records if record["type"] == "decision"]
     if not decisions or is_change(newest := decisions[-1]):
         return ""

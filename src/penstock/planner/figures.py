@@ -39,7 +39,7 @@ class Figures:
         gpu_seconds: GPUs held, integrated over simulated time.
         forecast: Of the newest decision; None in a mode without.
         readings: What the newest decision read off its profile, by role.
-        quantiles_s: Latencies of the interval behind the newest decision, by name and percentile.
+        quantiles_s: Latencies of the interval before the newest decision, by name and percentile.
         attained: Share within each target in the last complete interval.
         newly_attained: The same where the newest decision ended that interval; else empty.
     """
@@ -70,7 +70,7 @@ class Figures:
     _rejected: float = 0.0
 
     def begin(self, config: DecideConfig) -> None:
-        """Follow a loop that begins to plan by this configuration; counters go on, what it expects and attains begins."""
+        """Follow a loop that starts with this configuration; counters continue, expectations and attainment restart."""
         self.config = config
         self.forecast, self.readings, self.attained, self.newly_attained = None, {}, {}, {}
         self._expected, self._due = [], None
@@ -78,7 +78,7 @@ class Figures:
         self._interval_s, self._rejected = None, 0.0
 
     def restarted(self) -> None:
-        """Go on counting behind a loop that ended; the next one's ledger errors begin at 0."""
+        """Continue counting after a loop ended; the next one's ledger errors start at 0."""
         self._errors_seen = 0
 
     def tick(self, view: View) -> None:
@@ -105,7 +105,7 @@ class Figures:
             self._rejected += view.pull.demand.refused + view.pull.demand.timed_out
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Take what a decision expected and read off the profile, and the latencies of the interval behind it."""
+        """Take what a decision expected and read off the profile, and the latencies of the preceding interval."""
         for role in decision.roles:
             self.decisions[role.role.value, role.action.value, role.reason.value] += 1
         steps = {
@@ -124,7 +124,7 @@ class Figures:
         self.attained = self.newly_attained or self.attained
 
     def drop_demands(self) -> None:
-        """Forget the demand so far: it is drawn."""
+        """Forget the demand so far, once it is drawn."""
         self.demands = []
 
     def due(self, now_s: float) -> Iterator[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""The files that show the planner: ``state.json`` and the dashboard, written by a thread of their own.
+"""The files that show the planner: ``state.json`` and the dashboard, written by a separate thread.
 
 A disk that hangs delays no decision for them. The planner reads none of them back.
 """
@@ -46,7 +46,7 @@ log = get_logger(__name__)
 
 
 class FileThread:
-    """Runs what touches files, in order; one for all graphs of a process."""
+    """Runs file operations in order; one for all graphs of a process."""
 
     def __init__(self) -> None:
         self._works: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -55,11 +55,11 @@ class FileThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Run it after everything before; it must not raise."""
+        """Run it after all earlier ones; it must not raise."""
         self._works.put(work)
 
     def close(self) -> None:
-        """Wait for what is queued, `CLOSE_S` at most."""
+        """Wait for the queue to empty, `CLOSE_S` at most."""
         self._works.put(None)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
@@ -98,15 +98,15 @@ class FileObservers:
         self._room = threading.Semaphore(QUEUED)
 
     def tick(self, view: View) -> None:
-        """Have a tick shown, unless too much waits for the disk."""
+        """Show a tick, unless the disk queue is full."""
         self._submit(lambda: self._observers.tick(view))
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Have a decision shown, unless too much waits for the disk."""
+        """Show a decision, unless the disk queue is full."""
         self._submit(lambda: self._observers.decided(decision, view))
 
     def close(self) -> None:
-        """Have the dashboard closed after everything before."""
+        """Close the dashboard after all earlier writes."""
         if self._dashboard is not None:
             self._thread.submit(self._dashboard.close)
 
@@ -123,7 +123,7 @@ class FileObservers:
 
 
 class SnapshotWriter:
-    """Replaces ``state.json``, whole or not at all, at ticks and decisions."""
+    """Replaces ``state.json``, atomically, at ticks and decisions."""
 
     def __init__(self, folder: Path, config: DecideConfig, *, now_s: Callable[[], float]) -> None:
         self._path = folder / PLANNER_STATE_FILE

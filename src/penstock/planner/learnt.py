@@ -1,4 +1,4 @@
-"""What a planner has learnt: read from its ledger, told to people, carried to another graph in a file, forgotten."""
+"""What a planner has learnt: read from its ledger, shown, exported to another graph, reset."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def in_words(known: Learnt) -> str:
         words.append(floor or f"too few requests in {past.seen_s / 3600:.1f} h for a floor")
         lines.append(f"{role.value}: {'; '.join(words)}")
     if "sla" in known.memory:
-        told: SlaMemory = MEMORIES["sla"].read(known.memory)
-        ratios = {"prefill": told.prefill, "TTFT": told.ttft, "ITL": told.itl}
+        sla: SlaMemory = MEMORIES["sla"].read(known.memory)
+        ratios = {"prefill": sla.prefill, "TTFT": sla.ttft, "ITL": sla.itl}
         words = [f"{name} {each.observed_s / each.expected_s:.2f}" for name, each in ratios.items()]
         lines.append(f"seen times as a multiple of the profile's: {', '.join(words)}")
     return "\n".join(lines)
@@ -180,13 +180,13 @@ def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeplo
         }
         if workers != known.gpus:
             raise ConfigError(
-                f"{origin}: was learnt from workers of {_told(known.gpus)}, this graph's are {_told(workers)}; give an export "
+                f"{origin}: was learnt from workers of {_gpus_text(known.gpus)}, this graph's are {_gpus_text(workers)}; give an export "
                 "of a graph of the same shape"
             )
     return carried(known.memory)
 
 
-def _told(gpus: Mapping[Role, int]) -> str:
+def _gpus_text(gpus: Mapping[Role, int]) -> str:
     return ", ".join(f"{role.value} {count} GPUs" for role, count in sorted(gpus.items()))
 
 
@@ -232,7 +232,7 @@ def _numbers(plain: Any) -> Iterator[float]:
 
 
 def reset(folder: Path) -> None:
-    """Let the planner of a ledger's folder begin with nothing learnt; what the ledger has stays in it.
+    """Let the planner of a ledger's folder start without memory; the ledger keeps its records.
 
     Raises:
         LedgerError: the ledger cannot be read or written.
@@ -244,7 +244,7 @@ def reset(folder: Path) -> None:
         history = restore(ledger.tail(ANCHORS), config_from(header["config"]))
         if history is None:
             raise ConfigError(f"{folder}: the ledger begins nowhere; there is nothing to forget")
-        # A resumed header, as a restart writes it: the interval under way and what is asked for go on.
+        # A resumed header, as a restart writes it: the current interval and requested changes continue.
         forgetting = {
             **header,
             "at_s": history.newest_s,

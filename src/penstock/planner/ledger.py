@@ -29,7 +29,7 @@ from penstock.planner.decide.config import DecideConfig
 FILE_NAME: Final = "ledger.jsonl"
 
 OLDER_NAME: Final = "ledger-1.jsonl"
-"""Where the last file lies after a rotation; the one before it is dropped."""
+"""Name of the previous file after a rotation; older ones are deleted."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -44,7 +44,7 @@ class LedgerFile:
         records: In file order, those of the file before the last rotation first; a decision that the ledger only counts
             stands behind the pull that it was made from.
         lines: 1-based line number of each record, or of that pull; over both files.
-        notes: What was dropped, for people.
+        notes: What was dropped, as text.
     """
 
     records: tuple[Record, ...]
@@ -98,10 +98,10 @@ def _opened(path: Path, files: contextlib.ExitStack) -> list[tuple[Path, BinaryI
 
 
 def _anchor_before(records: Sequence[Record], decisions: int) -> int:
-    """Return the index of an anchor that has so many decisions behind it; 0 without one."""
+    """Return the index of an anchor with that many decisions after it; 0 if there is none."""
     for index in range(len(records) - 1, -1, -1):
         record = records[index]
-        # The interval under way at a resumed header began before it.
+        # The current interval at a resumed header began before it.
         if decisions <= 0 and record["type"] in ANCHORS and not record.get("resumed", False):
             return index
         if record["type"] == "decision":
@@ -110,13 +110,13 @@ def _anchor_before(records: Sequence[Record], decisions: int) -> int:
 
 
 def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]]:
-    """Return the records by their line, with the decisions that the ledger only counts made again in their places."""
+    """Return the records by their line, with the decisions that the ledger only counts replayed in their places."""
     found: list[tuple[int, Record]] = []
     made: list[int] = []
     follower = LedgerFollower(DecideConfig())
     for number, record in enumerate(records, start=1):
         if record["type"] in ANCHORS:
-            # What comes behind the last that the ledger counts is in it with its own record, or was never made.
+            # A decision after the last one counted in the ledger has its own record, or was never made.
             last = (record.get("before") or record.get("state") or {}).get("sequence", 0)
             for index in reversed(made):
                 if found[index][1]["state"]["sequence"] > last:
@@ -128,7 +128,7 @@ def _completed(records: Sequence[Record], first: int) -> list[tuple[int, Record]
         try:
             held = follower.follow(record)
         except (*MALFORMED, PenstockError):
-            # Whoever needs the record says what it lacks; nothing can be made again before the next header.
+            # The reader of the record reports what is missing; nothing can be replayed before the next header.
             follower = LedgerFollower(DecideConfig())
             continue
         if held is not None:
@@ -178,14 +178,14 @@ class Ledger:
         self._is_failing = False
 
     def append(self, record: Mapping[str, Any], *, durable: bool = False) -> None:
-        """Write one record behind the last whole one.
+        """Append one record after the last complete one.
 
         Args:
             record: With ``type``; values plain, dataclasses or enums.
             durable: Return only once it is on the disk.
 
         Raises:
-            LedgerError: it could not be written; the file ends with the last whole record.
+            LedgerError: it could not be written; the file ends with the last complete record.
             ConfigError: another planner holds the file.
         """
         try:
@@ -245,7 +245,7 @@ class Ledger:
         try:
             return _parse(line, self.path, 0)
         except LedgerError:
-            # Counting lines reads the whole file, so only a message pays for it.
+            # Counting lines reads the entire file, so it is done only for an error message.
             lines = sum(1 for _ in _lines_backward(descriptor, self._end))
             return _parse(line, self.path, lines - from_last)
 
@@ -255,9 +255,9 @@ class Ledger:
         return self._rotate_bytes is not None and self._end >= self._rotate_bytes
 
     def rotate(self, header: Mapping[str, Any]) -> None:
-        """Go on in a new file that begins with ``header``; the old one is kept as `OLDER_NAME`.
+        """Continue in a new file that begins with ``header``; the old one is kept as `OLDER_NAME`.
 
-        There is a whole ledger at every instant. A failure is logged and leaves everything as it is.
+        A complete ledger exists at every instant. A failure is logged and changes nothing.
         """
         fresh, older = self.path.with_name(f"{self.path.name}.new"), self.path.with_name(OLDER_NAME)
         try:
@@ -327,7 +327,7 @@ class Ledger:
             if durable:
                 os.fsync(descriptor)
         except OSError as exc:
-            # What stands behind the last whole record goes now, or before the next write.
+            # Anything after the last complete record is cut now, or before the next write.
             if exc.errno != errno.EROFS:
                 _cut(descriptor, self._end)
             raise

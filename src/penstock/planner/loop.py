@@ -47,7 +47,7 @@ from penstock.planner.sources.base import Query, Readings, ReadingSource
 from penstock.planner.targets.base import Target, TargetState
 
 LAG_TICKS = 300
-"""Chosen: five minutes of pulls; a percentile is asked for at every tick."""
+"""Chosen: five minutes of pulls; a percentile is computed at every tick."""
 
 HELD_MOST = 150
 """Chosen: so many decisions in a row are only counted, five minutes of mode adaptive; a restart makes them again."""
@@ -91,12 +91,12 @@ class ModelTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings(CoreSettings):
-    """What one planner is set to.
+    """Settings of one planner.
 
     Attributes:
         max_age_s: Oldest fresh metric; simulated seconds.
         about: For the ledger's header: namespace, environment, speed.
-        first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
+        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
     """
 
     max_age_s: float
@@ -130,8 +130,8 @@ class PlannerLoop:
         self._is_target_unavailable = False
         self._readings: Readings | None = None
         self._pulled: Pull | None = None
-        # What the last decision in the ledger says, and how often writing had failed by then: pulls lost since would be
-        # missed by whoever makes a decision again.
+        # The last recorded decision, and how often writing had failed by then: pulls lost since would be
+        # missed by a replay.
         self._written: tuple[list[tuple[Role, int, Reason]], int] | None = None
         self._held = 0
 
@@ -167,7 +167,7 @@ class PlannerLoop:
                     raise AssertionError(f"{last}: asks for no answer")
 
     def _carry_out(self, effect: Effect) -> None:
-        """Carry out an effect that asks for no answer."""
+        """Carry out an effect that returns nothing."""
         match effect:
             case Append(record):
                 self._ledger.try_append({**record, "wall_s": round(self._time.wall_s(), 3)})
@@ -191,11 +191,11 @@ class PlannerLoop:
             return restore(self._ledger.tail(ANCHORS), self._settings.config)
         except (LedgerError, KeyError, TypeError, ValueError) as exc:
             aside = self._ledger.set_aside()
-            log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message says it all
+            log.error("ledger cannot be read: starting a new one", error=str(exc), kept_as=str(aside))  # noqa: TRY400 - the message is complete
             return None
 
     def _gone_s(self, history: History | None) -> float:
-        """Return the simulated seconds since the newest record; 0 if it does not say, or the wall clock was set back."""
+        """Return the simulated seconds since the newest record; 0 if it is unknown, or the wall clock was set back."""
         if history is None or history.wall_s is None:
             return 0.0
         return max(0.0, self._time.to_model_s(self._time.wall_s() - history.wall_s))
@@ -207,7 +207,7 @@ class PlannerLoop:
         )
 
     def _record(self, asked: RecordDecision) -> bool:
-        """Write a decision to the disk, or count it if the ledger's pulls say it already; return whether it is there."""
+        """Write a decision to the disk, or count it if the ledger's pulls imply it; return whether it is there."""
         decision = asked.deciding.decision
         says = [(role.role, role.desired, role.reason) for role in decision.roles]
         written = self._written
@@ -269,7 +269,7 @@ class PlannerLoop:
         return self._pulled
 
     async def _scale(self, change: Change) -> str | None:
-        """Ask the backend for a change; return why it refused, None if it took it."""
+        """Ask the backend for a change; return why it refused, None if it accepted."""
         try:
             async with asyncio.timeout(TARGET_TIMEOUT_S):
                 await self._target.scale(change.role, change.desired, decision_id=change.decision_id)
@@ -302,7 +302,7 @@ class PlannerLoop:
         )
 
     def _left_to(self) -> dict[Role, str]:
-        """Return the roles that are left to others, and who they are."""
+        """Return the roles that other writers own, with the writers."""
         writers = self._observed.writers if self._observed is not None else {}
         config, decided = self._settings.config, self._state.decided
         named = {role: owner(role, decided.of(role), config, writers) for role in self._counts()}

@@ -59,14 +59,14 @@ class View:
 
 
 class Observer(Protocol):
-    """One that is shown what the planner does. Neither method may block."""
+    """Is notified of what the planner does. Neither method may block."""
 
     def tick(self, view: View) -> None:
-        """Take note of a tick."""
+        """Handle a tick."""
         ...
 
     def decided(self, decision: Decision, view: View) -> None:
-        """Take note of a recorded decision, before it is carried out."""
+        """Handle a recorded decision, before it is carried out."""
         ...
 
 
@@ -85,11 +85,11 @@ class Observers:
         """Notify all of a decision."""
         self._notify(lambda observer: observer.decided(decision, view))
 
-    def _notify(self, tell: Callable[[Observer], None]) -> None:
+    def _notify(self, call: Callable[[Observer], None]) -> None:
         for observer in self._observers:
             try:
-                tell(observer)
-            except Exception as exc:  # noqa: BLE001 - whatever an observer does wrong must not stop decisions
+                call(observer)
+            except Exception as exc:  # noqa: BLE001 - a failing observer must not stop decisions
                 if id(observer) not in self._failed:
                     self._failed.add(id(observer))
                     log.warning("observer failed", observer=type(observer).__name__, error=repr(exc))

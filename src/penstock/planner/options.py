@@ -1,4 +1,4 @@
-"""The planner's options: the document's fifteen by their names, and the few it needs besides.
+"""The planner's options: the document's fifteen by their names, and a few more.
 
 Precedence: flag > environment (``PENSTOCK_PLANNER_…``) > ``--config`` file > ``--graph`` > default. The
 command line gathers the first two; this module joins and checks all of them.
@@ -76,7 +76,7 @@ _Url = Annotated[str, Field(pattern=r"^http://\S+$")]
 
 
 class PlannerOptions(BaseModel):
-    """What one planner is set to; what ``spec.planner`` declares too has its bounds, default and help from there.
+    """Settings of one planner; those in ``spec.planner`` too take their bounds, default and help from there.
 
     Defaults of the first fifteen are the planner document's.
     """
@@ -188,7 +188,7 @@ class PlannerOptions(BaseModel):
         )
 
     def log_folder(self) -> Path:
-        """Return the folder of ledger and state: ``log_dir``, or one beside the statefile."""
+        """Return the folder of ledger and state: ``log_dir``, or one next to the statefile."""
         if self.log_dir is not None:
             return Path(self.log_dir).expanduser()
         return state_dir() / f"{self.namespace}-planner"
@@ -241,7 +241,7 @@ def _refuse_zero_elsewhere(options: PlannerOptions, graph: GraphDeployment | Non
 
 
 def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> None:
-    """Refuse options that are right one by one and cannot be met together.
+    """Refuse options that are valid alone and conflict with each other.
 
     Args:
         options: Checked one by one.
@@ -256,7 +256,7 @@ def refuse_contradictions(options: PlannerOptions, *, is_aggregated: bool) -> No
 
 
 def stated(*, given: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """Return what was said explicitly: flags and environment over ``--config``, by kebab-case name.
+    """Return the explicit options: flags and environment over ``--config``, by kebab-case name.
 
     Raises:
         InvalidSpecError: with every value that cannot be an option's, whatever the others are.

@@ -39,7 +39,7 @@ SETTABLE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """One decision that comes out otherwise.
+    """One decision that differs.
 
     Attributes:
         line: 1-based line in the ledger.
@@ -72,7 +72,7 @@ class ReplayResult:
 
 
 def replay(ledger: LedgerFile) -> ReplayResult:
-    """Return how the recorded decisions compare with those made again from their recorded inputs.
+    """Return how the recorded decisions compare with those replayed from their recorded inputs.
 
     Raises:
         LedgerError: a decision record lacks its inputs; the message names the line.
@@ -107,7 +107,7 @@ def replay(ledger: LedgerFile) -> ReplayResult:
 
 
 def _plain(state: PlannerState) -> Any:
-    """Return a state whose memories have the keys that this version writes: what came since has its default."""
+    """Return a state whose memories have the keys that this version writes: keys added since have their defaults."""
     memory = dict(state.memory)
     for key, mode in MEMORIES.items():
         if key in memory:
@@ -176,7 +176,7 @@ class Configs:
         self._performance: PerformanceProfile | None = None
 
     def follow(self, record: Record) -> None:
-        """Take one record in, in file order.
+        """Follow one record, in file order.
 
         Raises:
             KeyError, TypeError, ValueError: it is a header without a configuration.
@@ -201,7 +201,7 @@ class _Chain:
         self._waiting: set[tuple[str, Role]] = set()
 
     def follow(self, record: Record) -> Any:
-        """Take one record in; return the expected state before a decision, None for other records."""
+        """Follow one record; return the expected state before a decision, None for other records."""
         expected = _plain(self._state) if record["type"] == "decision" and self._state is not None else None
         if record["type"] == "actuation":
             change = (record["id"], Role(record["role"]))

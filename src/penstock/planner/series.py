@@ -69,7 +69,7 @@ def _of_pull(read: Callable[[Pull], float | None]) -> Callable[[Figures], Sample
 def _of_config(
     mode: Mode, read: Callable[[DecideConfig], Mapping[tuple[str, ...], float | None]]
 ) -> Callable[[Figures], Samples]:
-    """Return what reads settings that only one mode decides by."""
+    """Return a reader of settings that only one mode uses."""
     return lambda figures: (
         read(figures.config).items() if figures.config is not None and figures.config.mode == mode else ()
     )
@@ -85,7 +85,7 @@ def _of_demand(read: Callable[[list[Demand]], float | None]) -> Callable[[Figure
 
 
 def _rate(count: Callable[[Demand], float]) -> Callable[[Figures], Samples]:
-    """Return what reads requests or tokens over seconds, not a mean of rates."""
+    """Return a reader of requests or tokens over seconds, not of a mean of rates."""
     return _of_demand(lambda demands: sum(map(count, demands)) / sum(each.period_s for each in demands))
 
 

@@ -29,7 +29,7 @@ from penstock.planner.sources.scrape import MetricsPages, ScrapeSource
 from penstock.planner.targets.base import Target
 
 MIN_MAX_AGE_S = 1.0
-"""Real seconds below which no metric counts as stale: the router looks at a worker every 0.1 s or more, so
+"""Real seconds below which no metric counts as stale: the router polls a worker every 0.1 s or more, so
 at a high speed a young value is many simulated seconds old."""
 
 MIN_DEADLINE_S = 30.0
@@ -46,7 +46,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannerService:
-    """What one process is told.
+    """Settings of one planner process.
 
     Attributes:
         options: Joined and checked.
@@ -160,7 +160,7 @@ def made_folder(folder: Path) -> Path:
 
 
 def boot_id() -> str:
-    """Return what names this boot of the host: its monotonic clock starts anew with it."""
+    """Return an identifier of this boot of the host: its monotonic clock restarts with each boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
     except OSError:

@@ -37,8 +37,8 @@ class Journal:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-            whole, _, torn = text.rpartition("\n")
-            for number, line in enumerate(whole.splitlines(), start=1):
+            complete, _, torn = text.rpartition("\n")
+            for number, line in enumerate(complete.splitlines(), start=1):
                 self._parse(line, number)
             self._stream = self.path.open("a", encoding="utf-8")
         except OSError as exc:
@@ -84,11 +84,11 @@ class Journal:
         return self._prefill.get((gpus, asked))
 
     def set_prefill(self, gpus: int, asked: int, point: PrefillPoint) -> None:
-        """Record a point, for the prompt length that was asked for."""
+        """Record a point, for the requested prompt length."""
         self._keep({"kind": "prefill", "gpus": gpus, "asked": asked, **asdict(point)})
 
     def has_decode(self, gpus: int, context: int, count: int) -> bool:
-        """Tell whether a batch was tried."""
+        """Return whether a batch was tried."""
         return (gpus, context, count) in self._decode
 
     def set_decode(self, gpus: int, context: int, count: int, point: DecodePoint | None) -> None:

@@ -46,7 +46,7 @@ class Batch:
 
     Attributes:
         point: None where the engine does not run so many at once.
-        doubts: What makes the point less sure, for people.
+        doubts: What makes the point less certain, as text.
     """
 
     point: DecodePoint | None

@@ -32,7 +32,7 @@ them is measured, and of three 70B sizes they were half of the time. Chosen: the
 _STREAM_INTERVAL: Final = 8
 """Tokens per event of simulated workers. Chosen: hundreds of streams then cost the measuring machine little."""
 DEFAULT_MAX_CONCURRENCY: Final = 256
-"""Requests in one batch where the graph does not say: the default of vLLM and of simulated workers."""
+"""Requests in one batch where the graph sets none: the default of vLLM and of simulated workers."""
 _LARGEST_TP = 64
 
 
@@ -44,7 +44,7 @@ class WorkerSetup:
     speed: float
 
     def is_same_as(self, other: WorkerSetup) -> bool:
-        """Tell whether both start the same program in the same way, whatever service they are of."""
+        """Return whether both start the same program in the same way, regardless of their service."""
         mine, its = self.process, other.process
         return (mine.argv, mine.env, self.speed) == (its.argv, its.env, other.speed)
 
@@ -343,7 +343,7 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
 
     Args:
         config: As asked.
-        detect: Returns the number of GPUs of this machine; None: it cannot be told.
+        detect: Returns the number of GPUs of this machine; None: unknown.
 
     Raises:
         ConfigError: what is asked for contradicts itself, or cannot be measured here.

@@ -23,7 +23,7 @@ LEAST_CONTEXT = 512
 DEFAULT_MAX_CONTEXT = 16_384
 """Dynamo's default, for the longest prompt and context that is measured."""
 OUTPUT_TOKENS = 64
-"""Tokens that each request decodes while ITL is measured. Chosen: enough for a mean, few beside the context."""
+"""Tokens that each request decodes while ITL is measured. Chosen: enough for a mean, few against the context."""
 _BLOCK_TOKENS = 16
 """A request's last block is rarely full; vLLM's default size."""
 _REFINED = 0.08

@@ -36,7 +36,7 @@ def read_sweep(source: str, *, gpus: int | None = None) -> Sweep:
     Args:
         source: A folder or file of `penstock profile`; a folder of Dynamo's profiler (npz or JSON);
             or the name of a latency profile that comes with Penstock.
-        gpus: GPUs of a Dynamo engine; None: told from its throughput per GPU.
+        gpus: GPUs of a Dynamo engine; None: derived from its throughput per GPU.
 
     Raises:
         ConfigError: there is no profile, or it cannot be read; the message says what was looked for.

@@ -32,7 +32,7 @@ class Step:
 
     Attributes:
         finished: Points.
-        planned: Points of all engines as far as known; refinements come on top.
+        planned: Known points of all engines; refinements are added to them.
         doing: What is measured now.
     """
 
@@ -47,7 +47,7 @@ class Measured:
 
     Attributes:
         sweep: Every point, of earlier runs too.
-        doubts: What makes points less sure, for people.
+        doubts: What makes points less certain, as text.
     """
 
     sweep: Sweep

@@ -1,4 +1,4 @@
-"""Starts the worker that is measured, waits until it serves, and stops it whatever happens; one at a time.
+"""Starts the worker that is measured, waits until it serves, and always stops it; one at a time.
 
 Each worker leads a process group. Its identity is on disk while it runs, so that the next `penstock profile` of the same
 folder ends what a killed one left behind.
@@ -33,7 +33,7 @@ _TIMEOUT_S = 20.0
 
 
 def detect_gpus() -> int | None:
-    """Return the number of GPUs; None: the program is not there, or does not tell."""
+    """Return the number of GPUs; None: the program is missing, or does not report it."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -59,7 +59,7 @@ log = get_logger(__name__)
 async def running(
     setup: WorkerSetup, gpus: int, directory: Path, environ: Mapping[str, str]
 ) -> AsyncIterator[str]:
-    """Start a worker, yield its address once it is healthy, and stop it with its whole group at the end.
+    """Start a worker, yield its address once it is healthy, and stop it with its entire group at the end.
 
     Args:
         setup: What is started.

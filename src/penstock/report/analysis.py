@@ -149,7 +149,7 @@ def violations(
 
 COMPARED_S: Final = 30.0
 """A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
-prompt at a time, so that shorter means say nothing."""
+prompt at a time, so that shorter means are noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class DemandSummary:
         arrivals: Requests that came, rejected ones included.
         rejected: Refused, or timed out in the queue.
         oldest_wait_s: The longest that any had waited at a pull; None when none waited.
-        unknown_pulls: Pulls at which no router told the demand.
+        unknown_pulls: Pulls at which no router reported the demand.
         forecast_error: Median of |forecast - what came| / what came, tokens/s; None where nothing was forecast.
     """
 
@@ -192,7 +192,7 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
 
 
 def compared_forecasts(run: PlannerRun, *, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
-    """Yield (forecast, what came), tokens/s, of the forecasts whose surroundings lie within the pulls of a span."""
+    """Yield (forecast, what came), tokens/s, of the forecasts whose surroundings are within the pulls of a span."""
     known = _Arrivals([sample for sample in run.samples if start_s <= sample.at_s <= end_s])
     for mark in run.decisions:
         for forecast in (part.forecast for part in mark.roles if part.forecast is not None):
@@ -202,7 +202,7 @@ def compared_forecasts(run: PlannerRun, *, start_s: float, end_s: float) -> Iter
 
 
 def arrivals_over_time(run: PlannerRun) -> list[tuple[float, float]]:
-    """Return (time, tokens/s that came around it), as forecasts are compared with, for each pull that lies within."""
+    """Return (time, tokens/s that came around it), as forecasts are compared with, for each pull within."""
     known = _Arrivals(run.samples)
     rates = ((at_s, known.around(at_s)) for at_s in known.times)
     return [(float(at_s), rate) for at_s, rate in rates if rate is not None]

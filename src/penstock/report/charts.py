@@ -191,7 +191,7 @@ def demand(report: RunReport, run: PlannerRun) -> Figure:
 
 
 def targets(report: RunReport, run: PlannerRun) -> Figure:
-    """Prediction against truth, attainment, correction factors, and replicas needed beside those there were."""
+    """Prediction against truth, attainment, correction factors, and replicas needed against actual ones."""
     roles = needing_roles(run)
     figure = _figure(report, "Mode sla: prediction, targets, correction, replicas")
     figure.set_size_inches(SIZE_INCHES[0], TALL_INCHES)
@@ -202,7 +202,7 @@ def targets(report: RunReport, run: PlannerRun) -> Figure:
 
 
 def _queue_scale(axes: Axes, values: Sequence[float]) -> None:
-    # linear up to 1, where the thresholds lie, logarithmic above, where bursts go
+    # linear up to 1, where the thresholds are, logarithmic above, for bursts
     top = max([1.0, *values]) * 1.8
     axes.set_yscale("symlog", linthresh=1.0, linscale=1.0)
     axes.set_ylim(-0.06, top)
@@ -319,10 +319,10 @@ def ttft(report: RunReport) -> Figure:
 
 
 def itl(report: RunReport) -> Figure:
-    """Inter-token latency over time and its distribution, beside the per-request TPOT."""
+    """Inter-token latency over time and its distribution, with the per-request TPOT."""
     times, gaps = series.token_gaps(report.load.results)
     shortest_s = report.lag["resolution_s"] if report.lag["is_itl_unresolved"] else 0.0
-    gaps = np.maximum(gaps, shortest_s)  # the client's timers cannot tell shorter ones apart
+    gaps = np.maximum(gaps, shortest_s)  # shorter ones are below the client's timer resolution
     tpot = [r.tpot_s for r in report.load.results if r.status is RequestStatus.OK and r.tpot_s is not None]
     figure = _figure(report, "Inter-token latency", is_of_gaps=True)
     over_time, spread = figure.subplots(1, 2, width_ratios=(2, 1))

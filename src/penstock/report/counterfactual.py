@@ -16,7 +16,7 @@ from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.statistics import describe
 
 _COVERED = 0.99
-"""Chosen: the share of a run that a ledger must cover for its GPU-hours to stand for the run's."""
+"""Chosen: the share of a run that a ledger must cover for its GPU-hours to represent the run's."""
 
 
 class FleetKind(StrEnum):

@@ -28,7 +28,7 @@ GREEN: Final = "#009E73"
 WINE: Final = "#882255"
 ROLE_COLOURS: Final = {Role.PREFILL: BLUE, Role.DECODE: VERMILION, Role.AGGREGATED: GREEN}
 LINE_COLOURS: Final = (BLUE, VERMILION, GREEN, PURPLE, YELLOW, SKY, BLACK, GREY, WINE)
-"""For lines that stand for nothing with a colour of its own, in this order."""
+"""For lines without an assigned colour, in this order."""
 SIZE_INCHES: Final = (10.0, 5.6)
 DPI: Final = 120
 

@@ -53,7 +53,7 @@ class RunReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know beside the load's notes, which are in its summary."""
+        """What a reader should know in addition to the load's notes, which are in its summary."""
         if self.planner is None:
             return self.remarks
         return (*self.planner.notes, *self._coverage(), *self.remarks)

@@ -22,7 +22,7 @@ code { font-size: .9em; word-break: break-all; } tr.held td { color: #777; }
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return a whole document."""
+    """Return a complete document."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'

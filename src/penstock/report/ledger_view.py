@@ -272,7 +272,7 @@ def _adjusting(records: Sequence[Record], zero_s: float) -> tuple[tuple[float, f
 
 
 def _changing(samples: Sequence[LedgerSample]) -> tuple[tuple[float, float], ...]:
-    """Return the spans in which replicas start or drain, of a planner that goes on meanwhile."""
+    """Return the spans in which replicas start or drain, while the planner keeps running."""
     marks = [
         (sample.at_s, any(pool.starting or pool.draining for pool in sample.pools.values()))
         for sample in samples

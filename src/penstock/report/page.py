@@ -104,7 +104,7 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
 
 
 def _planner_settings(config: DecideConfig) -> list[tuple[str, object]]:
-    """Return the settings by name; of a performance profile only what it is of, because its tables are long."""
+    """Return the settings by name; of a performance profile only its subject, because its tables are long."""
     shown: dict[str, object] = asdict(replace(config, performance=None))
     profile = config.performance
     if profile is not None:

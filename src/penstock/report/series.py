@@ -131,7 +131,7 @@ def shown_span(run: PlannerRun | None, *, duration_s: float | None) -> tuple[flo
 
     Args:
         run: None draws the load run only.
-        duration_s: Of the load run; None draws the planner's whole run.
+        duration_s: Of the load run; None draws the planner's entire run.
     """
     if duration_s is None:
         return (0.0, run.end_s if run is not None else 0.0)

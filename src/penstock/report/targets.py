@@ -23,11 +23,11 @@ FACTOR_NAMES: Final = {"prefill": "prefill", "ttft": "TTFT", "itl": "ITL"}
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Replicas of one role that profile and targets asked for, over the decisions that could look them up.
+    """Replicas of one role that profile and targets needed, over the decisions that could look them up.
 
     Attributes:
         decisions: How many could, >= 1.
-        needed: Mean that was asked for.
+        needed: Mean need.
         had: Mean there was, those that start included.
         short: Share of the decisions at which there were fewer than needed.
     """

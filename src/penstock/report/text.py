@@ -23,21 +23,21 @@ RANKS: Final = ("p50", "p90", "p99", "mean", "max")
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration for people: milliseconds below one second, ``-`` when unknown."""
+    """Return a readable duration: milliseconds below one second, ``-`` when unknown."""
     if value is None:
         return "-"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def latency_cells(summary: Mapping[str, Any], key: str) -> list[str]:
-    """Return one latency's figures in the order of `RANKS`; a gap's rank below what timers tell apart is shown as that."""
+    """Return one latency's figures in the order of `RANKS`; a gap below the timers' resolution is shown as that bound."""
     row, lag = summary["latency"][key], summary["lag"]
     least_s = lag["resolution_s"] if key == "itl_s" and lag["is_itl_unresolved"] else 0.0
 
     def cell(rank: str) -> str:
         value = row[rank]
-        is_untold = value is not None and rank != "mean" and value < least_s
-        return f"< {seconds(least_s)}" if is_untold else seconds(value)
+        is_below_resolution = value is not None and rank != "mean" and value < least_s
+        return f"< {seconds(least_s)}" if is_below_resolution else seconds(value)
 
     return [cell(rank) for rank in RANKS]
 
@@ -190,7 +190,7 @@ def _tokens_line(summary: dict[str, Any]) -> Text:
 
 
 def facts(report: RunReport) -> list[tuple[str, list[str]]]:
-    """Return what was found beside the load run's own figures: a name and its sentences, for terminal and page."""
+    """Return the findings in addition to the load run's own figures: a name and its sentences, for terminal and page."""
     found = [("target", violation_lines(report.violations))]
     if report.demand is not None:
         found.append(("demand", [demand_line(report.demand)]))
@@ -202,7 +202,7 @@ def facts(report: RunReport) -> list[tuple[str, list[str]]]:
 
 
 def report_text(report: RunReport) -> RenderableType:
-    """Return the whole report for a terminal: load, targets, GPU-hours, each change with its reason."""
+    """Return the complete report for a terminal: load, targets, GPU-hours, each change with its reason."""
     parts = [load_summary(report.load.summary)]
     parts.extend(Text(line) for _, lines in facts(report) for line in lines)
     if report.planner is not None:
@@ -292,5 +292,5 @@ def violation_lines(missed: Violations) -> list[str]:
     return lines
 
 
-def _share(part: int, whole: int) -> str:
-    return percent(part / whole if whole else None)
+def _share(part: int, total: int) -> str:
+    return percent(part / total if total else None)

@@ -1,4 +1,4 @@
-"""What a graph becomes: the specifications of its processes, as its runtime says. Pure."""
+"""The specifications of a graph's processes, as its runtime defines them. Pure."""
 
 from penstock.runtimes.build import process_specs
 from penstock.runtimes.protocol import (

@@ -78,7 +78,7 @@ def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str, replay_endpoint: 
         spec: Says whether.
         role: The worker's.
         endpoint: What it binds.
-        replay_endpoint: What it binds to be asked for earlier events.
+        replay_endpoint: What it binds to serve earlier events.
     """
     if spec.router.kv_events_port is None or role is Role.DECODE:
         return []
@@ -92,12 +92,12 @@ def kv_event_flags(spec: GraphSpec, role: Role, endpoint: str, replay_endpoint: 
 
 
 def kv_replay_port(port: int) -> int:
-    """Return the port on which workers are asked for earlier KV events: the one after the graph's, or before the last."""
+    """Return the port on which workers serve earlier KV events: the one after the graph's, or before the last."""
     return port + 1 if port < _LAST_PORT else port - 1
 
 
 def kv_cluster_endpoints(port: int | None) -> tuple[str, str]:
-    """Return what workers with an address each bind for KV events and their replay; of no use without a port."""
+    """Return what workers with an address each bind for KV events and their replay; empty without a port."""
     return ("", "") if port is None else (f"tcp://*:{port}", f"tcp://*:{kv_replay_port(port)}")
 
 
@@ -107,7 +107,7 @@ def kv_events_endpoint(argv: Sequence[str]) -> str | None:
 
 
 def kv_replay_endpoint(argv: Sequence[str]) -> str | None:
-    """Return where a worker of this command is asked for earlier KV events; None: nowhere."""
+    """Return where a worker of this command serves earlier KV events; None: nowhere."""
     return _kv_endpoint(argv, "replay_endpoint")
 
 

@@ -1,4 +1,4 @@
-"""What a runtime says of itself, so that no other code knows one by name.
+"""What a runtime declares, so that no other code depends on its name.
 
 A runtime is a class with a method of each name below; to inherit from `Runtime` gives it those that it does not need.
 Its distribution registers the class as an entry point of group ``penstock.runtimes``, under the name that manifests
@@ -27,16 +27,16 @@ SIDE_CHANNEL_PORT = "side_channel_port"
 KV_EVENTS_PORT = "kv_events_port"
 KV_REPLAY_PORT = "kv_replay_port"
 KV_EVENTS_SUFFIX = ".kv"
-"""Of sockets beside the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
+"""Of sockets next to the statefile on which vLLM publishes KV events; before it the graph's name and a number."""
 KV_REPLAY_SUFFIX = ".kr"
-"""Of those on which it is asked for earlier ones."""
+"""Of those on which it serves earlier ones."""
 DISCOVERY_SUFFIX = ".discovery"
-"""Of the folder beside the statefile in which a runtime's own processes may find each other."""
+"""Of the folder next to the statefile in which a runtime's own processes may find each other."""
 PLANNER_ROLE = "planner"
 """Role of the planner's process, which is no service of the graph."""
 
 LIVENESS_S = 60.0
-"""Chosen: far above any step of Penstock's own processes, which answer health checks beside their work."""
+"""Chosen: far above any step of Penstock's own processes, which answer health checks during their work."""
 
 ENGINE_LIVENESS_S = 600.0
 """Chosen: twice the 300 s after which vLLM 0.32 itself gives up a step. A real engine is silent for minutes where
@@ -51,7 +51,7 @@ _SECRET_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """What a graph does not say: where and how its processes run.
+    """What a graph does not define: where and how its processes run.
 
     Attributes:
         python: Interpreter that has Penstock installed.
@@ -79,7 +79,7 @@ class RuntimeContext:
 
     @property
     def discovery_folder(self) -> PurePath:
-        """Folder in which the processes of a local graph may find each other, beside its statefile."""
+        """Folder in which the processes of a local graph may find each other, next to its statefile."""
         return PurePath(self.discovery).parent / f"{self.namespace}{DISCOVERY_SUFFIX}"
 
 
@@ -187,7 +187,7 @@ def masked_argv(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNeeds:
-    """What a graph's processes need of a Kubernetes cluster beside what every graph gets.
+    """What a graph's processes need of a Kubernetes cluster in addition to what every graph gets.
 
     Attributes:
         fields: Variables of every pod by name, and the pod's field that each takes.
@@ -228,7 +228,7 @@ class Runtime(Protocol):
         ...
 
     def frontend(self, spec: GraphSpec, service: ServiceSpec, context: RuntimeContext) -> WorkerCommand:
-        """Return the command of what takes the router's place; asked only where `RuntimeTraits.frontend` is given."""
+        """Return the command of the router's replacement; called only where `RuntimeTraits.frontend` is given."""
         raise NotImplementedError
 
     def pod_environment(self, role: Role) -> Mapping[str, str]:

@@ -83,7 +83,7 @@ class Vllm(Runtime):
 
 
 def _events_endpoints(spec: GraphSpec, context: RuntimeContext) -> tuple[str, str]:
-    """Return where a worker publishes KV events, and where it is asked for earlier ones.
+    """Return where a worker publishes KV events, and where it serves earlier ones.
 
     Of TCP addresses vLLM publishes on wildcards alone, which on a host would show the prompts' token ids to its whole
     network; there it gets sockets in the folder of the statefile, which its owner alone may enter.

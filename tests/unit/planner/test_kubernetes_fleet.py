@@ -102,12 +102,12 @@ class _World:
     async def put(self, obj):
         key = obj["metadata"]["namespace"], obj["metadata"]["name"]
         self.graphs[key] = obj
-        self.fleet.mark(key)
+        self.fleet.enqueue(key)
         await self.settle()
 
     async def drop(self, key):
         del self.graphs[key]
-        self.fleet.mark(key)
+        self.fleet.enqueue(key)
         await self.settle()
 
     async def read_twice(self):

@@ -36,7 +36,7 @@ _STORED: Final = frozenset(
     }
 )
 """Defaults that the API server writes into objects. A rule that compares two versions of a key sees none that is absent;
-null has a meaning of its own, which CEL cannot tell from absence; and /scale needs a number."""
+null has a separate meaning, which CEL cannot distinguish from absence; and /scale needs a number."""
 
 
 def is_stored(model: str, key: str) -> bool:
@@ -121,11 +121,11 @@ def openapi(model: type[SpecModel]) -> Schema:
     """Return the schema of one kind.
 
     Args:
-        model: A whole kind: apiVersion, kind, metadata, spec, status; its rules and those of its sections go with it.
+        model: A complete kind: apiVersion, kind, metadata, spec, status; with its rules and those of its sections.
     """
-    whole = model.model_json_schema(by_alias=True, mode="validation")
-    converter = _Converter(whole.pop("$defs"), {each.__name__: each for _, each in sections(model)})
-    schema = converter.section(model.__name__, whole)
+    full = model.model_json_schema(by_alias=True, mode="validation")
+    converter = _Converter(full.pop("$defs"), {each.__name__: each for _, each in sections(model)})
+    schema = converter.section(model.__name__, full)
     for key in ("apiVersion", "kind"):
         schema["properties"][key] = {
             "description": schema["properties"][key]["description"],
@@ -168,7 +168,7 @@ class _Converter:
         return self._with_rules(result, name, key)
 
     def _with_rules(self, schema: Schema, name: str, key: str = "") -> Schema:
-        """Add the CEL of a model's rules, or of those that stand at one of its keys."""
+        """Add the CEL of a model's rules, or of those at one of its keys."""
         model = self._models.get(name, SpecModel)
         entries = [each.to_schema() for each in model.rules if each.key == key and each.cel is not None]
         for entry in () if key else entries:

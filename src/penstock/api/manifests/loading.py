@@ -158,7 +158,7 @@ def _duplicate(
 def _dangling(
     adapter: ScalingAdapter, graphs: Sequence[GraphDeployment], document: Document, file: str | None
 ) -> list[Problem]:
-    """An adapter may stand alone; beside its graph it must name one of the graph's services."""
+    """An adapter may come alone; with its graph it must name one of the graph's services."""
     graph = next((each for each in graphs if each.name == adapter.spec.graph), None)
     if graph is None or adapter.spec.service in graph.spec.services:
         return []

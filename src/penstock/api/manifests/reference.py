@@ -77,7 +77,7 @@ _SECTIONS: tuple[tuple[str, type[SpecModel]], ...] = (
 
 
 def markdown() -> str:
-    """Return the whole document."""
+    """Return the complete document."""
     tables = [f"## {title}\n\n{_table(model)}" for title, model in _SECTIONS]
     return "\n".join([_INTRODUCTION, _RULES.format(table=_rule_table()), _RUNTIMES, *tables])
 

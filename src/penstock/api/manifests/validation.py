@@ -69,7 +69,7 @@ _TEXTS = {
 
 
 def shown(value: object) -> str:
-    """Return ``value`` as a manifest would write it, shortened; never a whole section."""
+    """Return ``value`` as a manifest would write it, shortened; never an entire section."""
     if isinstance(value, dict):
         return "a map"
     if isinstance(value, list | tuple):
@@ -141,7 +141,7 @@ def _choice(value: object, ctx: Mapping[str, Any]) -> str:
 
 
 MAX_REPAIRS = 8
-"""Rounds in which invalid values are set aside to reach rules behind them; two are usual."""
+"""Rounds in which invalid values are set aside to reach the rules after them; two are usual."""
 
 _STAND_INS: dict[KeyPath, Any] = {
     ("metadata",): {"name": "x"},
@@ -212,7 +212,7 @@ def _touches(path: KeyPath, aside: set[KeyPath]) -> bool:
 
 
 def _set_aside(value: Any, path: KeyPath) -> KeyPath:
-    """Remove what stands at ``path``, or put a stand-in there; return the path that is now moot.
+    """Remove the value at ``path``, or put a stand-in there; return the path that is now moot.
 
     What is missing already takes its section with it.
     """

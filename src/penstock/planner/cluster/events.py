@@ -21,7 +21,7 @@ MAX_WAITING: Final = 1000
 """Chosen: several decisions of every graph of a large cluster; more are dropped."""
 
 WRITE_TIMEOUT_S: Final = 10.0
-"""Real seconds for one Event. Chosen: a busy API server answers within; others wait behind it."""
+"""Real seconds for one Event. Chosen: a busy API server answers within; others wait for it."""
 
 log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class DecisionEventWriter:
             self._drop()
 
     async def run(self) -> None:
-        """Write what is posted until cancelled."""
+        """Write posted Events until cancelled."""
         while True:
             regarding, message = await self._waiting.get()
             try:

@@ -1,7 +1,7 @@
 """Runs one planner loop per graph: starts it, restarts it when what it depends on changes, ends it.
 
-Each graph has a task of its own; whatever goes wrong in one is logged, told in its status and tried again
-with growing pauses, and touches no other.
+Each graph has a task of its own; a failure in one is logged, reported in its status and retried
+with growing pauses, and affects no other.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def plan_of(
         paused: What pauses the graph; empty: nothing does.
 
     Raises:
-        ConfigError: the graph's planner cannot run so.
+        ConfigError: the graph's planner cannot run with it.
     """
     disabled = why_disabled(graph)
     given = {**overrides, "no-operation": True} if paused else overrides
@@ -150,7 +150,7 @@ class Fleet:
         self._work = work
         self._say = say
         self._forget = forget
-        self._marked: dict[Key, None] = {}
+        self._queued: dict[Key, None] = {}
         self._wake = asyncio.Event()
         self._changed: dict[Key, asyncio.Event] = {}
 
@@ -159,9 +159,9 @@ class Fleet:
         """Graphs that have a task now."""
         return list(self._changed)
 
-    def mark(self, key: Key) -> None:
-        """Have a look at a graph: it was added, changed or deleted."""
-        self._marked[key] = None
+    def enqueue(self, key: Key) -> None:
+        """Enqueue a graph: it was added, changed or deleted."""
+        self._queued[key] = None
         self._wake.set()
 
     async def run(self) -> None:
@@ -170,8 +170,8 @@ class Fleet:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                marked, self._marked = self._marked, {}
-                for key in marked:
+                queued, self._queued = self._queued, {}
+                for key in queued:
                     if key in self._changed:
                         self._changed[key].set()
                     elif self._graphs.graph(key) is not None:
@@ -197,7 +197,7 @@ class Fleet:
             self._profiles.forget(key)
             self._forget(key)
             if self._graphs.graph(key) is not None:
-                self.mark(key)
+                self.enqueue(key)
 
     async def _attempt(self, key: Key, live: Object) -> bool:
         """Run a graph's planner until it has to change; False if it failed."""
@@ -229,7 +229,7 @@ class Fleet:
         return True
 
     async def _run(self, job: PlannerJob) -> None:
-        """Plan until the graph is gone or its plan has changed."""
+        """Plan until the graph is deleted or its plan changes."""
         stop = asyncio.Event()
         worker = asyncio.create_task(self._work(job, stop))
         watcher = asyncio.create_task(self._until_other(job.key, job.live, job.plan))
@@ -246,7 +246,7 @@ class Fleet:
         """Return a graph's plan with what it is planned by.
 
         Raises:
-            ConfigError: the graph's planner cannot run so.
+            ConfigError: the graph's planner cannot run with it.
             ClusterError: its profile cannot be read now.
         """
         is_planned = not why_disabled(graph)
@@ -254,7 +254,7 @@ class Fleet:
         return plan_of(graph, self._overrides, performance, paused=paused_by(live))
 
     async def _until_other(self, key: Key, live: Object, plan: GraphPlan | None) -> None:
-        """Return when the graph is gone or would be planned otherwise; without a plan, when it changes at all."""
+        """Return when the graph is deleted or its plan changes; without a plan, at any change."""
         planned, uid = _version(live), live["metadata"].get("uid")
         polled = plan is not None and self._profiles.is_read_again(parse(live))
         while True:
@@ -271,7 +271,7 @@ class Fleet:
                     return
             except ConfigError:
                 return
-            except ClusterError as exc:  # what was read last holds
+            except ClusterError as exc:  # the last profile read stays valid
                 log.warning("profile not read again", why=str(exc))
 
     async def _changed_within(self, key: Key, seconds: float | None) -> None:
@@ -291,7 +291,7 @@ def _version(live: Object) -> tuple[int | None, str]:
 
 
 def last_report(live: Object, reason: PlannerReason, message: str) -> Report:
-    """Return a report that keeps what the graph's status says about decisions."""
+    """Return a report that keeps the decisions in the graph's status."""
     said = (live.get("status") or {}).get("planner") or {}
     return Report(
         reason=reason,

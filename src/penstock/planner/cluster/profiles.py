@@ -25,7 +25,7 @@ from penstock.planner.learnt import LEARNING, memory_in
 from penstock.planner.options import PlannerOptions
 
 POLL_S: Final = 15.0
-"""Real seconds between two looks at a ConfigMap; chosen: a new profile counts within that, for four small reads a minute
+"""Real seconds between two reads of a ConfigMap; chosen: a new profile counts within that, for four small reads a minute
 and graph of mode sla."""
 
 READ_S: Final = 10.0
@@ -71,7 +71,7 @@ class ConfigMapProfiles:
         return self._plans_by_profile(graph.spec) and self._name_of(graph.spec) is not None
 
     def forget(self, key: Key) -> None:
-        """Drop what was read for a graph that is gone."""
+        """Drop what was read for a deleted graph."""
         self._parsed.pop(key, None)
 
     async def read(self, key: Key, graph: GraphDeployment) -> PerformanceProfile | None:
@@ -128,7 +128,7 @@ async def memory_of(
         namespace: Of the graph.
         options: Of its planner.
         graph: As the model.
-        has_ledger: The planner goes on, so that a ConfigMap which is gone by now is only logged.
+        has_ledger: The planner continues, so that a ConfigMap deleted since is only logged.
 
     Raises:
         ConfigError: there is no such ConfigMap, or what it holds is no export or not of such a graph.

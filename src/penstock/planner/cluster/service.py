@@ -61,7 +61,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterService:
-    """What one process is told.
+    """Settings of one planner process.
 
     Attributes:
         overrides: Options that win over every graph's own, by kebab-case name.
@@ -131,7 +131,7 @@ async def run_until_stopped(service: ClusterService, client: KubeClient, stop: a
 
 
 class LeaderSession:
-    """One term of leadership: everything is built anew, so that nothing old is believed."""
+    """One term of leadership: all state is rebuilt, so that none is stale."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class LeaderSession:
             say=self.status.say,
             forget=self._forget,
         )
-        self._watch.subscribe(self.fleet.mark)
+        self._watch.subscribe(self.fleet.enqueue)
 
     async def run(self) -> None:
         """Watch and plan until cancelled."""

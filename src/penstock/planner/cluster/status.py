@@ -26,14 +26,14 @@ from penstock.planner.decide.decision import Action, Decision, Reason, RoleDecis
 from penstock.planner.observers import View
 
 STEADY_S: Final = 60.0
-"""Simulated seconds for which what was said stands. Chosen: figures that change with every decision would be a write each."""
+"""Simulated seconds for which a report stays valid. Chosen: figures that change with every decision would be a write each."""
 
 _STEP: Final = "limit"
 
 
 @dataclass(slots=True)
 class BeyondLimits:
-    """What is said of the limits that bind.
+    """Report of the limits that bind.
 
     Attributes:
         words: Per role what binds and what to expect; empty while demand is within the limits.
@@ -60,7 +60,7 @@ class BeyondLimits:
 
 
 WRITE_TIMEOUT_S: Final = 10.0
-"""Real seconds for one write. Chosen: a busy API server answers within; other graphs wait behind it."""
+"""Real seconds for one write. Chosen: a busy API server answers within; other graphs wait for it."""
 
 RETRY_S: Final = 5.0
 """Real seconds before what could not be written is tried again. Chosen: a status may be that old."""
@@ -99,17 +99,17 @@ _TRUTH = {
     PlannerReason.NO_OPERATION: "True",
     PlannerReason.TARGET_UNAVAILABLE: "Unknown",
 }
-"""The condition's status by reason; False where nothing is said."""
+"""The condition's status by reason; False if absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a graph's status says about its planner.
+    """The planner's part of a graph's status.
 
     Attributes:
         reason: Reason of the condition.
         message: One sentence; the same text for the same state.
-        generation: Of the graph that this judges.
+        generation: Of the graph that this describes.
         last_decision: Sentence of the last change; empty before the first.
         decision_id: Its id.
         decision_time: When it was decided, as Kubernetes writes times.
@@ -147,7 +147,7 @@ class Report:
 
 
 def is_said(report: Report, status: Mapping[str, Any]) -> bool:
-    """Tell whether a live status says all of a report already."""
+    """Return whether a live status already matches a report."""
     condition = report.condition
     return dict(status.get("planner") or {}) == report.planner and any(
         {key: each.get(key) for key in condition} == condition for each in status.get("conditions") or ()
@@ -177,7 +177,7 @@ class StatusListener:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
     def tick(self, view: View) -> None:
-        """Say what the loop does now."""
+        """Set what the loop does now."""
         reason, message = self._reason(view)
         self._is_edited = self._is_edited or bool(view.left_to.keys() - set(self._external))
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
@@ -210,7 +210,7 @@ class StatusListener:
             self._say(self._report)
 
     def _follow_failure(self, role: RoleDecision, view: View) -> None:
-        """Keep why a role's last scale-up failed for as long as it asks for another one."""
+        """Keep why a role's last scale-up failed for as long as it requests another one."""
         pool = view.pools.get(role.role)
         if role.reason in {Reason.NEVER_READY, Reason.WITHDRAWAL_BACKOFF}:
             before = self._failed.get(role.role, "its last scale-up never became ready")
@@ -244,7 +244,7 @@ class StatusListener:
         return reason, "; ".join(filter(None, (message, *external, self._beyond.words)))
 
     def _held(self, view: View) -> tuple[PlannerReason, str] | None:
-        """Return why the planner does not act on a role that is its own; None where it does."""
+        """Return why the planner does not act on a role that it owns; None where it does."""
         left = {role: who for role, who in view.left_to.items() if role not in self._external}
         if left:
             words = "; ".join(f"{role.value} is scaled by {who}" for role, who in left.items())
@@ -258,7 +258,7 @@ class StatusListener:
 
 
 def _unknown(view: View, *, needs_demand: bool) -> str | None:
-    """Return which signals nobody knows; None while at least something of each is known."""
+    """Return which signals are unknown; None while at least something of each is known."""
     if view.pull is None:
         return None
     kv, queue = view.pull.kv, view.pull.queue
@@ -271,7 +271,7 @@ def _unknown(view: View, *, needs_demand: bool) -> str | None:
 
 
 def _asked(view: View) -> str:
-    """Return which sources were asked in vain; their reasons vary from pull to pull and are logged."""
+    """Return which sources failed; their reasons vary from pull to pull and are logged."""
     if view.pull is None:
         return ""
     kv, queue = view.pull.kv, view.pull.queue
@@ -281,7 +281,7 @@ def _asked(view: View) -> str:
 
 
 class StatusWriter:
-    """Writes the newest report of each graph that differs from what is there.
+    """Writes the newest report of each graph whose status differs.
 
     Attributes:
         writes: Statuses written.
@@ -303,7 +303,7 @@ class StatusWriter:
         self.writes = 0
 
     def say(self, key: Key, report: Report) -> None:
-        """Have a report written unless it is there already."""
+        """Enqueue a report unless the status has it already."""
         if self._is_news(key, report):
             self._wanted[key] = report
             self._wake.set()
@@ -311,12 +311,12 @@ class StatusWriter:
             self._wanted.pop(key, None)
 
     def forget(self, key: Key) -> None:
-        """Write nothing about a graph any more."""
+        """Stop writing about a graph."""
         self._wanted.pop(key, None)
         self._written.pop(key, None)
 
     async def run(self) -> None:
-        """Write until cancelled; what fails is tried again."""
+        """Write until cancelled; failed writes are retried."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -368,7 +368,7 @@ class StatusWriter:
         return True
 
     def _since(self, report: Report, graph: Mapping[str, Any]) -> str:
-        """Return when the condition's status became what it is."""
+        """Return when the condition's status last changed."""
         for each in (graph.get("status") or {}).get("conditions") or ():
             if each.get("status") == report.condition["status"] and each.get("lastTransitionTime"):
                 return str(each["lastTransitionTime"])

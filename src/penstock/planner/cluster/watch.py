@@ -29,7 +29,7 @@ PLANNER_CONDITION: Final = "PlannerActive"
 
 HPA: Final = "hpa (kube-controller-manager)"
 _HPA_MANAGER: Final = "kube-controller-manager"
-"""Field manager of Kubernetes' HorizontalPodAutoscalers, KEDA's included: nothing else there writes /scale of an adapter."""
+"""Field manager of Kubernetes' HorizontalPodAutoscalers, KEDA's included: no other writes an adapter's /scale there."""
 
 Key = tuple[str, str]
 """Namespace and name of a graph."""
@@ -73,7 +73,7 @@ class Watch:
         self._informers = {"graphs": self._graphs, "adapters": self._adapters, "pods": self._pod_informer}
 
     def subscribe(self, on_graph: Callable[[Key], None]) -> None:
-        """Have ``on_graph`` called when a graph was added, changed or deleted; before `run`."""
+        """Call ``on_graph`` when a graph was added, changed or deleted; before `run`."""
         self._on_graph = on_graph
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class Watch:
         return None
 
     def graph(self, key: Key) -> Object | None:
-        """Return a graph; None if there is none, it is being deleted, or it is another planner's."""
+        """Return a graph; None if there is none, it is being deleted, or another planner owns it."""
         found = self._graphs.objects.get(key)
         if found is None or "deletionTimestamp" in found["metadata"] or not self._is_ours(found):
             return None
@@ -190,7 +190,7 @@ def _trim_adapter(obj: Object) -> Object:
 
 
 def _refused(obj: Object) -> str:
-    """Return the operator's word on why no further pod can be created; empty if none is refused."""
+    """Return the operator's reason why no further pod can be created; empty if none is refused."""
     for each in (obj.get("status") or {}).get("conditions") or ():
         if each.get("type") == REPLICA_FAILURE and each.get("status") == "True":
             return str(each.get("message") or each.get("reason") or "the API server refuses its pods")
@@ -198,7 +198,7 @@ def _refused(obj: Object) -> str:
 
 
 def _owner(obj: Object) -> str:
-    """Return the manager that set the number last; empty if the server does not say."""
+    """Return the manager that set the number last; empty if unknown."""
     owners = [
         each
         for each in obj["metadata"].get("managedFields") or ()

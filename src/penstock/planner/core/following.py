@@ -1,4 +1,4 @@
-"""Where a planner stands after each record of its ledger. Pure.
+"""The state of a planner after each record of its ledger. Pure.
 
 The ledger has only the count of decisions like the last one; they are made again from the recorded pulls.
 """
@@ -36,7 +36,7 @@ class LedgerFollower:
     """Takes a ledger's records in, from an anchor on."""
 
     def __init__(self, config: DecideConfig) -> None:
-        """Begin; the configuration is for what the records do not say."""
+        """Begin; the configuration is for what the records lack."""
         self._config = config
         self._schedule = Schedule.of(config, 0.0)
         self._state = PlannerState()
@@ -92,7 +92,7 @@ class LedgerFollower:
         before = self._schedule
         self._begin(record["start_s"])
         if record.get("resumed", False) and self._anchor:
-            # The interval under way goes on, and so does what is not known to be carried out.
+            # The current interval continues, and so do changes not known to be carried out.
             pulls = tuple(pull for pull in before.pulls if pull.at_s > record["start_s"])
             self._schedule = replace(self._schedule, pulls=pulls, tick=before.tick if pulls else 0)
             return
@@ -140,7 +140,7 @@ def restore(records: Sequence[Record], config: DecideConfig) -> History | None:
 
     Args:
         records: `Ledger.tail(ANCHORS)`; the first is the anchor.
-        config: Of the planner that goes on, for what the records do not say.
+        config: Of the resuming planner, for what the records lack.
 
     Raises:
         KeyError, TypeError, ValueError: a record lacks what its type promises.

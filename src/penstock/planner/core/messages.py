@@ -18,7 +18,7 @@ class Started:
 
     Attributes:
         history: What its ledger says; None without one.
-        first_sequence: Decisions known to have been made, even if the ledger is lost; ids go on behind them.
+        first_sequence: Decisions known to have been made, even if the ledger is lost; ids continue after them.
         gone_s: Simulated seconds since the ledger's newest record, by the wall clock; the only measure there is across
             timelines.
     """
@@ -34,7 +34,7 @@ class Observed:
 
     Attributes:
         pools: Replicas by role, the router's excluded.
-        is_adjusting: A replica asked for is not ready yet, or one is draining; one that restarts after a crash is no
+        is_adjusting: A requested replica is not ready yet, or one is draining; one that restarts after a crash is no
             adjustment.
         edited: Roles whose number of replicas was set by another writer since the last observation.
         writers: Who set each role's number of replicas last, where that is known.
@@ -57,7 +57,7 @@ class TargetUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The metrics that `ReadMetrics` asked for."""
+    """The metrics that `ReadMetrics` requested."""
 
     pull: Pull
 
@@ -139,7 +139,7 @@ class BeginLedger:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Here the header alone says where the planner stands: a long ledger may begin a new file with it."""
+    """Here the header alone holds the state of the planner: a long ledger may begin a new file with it."""
 
     header: Header
 

@@ -82,7 +82,7 @@ class PlannerCore:
 
 
 class _Step:
-    """One step under way: the state so far, and the effects so far."""
+    """One step in progress: its state and effects so far."""
 
     def __init__(self, settings: CoreSettings, state: CoreState, now_s: float) -> None:
         self.settings = settings
@@ -138,7 +138,7 @@ class _Step:
         self._emit(ObserveAt(due_s))
 
     def _resume(self, history: History, gone_s: float) -> bool:
-        """Take up what the ledger says; return whether the interval under way goes on.
+        """Resume from the ledger; return whether the current interval continues.
 
         Of another timeline (another boot, node or time scale) only the state is kept, its times moved to this one;
         changes not known to be carried out are forgotten.
@@ -156,7 +156,7 @@ class _Step:
         return False
 
     def _continue(self, history: History) -> bool:
-        """Take the interval under way up again; False if it is long over and nothing is outstanding."""
+        """Resume the current interval; False if it is long over and nothing is outstanding."""
         pending = history.pending
         actuation = Actuation(pending[0].decided_s, pending, None) if pending else None
         self._set(origin_s=history.origin_s, actuation=actuation, starts=history.starts)
@@ -215,10 +215,10 @@ class _Step:
         deciding = Deciding(kind, config, state.decided, after, decision, window=window)
         self._emit(RecordDecision(deciding, self._place(state.schedule.next_start_s)))
 
-    # -- an adjustment under way ----------------------------------------------------------------------
+    # -- an adjustment in progress --------------------------------------------------------------------
 
     def _follow_starts(self, seen: Observed) -> None:
-        """Record the replicas that have become ready; those that are gone are left to be rolled back."""
+        """Record the replicas that have become ready; those that have disappeared are left to be rolled back."""
         for role, pool in seen.pools.items():
             asked = self.state.decided.of(role).asked
             gone = max(0, asked - pool.replicas) if asked is not None else 0
@@ -235,7 +235,7 @@ class _Step:
                 self._emit(Append(records.started_record(replica)))
 
     def _accept_edits(self, seen: Observed, roles: Collection[Role]) -> None:
-        """Keep another writer's numbers for an interval: forget what was asked, and start an interval."""
+        """Keep another writer's numbers for an interval: forget the request, and start an interval."""
         for role in roles:
             decided = self.state.decided
             changed = written(decided.of(role), seen.writers.get(role) or "another writer")
@@ -301,7 +301,7 @@ class _Step:
         return {role: why for role, why in seen.never_ready.items() if self._is_unready(role, seen)}
 
     def _gone(self, seen: Observed) -> dict[Role, str]:
-        """Return the roles with fewer replicas than were asked for: the backend gave one up or dropped it."""
+        """Return the roles with fewer replicas than requested: the backend gave one up or dropped it."""
         return {
             role: seen.failures.get(role, "the backend dropped it")
             for role, pool in seen.pools.items()
@@ -405,7 +405,7 @@ class _Step:
         self._next_change(replace(actuation, changes=actuation.changes[1:]))
 
     def _count_in(self, change: Change) -> None:
-        """Let the rest of this tick see a scale-up that the backend took: what is left must fit beside it."""
+        """Let the rest of this tick see a scale-up that the backend accepted: the remaining changes must fit with it."""
         seen, added = self.state.observed, change.desired - change.current
         pool = seen.pools.get(change.role) if seen is not None else None
         if seen is None or pool is None or added <= 0 or pool.replicas == change.desired:
@@ -468,7 +468,7 @@ class _Step:
         return self.state.observed.pools if self.state.observed is not None else {}
 
     def _interval_s(self) -> float:
-        """Return the simulated seconds until the next decision: what the last one asked for, else the mode's."""
+        """Return the simulated seconds until the next decision: what the last one requested, else the mode's."""
         asked_s = self.state.decided.interval_s
         return self.config.interval_s if asked_s is None else asked_s
 

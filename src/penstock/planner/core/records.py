@@ -1,4 +1,4 @@
-"""The ledger's records: their shapes, where they say that a planner stood, and the replicas that start. Pure.
+"""The ledger's records: their shapes, the planner state that they hold, and the replicas that start. Pure.
 
 Records are written by the planner's core and read by resume, replay and explain. Values may be dataclasses: the ledger
 writes them as the objects that `codec` reads. An anchor (``header`` of a fresh run, ``decision``, ``settled``)
@@ -22,7 +22,7 @@ from penstock.planner.decide.observation import Pull, Window
 from penstock.planner.decide.state import PlannerState
 
 Starts = Mapping[Role, tuple[float, ...]]
-"""By role: simulated seconds at which each replica that starts was asked for, oldest first."""
+"""By role: simulated seconds at which each starting replica was requested, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class ReadyReplica:
 
     @property
     def took_s(self) -> float:
-        """Return the simulated seconds from asked for to ready."""
+        """Return the simulated seconds from request to readiness."""
         return self.ready_s - self.asked_s
 
 
 def added(starts: Starts, role: Role, count: int, asked_s: float) -> Starts:
-    """Return the starts after ``count`` more replicas were asked for; below 0: the newest are taken back."""
+    """Return the starts after ``count`` more replicas were requested; below 0: the newest are taken back."""
     begun = starts.get(role, ())
     return {**starts, role: begun[:count] if count < 0 else begun + (asked_s,) * count}
 

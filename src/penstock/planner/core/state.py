@@ -58,7 +58,7 @@ class Schedule:
 
     @property
     def window(self) -> Window:
-        """Return what is to be decided on; there is one pull at least."""
+        """Return the input of the decision; it has at least one pull."""
         return Window(self.start_s, self.pulls[-1].at_s, self.pulls)
 
     @property
@@ -111,7 +111,7 @@ class Schedule:
         return replace(self.begun(at_s, interval_s), blocked_s=None)
 
     def rolled_back(self, at_s: float, interval_s: float) -> Schedule:
-        """Return the schedule after a roll-back: a new interval, and an adjustment of its own."""
+        """Return the schedule after a roll-back: a new interval, and its own adjustment."""
         return self.converged(at_s, interval_s).blocked(at_s)
 
     def pulled(self, pull: Pull) -> Schedule:
@@ -152,7 +152,7 @@ class Actuation:
 
     Attributes:
         decided_s: Time of the decision, simulated seconds.
-        changes: Not known to be carried out; the first is asked for now.
+        changes: Not known to be carried out; the first is requested now.
         kind: Of the decision; None when a process that died left it.
         is_any_applied: The backend took one of its changes.
     """
@@ -173,7 +173,7 @@ class CoreState:
         decided: What the last decision left for the next.
         roll_back_after_s: No scale-up is rolled back before; after one that could not be recorded.
         phase: Of the tick under way, or of the last one.
-        starts: Replicas asked for and not ready yet.
+        starts: Requested replicas that are not ready yet.
         startup_s: How long the newest replica of each role took to become ready; since this process began.
         desired: Replicas desired by the last decision, by role.
         is_overdue: An adjustment that never ended is being ignored.

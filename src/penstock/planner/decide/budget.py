@@ -2,7 +2,7 @@
 
 The total floor counts what stays: ready and starting replicas, without draining ones and what one role gives up for another. Where
 floor and budget cannot both be kept, the budget is. To rebalance, one decision shrinks the idle role and remembers, in the recorded
-state, that the pressed one is owed the GPUs; a later one, made once they are free, lets it grow before anybody else.
+state, that the GPUs are reserved for the role under load; a later one, made once they are free, lets it grow first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def within_bounds(
         proposals: One per role, stabilised.
         gpus: GPUs that existing workers hold.
         config: Bounds.
-        owed: Roles that GPUs were given up for.
+        owed: Roles for which GPUs are reserved.
     """
     ordered = sorted(
         proposals,
@@ -211,7 +211,7 @@ _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_
 
 
 def release(proposals: Sequence[RoleProposal], owed: frozenset[Role]) -> list[RoleProposal]:
-    """Return the proposals; one that is owed GPUs and asks for them no longer says that it releases its reservation."""
+    """Return the proposals; a role that no longer asks for its reserved GPUs says that it releases them."""
     return [
         _released(proposal, "it asks for no more")
         if proposal.role in owed and proposal.action is not Action.UP
@@ -227,7 +227,7 @@ def reserve(
     *,
     freeable: int,
 ) -> tuple[list[RoleProposal], frozenset[Role]]:
-    """Return the bounded proposals with what becomes of every reservation, and the roles that are owed GPUs now.
+    """Return the bounded proposals with the outcome of every reservation, and the roles with a reservation now.
 
     A reservation begins when the budget alone holds a role back and another one shrinks in the same decision, if
     enough for one engine can come free at all. It is kept while a worker still drains or shrinks for it, ends when the role grows, and is released when

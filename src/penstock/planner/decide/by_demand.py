@@ -47,13 +47,13 @@ def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Prop
         shared = followed(shared, pull, config)
     workers = ProfiledWorkers(profile, learnt, config)
     made = proposed(window, state, shared, workers, config)
-    outlook = _outlook(window, shared, workers)
+    projection = _projection(window, shared, workers)
     profiled = _profile_step(workers)
     return replace(
         made,
         proposals=[
-            replace(each, steps=(profiled, *_needed(each, outlook), *each.steps))
-            for each in _limited(made.proposals, window, shared, outlook)
+            replace(each, steps=(profiled, *_needed(each, projection), *each.steps))
+            for each in _limited(made.proposals, window, shared, projection)
         ],
         memory={**made.memory, **memory.write(learnt)},
     )
@@ -73,8 +73,8 @@ def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Pro
     return by_demand(window, state, config)
 
 
-def _outlook(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Projection | None:
-    """Return what the demand at the horizon needs; None as far as the demand is not known."""
+def _projection(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Projection | None:
+    """Return what the demand at the horizon needs; None while the demand is not known."""
     pull = window.pulls[-1]
     speed = workers.tokens_per_s(shared.work)
     service_s = learning.service_s(workers.learnt, workers.profile)
@@ -87,27 +87,26 @@ def _outlook(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -
 
 
 def _limited(
-    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, outlook: Projection | None
+    proposals: Sequence[RoleProposal], window: Window, shared: AdaptiveMemory, projection: Projection | None
 ) -> Sequence[RoleProposal]:
-    """Return the proposals within what budget and bounds allow, as far as the demand is known."""
-    if outlook is None:
+    """Return the proposals within what budget and bounds allow, if the demand is known."""
+    if projection is None:
         return proposals
-    pools, config = window.pulls[-1].pools, outlook.workers.config
+    pools, config = window.pulls[-1].pools, projection.workers.config
     rested = {role for role in pools if supply.is_rested(shared, role, window.end_s)}
-    return limited(proposals, outlook, config, gpus=existing_gpus(pools, config), rested=rested)
+    return limited(proposals, projection, config, gpus=existing_gpus(pools, config), rested=rested)
 
 
-def _needed(proposal: RoleProposal, outlook: Projection | None) -> tuple[Step, ...]:
+def _needed(proposal: RoleProposal, projection: Projection | None) -> tuple[Step, ...]:
     """Return how many replicas the targets need by the profile; nothing where that cannot be looked up yet."""
     role = proposal.role
-    is_unanswered = role is not Role.PREFILL and outlook is not None and outlook.workers.learnt.osl is None
-    if outlook is None or is_unanswered:
+    if projection is None or (role is not Role.PREFILL and projection.workers.learnt.osl is None):
         return ()
     inputs = {
-        "replicas": outlook.needed(role),
+        "replicas": projection.needed(role),
         "replicas_now": proposal.pool.replicas,
-        "tokens_per_s": outlook.tokens_per_s,
-        "worker_tokens_per_s": outlook.speed,
+        "tokens_per_s": projection.tokens_per_s,
+        "worker_tokens_per_s": projection.speed,
     }
     return (Step("needed", inputs, None, "by profile and targets"),)
 

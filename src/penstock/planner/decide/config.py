@@ -61,7 +61,7 @@ class DecideConfig:
         mode: Which policy decides, by its name in `policy`.
         max_step: Most replicas that one decision adds to or removes from a role, >= 1; None: no such bound.
         queue_per_worker: Divide the queue by the ready prefill workers before it is compared; the document
-            compares its whole length.
+            compares its total length.
         ttft_slo_s: TTFT that counts as in time, > 0; the graph's ``router.ttftSloSeconds``, in mode sla
             ``planner.sla.ttftSeconds``.
         scale_to_zero_after_s: Simulated seconds without any request after which modes adaptive and sla remove the last

@@ -18,7 +18,7 @@ def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: Dec
     Args:
         role: Which.
         pull: The newest.
-        desired: What the autoscaler asks for; None: it could not tell, nothing changes.
+        desired: What the autoscaler asks for; None: it has no answer, nothing changes.
         step: Its rule with the numbers; the outcome becomes the sentence.
         config: Floors and GPUs.
     """

@@ -1,4 +1,4 @@
-"""The modes' memories by their key, and what becomes of them when a planner goes on elsewhere or later."""
+"""The modes' memories by their key, and their translation when a planner resumes elsewhere or later."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def carried(memory: Memory) -> Memory:
 
 
 def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
-    """Return the state of a planner that was away, its remembered times moved to another clock.
+    """Return the state of a planner after a restart, its times moved to another clock.
 
     Args:
         state: As the ledger has it.
         by_s: How much more the clock shows than the ledger's; another autoscaler's memory, whose times are not known,
             is forgotten unless it is 0.
-        now_s: Nothing that is remembered lies after it.
+        now_s: No remembered time is after it.
     """
     memory: Memory = {} if by_s else state.memory
     for key, mode in MEMORIES.items():

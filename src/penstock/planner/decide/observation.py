@@ -1,4 +1,4 @@
-"""What was seen: one pull of all metrics, its summary, and the pulls of one adjustment interval.
+"""Observations: one pull of all metrics, its summary, and the pulls of one adjustment interval.
 
 A pull is summarised once when it arrives, so that deciding costs the same for one worker and for a thousand.
 """
@@ -46,18 +46,18 @@ class PoolCounts:
 class Demand:
     """What reached the frontend between the pull before and this one, and what waits now; all routers together.
 
-    Counts are differences of counters over ``period_s``. Every value is known: a source that cannot tell one of
+    Counts are differences of counters over ``period_s``. Every value is known: a source that lacks one of
     them gives no `Demand` at all.
 
     Attributes:
         period_s: Simulated seconds that the counts cover, > 0.
         arrivals: Requests that reached the frontend, refused and timed-out ones included.
         prompt_tokens: Of the arrivals.
-        uncached_tokens: Of the arrivals, as far as routing can tell; equals ``prompt_tokens`` where it knows
+        uncached_tokens: Of the arrivals, as far as routing knows; equals ``prompt_tokens`` where it knows
             no cache.
         refused: Rejected at the frontend (429 or 503: queue full, workers busy).
         timed_out: Left the queue at its time limit.
-        turned_away: Of both, by the role that had no worker for them; empty where that is not told apart.
+        turned_away: Of both, by the role that had no worker for them; empty where the role is unknown.
         completed: Answered in full.
         output_tokens: Of the completed.
         prefilled_tokens: Of the requests whose prefill ended, each counted as it was in ``uncached_tokens``, so
@@ -105,7 +105,7 @@ class Observation:
         at_s: Simulated seconds.
         pools: By role; either prefill and decode, or aggregated.
         kv: KV usage fraction 0-1 of every ready decode (or aggregated) worker, by worker name.
-        queue: Requests waiting for prefill, the whole graph's; None in aggregated graphs.
+        queue: Requests waiting for prefill in the graph; None in aggregated graphs.
         demand: At the frontend; None when unknown (no router readable, or its counters have just been reset).
         worker_waiting: ``num_requests_waiting`` of every ready decode (or aggregated) worker, by worker name;
             None when no source reports it.
@@ -205,7 +205,7 @@ def entry_role(pools: Mapping[Role, PoolCounts]) -> Role:
 
 
 def turned_away(pulls: Sequence[Pull], role: Role) -> float:
-    """Return the requests that were refused or timed out for want of a role's workers; of the first role, if not told apart."""
+    """Return the requests refused or timed out for lack of a role's workers; of the first role if it is unknown."""
     total = 0.0
     for pull in pulls:
         demand = pull.demand

@@ -1,8 +1,8 @@
 """Who sets a role's replicas: the planner, or another writer that it leaves the role to.
 
-A role of ``scaling.managedBy: external`` is never the planner's. One that somebody writes although it is the planner's
-is left to the writer for one adjustment interval, and for twice as long each time that it writes again: whoever keeps
-writing (an autoscaler) is fought ever more seldom, whoever wrote once (a person) is planned from soon.
+A role of ``scaling.managedBy: external`` never belongs to the planner. Any other role that somebody else writes
+is left to the writer for one adjustment interval, and for twice as long after each further write: a writer that keeps
+writing (an autoscaler) is overridden less and less often; after a single write (a person's) planning soon resumes.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
         The decision (without roles if the window is empty) and the next state.
 
     Raises:
-        ConfigError: no policy of this mode is installed, or it needs to be told more than this configuration has.
+        ConfigError: no policy of this mode is installed, or the policy needs more than this configuration has.
     """
     if not window.pulls:
         sequence = state.sequence + 1
@@ -48,7 +48,7 @@ def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[D
 def finish(
     proposed: Proposal, window: Window, state: PlannerState, config: DecideConfig
 ) -> tuple[Decision, PlannerState]:
-    """Return the decision that steps, bounds, budget and rebalancing leave of what is proposed, and the next state.
+    """Return the decision after steps, bounds, budget and rebalancing of the proposals, and the next state.
 
     Args:
         proposed: By the policy, made from the same window and state.
@@ -79,7 +79,7 @@ def finish(
     )
     memory = dict(state.roles)
     for each in roles:
-        # Back-off and grace count whole intervals.
+        # Back-off and grace count full intervals.
         aged = age(seen[each.role], config) if state.interval_s is None else seen[each.role]
         memory[each.role] = replace(aged, owed=each.role in reserved)
         if each.action is not Action.HOLD and not config.no_operation:
@@ -116,7 +116,7 @@ def roll_back(
     floor = config.floor(role, config.engine_gpus(role, pool.gpus))
     is_at_floor = asked <= floor
     if not (is_at_floor or config.policy.waits_for_adjustments) and asked - 1 > pool.ready:
-        # Others that were asked for meanwhile still start; each can be taken back as well.
+        # Others requested since are still starting; each can be rolled back as well.
         after = replace(after, asked=asked - 1)
     inputs = {"asked": asked, "ready": pool.ready, "starting": pool.starting, "failures": after.withdrawals}
     step = Step("withdraw", inputs, floor, f"no scale-up for {after.backoff} intervals")

@@ -19,7 +19,7 @@ from penstock.planner.decide.state import PlannerState
 
 Propose = Callable[[Window, PlannerState, Any], Proposal]
 """Takes the interval's pulls (one at least; replica counts are taken from the newest), what the last decision left, and the
-`DecideConfig`; returns what to change. It passes through the same bounds, budget and rebalancing whatever the policy."""
+`DecideConfig`; returns what to change. Every policy has the same bounds, budget and rebalancing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class PlannerPolicy:
         propose: Decides; pure: no clock, randomness or I/O.
         waits_for_adjustments: Pulls and decisions stop while replicas start or drain, as the planner's document has it.
         follows_demand: It counts replicas that start as supply, so that it may decide as often as it pulls.
-        needs_profile: It must be told beforehand what the engines do: `DecideConfig.performance`.
-        is_oracle: It knows the future, which only a simulation can tell it.
+        needs_profile: It needs a profile of the engines: `DecideConfig.performance`.
+        is_oracle: It knows the future, which only a simulation can provide.
         has_ledger: It is recorded, so that a restart forgets nothing and failed scale-ups are rolled back.
         interval_s: Simulated seconds between its decisions, > 0; None: as configured.
         max_step: Most replicas of a role that one decision moves where ``interval_s`` is given; None: any.

@@ -45,7 +45,7 @@ class RoleProposal:
         return replace(self, steps=(*self.steps, step))
 
     def held(self, reason: Reason, detail: str, step: Step) -> RoleProposal:
-        """Return the proposal held by a rule; what was asked stays readable in ``detail``."""
+        """Return the proposal held by a rule; the original request stays readable in ``detail``."""
         return replace(
             self,
             action=Action.HOLD,

@@ -1,4 +1,4 @@
-"""Threshold rules: one role's signal over an interval, what it asks for, and requests that were turned away before they showed in it.
+"""Threshold rules: a role's signal over an interval, the change it needs, and requests rejected before they showed in it.
 
 Unknown values bound a signal from below, and keep a role from shrinking.
 """
@@ -60,8 +60,8 @@ def kv_signal(pulls: Sequence[Pull]) -> Signal:
     `WAITING_KV` of one worker: a saturated pool whose KV is not full is busy. May exceed 1.
 
     A pull with an unknown worker gives two numbers: the mean of the known workers, for people, and a lower
-    bound with the unknown counted as empty, as the Kubernetes HPA does before it scales up. A pull that knew
-    nobody counts as 0 in the bound and is left out of the mean.
+    bound with the unknown counted as empty, as the Kubernetes HPA does before it scales up. A pull without any
+    known worker counts as 0 in the bound and is left out of the mean.
 
     Example: two workers at 0.98 and unknown: mean 0.98, low 0.49, incomplete.
     """
@@ -115,8 +115,8 @@ def queue_trend(window: Window, horizon_s: float, *, per_worker: bool) -> tuple[
     Returns:
         None when fewer than two pulls at different times are known in full: no trend.
     """
-    whole = [pull for pull in window.pulls if pull.queue is None or not pull.queue.at_least]
-    points, _ = _queue_points(whole, per_worker=per_worker)
+    complete = [pull for pull in window.pulls if pull.queue is None or not pull.queue.at_least]
+    points, _ = _queue_points(complete, per_worker=per_worker)
     if len(points) < 2:
         return None
     points = points[-max(2, len(points) // _NEWEST) :]
@@ -208,7 +208,7 @@ def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideCon
 
 
 def _with_rejected(proposal: RoleProposal, requests: float, pulls: Sequence[Pull]) -> RoleProposal:
-    """Return the proposal with what was turned away counted as demand."""
+    """Return the proposal with rejected requests counted as demand."""
     pool = proposal.pool
     if not requests or proposal.action is Action.UP or pool.starting or not pool.ready:
         return proposal

@@ -38,12 +38,12 @@ class Reading:
 
     @property
     def is_known(self) -> bool:
-        """Tell whether the value may be decided on."""
+        """Return whether decisions may use the value."""
         return self.quality is Quality.FRESH
 
 
 def missing(why: str, *, source: str) -> Reading:
-    """Return the reading of a value that nobody could give."""
+    """Return the reading of a value that no source could give."""
     return Reading(Quality.MISSING, None, None, source, why)
 
 

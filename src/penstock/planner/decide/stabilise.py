@@ -105,7 +105,7 @@ def _carry_on(proposal: RoleProposal, window: Window, config: DecideConfig) -> R
 
 
 def _sees_frontend(window: Window) -> bool:
-    """Tell whether the routers were seen in every pull, or workers were seen to be busy without them.
+    """Return whether the routers were seen in every pull, or workers were seen to be busy without them.
 
     Behind routers that cannot be read, workers fall idle and report fresh zeros.
     """
@@ -121,7 +121,7 @@ def _sees_frontend(window: Window) -> bool:
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
-    """Return a scale-up held after one that failed, whatever is ready: what refuses it refuses the next one too."""
+    """Return a scale-up held after a failed one, regardless of ready replicas: the next one would be refused too."""
     if not state.backoff or proposal.action is not Action.UP:
         return proposal
     inputs = {"intervals_left": state.backoff, "withdrawals": state.withdrawals}

@@ -25,10 +25,10 @@ class RoleState:
         withdrawals: Scale-ups in a row that never became ready.
         failed: Replicas that the last of them asked for; None when so many were ready since.
         backoff: Intervals left in which the role is not scaled up after a withdrawal.
-        writer: Who else set the role's replicas last; empty when nobody has lately.
+        writer: Who else set the role's replicas last; empty if there was none lately.
         foreign_writes: How often in a row.
         since_write: Intervals since the last of these writes.
-        owed: Another role gives up GPUs for this one, which grows once they are free.
+        owed: GPUs that another role gives up are reserved for this one, which grows once they are free.
     """
 
     seen: int | None = None

@@ -50,7 +50,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What one source said.
+    """Readings of one source.
 
     Attributes:
         kv: KV usage fraction by worker name; exactly the query's KV workers.
@@ -85,10 +85,10 @@ class ReadingSource(Protocol):
         ...
 
     async def read(self, query: Query) -> Readings:
-        """Return one reading for everything asked.
+        """Return one reading for everything requested.
 
         Raises:
-            ObservationError: the source as a whole gave nothing.
+            ObservationError: the entire source gave nothing.
         """
         ...
 
@@ -108,7 +108,7 @@ class PullBackoff:
     why: str = ""
 
     def is_pausing(self, now_s: float) -> bool:
-        """Return whether it is not to be asked yet."""
+        """Return whether it is too early to query it again."""
         return now_s < self.retry_at_s
 
     def failed(self, why: str, now_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Asks sources in order, each only for what those before it could not tell.
+"""Asks sources in order, each only for what the earlier ones could not provide.
 
 A reading that came from a backup says so in its ``source``; a queue from a backup that sees only the workers'
-own queues is a lower bound. When nobody answers, the last fresh value is
+own queues is a lower bound. When none answers, the last fresh value is
 kept with its growing age until it is too old.
 """
 
@@ -43,11 +43,11 @@ class SourceChain:
 
     @property
     def serving(self) -> str:
-        """Return the name of the source that told the newest readings."""
+        """Return the name of the source that gave the newest readings."""
         return self._serving
 
     async def read(self, query: Query) -> Readings:
-        """Return one reading for everything asked; never raises for a source's failure.
+        """Return one reading for everything requested; never raises for a source's failure.
 
         The demand is the first source's that knows it; a source that cannot is not asked for it.
         """

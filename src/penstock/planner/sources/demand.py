@@ -1,4 +1,4 @@
-"""What the routers' counters say of the time between two pulls. Pure: time is an argument."""
+"""Demand between two pulls, from the routers' counters. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROUTER_NAMES: Final = frozenset(
         names.PROCESS_START,
     }
 )
-"""Sample names that `read_router` looks at."""
+"""Sample names that `read_router` reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _WANTED: Final = FRONTEND_NAMES | {f"{name}_bucket" for name in _LATENCIES.value
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What one frontend says."""
+    """What one frontend reports."""
 
     frontend: Frontend
     latency: Mapping[str, Buckets]

@@ -1,4 +1,4 @@
-"""What the counters of Dynamo's frontends say of the time between two pulls. Pure: time is an argument.
+"""Demand between two pulls, from the counters of Dynamo's frontends. Pure: time is an argument.
 
 A frontend does not say how long the oldest request has waited. It counts a request when it comes, and the tokens of its prompt when its first token leaves. So the tokens of
 what has come and is not answered yet are estimated: each request has as many as the newest answered ones had on
@@ -47,7 +47,7 @@ FRONTEND_NAMES: Final = frozenset(
         names.DYNAMO_BATCH_TOKENS,
     }
 )
-"""Sample names that `read_frontend` looks at."""
+"""Sample names that `read_frontend` reads."""
 
 _SUCCESS: Final = "success"
 _PREFILL: Final = "prefill"
@@ -129,7 +129,7 @@ class FrontendMeter:
     ) -> Demand | None:
         """Return what arrived since the last pull that was complete.
 
-        None also as long as requests have come and nothing tells the size of their prompts; else as of
+        None also as long as requests have come but the size of their prompts is unknown; else as of
         `CounterMeter.gained`. ``first`` is the role of the workers that prefill.
         """
         found = self._counts.gained(frontends, urls, now_s)

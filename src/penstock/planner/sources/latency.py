@@ -21,7 +21,7 @@ class LatencyTotals:
         self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL)}
 
     def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
-        """Return the sums after what each router counted since the last look."""
+        """Return the sums after what each router counted since the last read."""
         for url, latency in pages.items():
             before = self._before.get(url, {})
             for key, buckets in latency.items():

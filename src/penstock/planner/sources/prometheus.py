@@ -24,7 +24,7 @@ READ_TIMEOUT_S = 2.0
 """Real seconds for all queries of a read. Chosen: instant queries over thousands of series take well below one."""
 
 FRESH_S = 30.0
-"""Real seconds up to which a sample is fresh even if the planner asks for younger ones. Chosen: two of the
+"""Real seconds up to which a sample is fresh even if the planner requires younger ones. Chosen: two of the
 usual 15 s scrape intervals; with less, most samples of a healthy server would count as stale."""
 
 
@@ -67,7 +67,7 @@ class _Series:
 
     @property
     def process(self) -> tuple[str, str]:
-        """Return what tells one counting process from another: its target, and its engine within that."""
+        """Return what identifies a counting process: its target, and its engine within that."""
         labels = self.labels
         return labels.get("instance") or labels.get("pod", ""), labels.get("engine", "")
 
@@ -77,7 +77,7 @@ class _Series:
 
 
 class PrometheusSource:
-    """One Prometheus server, asked for one graph."""
+    """One Prometheus server, queried for one graph."""
 
     name = "prometheus"
     counts_demand = False
@@ -123,7 +123,7 @@ class PrometheusSource:
         )
 
     def close(self) -> None:
-        """Leave the thread to end by itself; a query under way is not waited for."""
+        """Leave the thread to end by itself; a running query is not waited for."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _mean(self, engines: Sequence[_Series]) -> Reading:
@@ -209,7 +209,7 @@ class PrometheusSource:
 
 
 def require_client() -> None:
-    """Refuse to go on where no Prometheus can be asked; `penstock up` and `planner run` call it before they start.
+    """Refuse to continue where no Prometheus can be queried; `penstock up` and `planner run` call it before they start.
 
     Raises:
         ConfigError: the extra is not installed; the message has the command that installs it.

@@ -32,7 +32,7 @@ _RANK = {Quality.FRESH: 2, Quality.STALE: 1, Quality.MISSING: 0}
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What one router says.
+    """What one router reports.
 
     Attributes:
         kv: KV usage fraction by worker.
@@ -134,7 +134,7 @@ class RouterSource:
         *,
         upper: float | None = None,
     ) -> Reading:
-        """Return the best of what the routers say of one worker: (value, age) of each, None where it says nothing."""
+        """Return the best of the routers' reports of one worker: (value, age) of each, None where there is none."""
         readings = [
             assess(
                 value,

@@ -74,7 +74,7 @@ class MetricsPages:
     def _count_time_out(self, url: str, why: str) -> None:
         now_s = self._real_now_s()
         for other in [each for each, hung in self._hung.items() if now_s > hung.retry_at_s + LONGEST_PAUSE_S]:
-            # Of a process that has left: it has not been asked for longer than any pause.
+            # A process that has left: the time since its last request exceeds any pause.
             del self._hung[other]
         self._hung.setdefault(url, PullBackoff()).failed(f"{url}: {why}", now_s)
 
@@ -90,7 +90,7 @@ class ScrapeSource:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def read(self, query: Query) -> Readings:
-        """Return what the workers say of themselves; one that does not answer is missing, with its reason.
+        """Return what the workers report; one that does not answer is missing, with its reason.
 
         The queue is known only if every prefill worker's is. The demand is not known: workers see neither what
         the router holds back nor what it refuses.

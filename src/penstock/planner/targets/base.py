@@ -1,4 +1,4 @@
-"""The port between the planner and whatever starts and stops workers.
+"""The port between the planner and the backend that starts and stops workers.
 
 A backend (local processes, a cluster) implements `Target`; the loop calls nothing else of it.
 """
@@ -19,7 +19,7 @@ class Endpoint:
     Attributes:
         name: Worker name, unique within the graph; the router uses the same.
         role: prefill, decode or aggregated.
-        url: Base URL without a trailing slash; ``/metrics`` lies below it.
+        url: Base URL without a trailing slash; ``/metrics`` is below it.
     """
 
     name: str
@@ -35,7 +35,7 @@ class PoolState:
         role: prefill, decode or aggregated.
         ready: Passing their health check; a crashed worker that restarts is not among them.
         starting: Asked for or restarting, not ready yet; they hold their GPUs.
-        draining: Told to leave, still finishing; they hold their GPUs and are no replicas any more.
+        draining: Asked to leave, still finishing; they hold their GPUs and no longer count as replicas.
         gpus_per_replica: GPUs that one replica holds, >= 0.
         failed: One reason per replica that was given up; those hold no GPU and are no replicas.
     """
@@ -50,14 +50,14 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """One consistent look at the backend.
+    """One consistent snapshot of the backend.
 
     Attributes:
         pools: By role; only the roles that the graph has, the router's excluded.
-        adjusting: A replica asked for is not ready yet (first start) or one is draining. A worker that
+        adjusting: A requested replica is not ready yet (first start) or one is draining. A worker that
             restarts after a crash is no adjustment.
         endpoints: Ready workers only.
-        edited: Roles whose number of replicas somebody else has set since the last look.
+        edited: Roles whose number of replicas somebody else has set since the last snapshot.
         writers: Who set each role's number of replicas last, where that is known.
     """
 

@@ -46,7 +46,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScaledService:
-    """One worker service, as far as it is scaled.
+    """One worker service, its scaled part.
 
     Attributes:
         name: Service's name; its adapter's name follows.
@@ -180,7 +180,7 @@ class KubernetesTarget:
         await self._annotate(service, adapter, decision_id)
 
     async def _set(self, service: ScaledService, adapter: Object, wanted: int) -> Object:
-        """Write the number, provided that nobody else has."""
+        """Write the number, unless another writer has."""
         known = adapter["spec"]["replicas"]
         name = adapter["metadata"]["name"]
         for attempt in range(1, ATTEMPTS + 1):
@@ -202,7 +202,7 @@ class KubernetesTarget:
                     return self._remember(service, adapter)
                 if now != known or attempt == ATTEMPTS:
                     raise ConflictError(
-                        f"{name}: replicas are {now}, were {known}; observed and decided anew"
+                        f"{name}: replicas are {now}, were {known}; observed and decided again"
                     ) from None
                 continue
             metadata = {
@@ -216,7 +216,7 @@ class KubernetesTarget:
         raise AssertionError("the loop returns or raises")
 
     async def _annotate(self, service: ScaledService, adapter: Object, decision_id: str) -> None:
-        """Note the decision on the adapter; the number stands whether or not that succeeds."""
+        """Note the decision on the adapter; the number is set whether or not that succeeds."""
         metadata = adapter["metadata"]
         if (metadata.get("annotations") or {}).get(DECISION_ANNOTATION) == decision_id:
             return
@@ -248,7 +248,7 @@ class KubernetesTarget:
         return written
 
     def _desired(self, role: Role, service: ScaledService) -> tuple[int, bool]:
-        """Return the replicas wished for, and whether somebody else has set them since the last look."""
+        """Return the desired replicas, and whether another writer has set them since the last read."""
         adapter = self._adapter(service)
         if adapter is None:
             self._desired_by_role.pop(role, None)
@@ -306,7 +306,7 @@ class KubernetesTarget:
 
 
 def _edited(role: Role, by: str, change: str) -> EventMessage:
-    """Return what is said of a number that somebody else has set; the same text for all of a writer's."""
+    """Return the message about a number that another writer has set; the same text for all of a writer's."""
     if by == PLANNER:
         text = (
             f"another planner scales {role.value}: two installations of one operatorClass see this namespace; "

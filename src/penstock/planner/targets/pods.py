@@ -1,6 +1,6 @@
-"""Counts a role's replicas from its pods. Pure: the caller says what time it is and what it remembers.
+"""Counts a role's replicas from its pods. Pure: the caller passes the time and what it remembers.
 
-A replica is one pod of a Deployment, or one group of pods of a LeaderWorkerSet, which its leader stands for.
+A replica is one pod of a Deployment, or one group of pods of a LeaderWorkerSet, represented by its leader.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class PodFacts:
         uid: Names repeat over time, uids never do.
         role: Of its service; None if the label says nothing that is known.
         group: Replica that it is part of.
-        is_leader: Whether it stands for its replica.
+        is_leader: Whether it represents its replica.
         url: Base URL; None before it has an address.
         ready: Whether its Ready condition is True.
         served: Whether it certainly was ready before.
-        leaving: Terminating, or told to drain.
+        leaving: Terminating, or asked to drain.
         finished: Its containers are gone for good.
         bound: Whether it has a node, and so holds its GPUs.
         trouble: Why it cannot become ready: ``gated``, ``unschedulable``, ``stuck`` or empty.
@@ -103,7 +103,7 @@ class PodPool:
 
     Attributes:
         state: For the loop.
-        adjusting: A replica asked for is not ready for the first time, one leaves, or the operator has not
+        adjusting: A requested replica is not ready for the first time, one leaves, or the operator has not
             acted on the desired number yet.
         endpoints: Of the ready ones.
     """
@@ -146,7 +146,7 @@ def count(
     Args:
         role: prefill, decode or aggregated.
         pods: The role's.
-        desired: Replicas asked for, within bounds.
+        desired: Requested replicas, within bounds.
         gpus: GPUs of one replica.
         served: uids of pods that were ready before.
         failing: uids of pods that are given up, and why.
@@ -199,7 +199,7 @@ def _against_desired(
         role=role,
         ready=counts.ready,
         starting=counts.starting + counts.restarting + missing,
-        # What is given up on a node holds its GPUs until it is gone.
+        # A pod given up on a node holds its GPUs until it has ended.
         draining=draining + counts.failing_bound,
         gpus_per_replica=gpus,
         failed=tuple(reasons[: len(reasons) - dropped]),

@@ -85,7 +85,7 @@ class Hindsight:
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
-        """Tell whether the n-th replica can be done without: patient fleets let what they held for it run out.
+        """Return whether the n-th replica is not needed: patient fleets let its hold time expire.
 
         One above all sizes, which nothing has asked for, goes with the largest.
         """
@@ -116,7 +116,7 @@ class Load:
         startup_s: From asked for to ready.
         hold_s: How long a fleet keeps an idle replica, >= ``startup_s``.
         sizes: Largest floor that may be chosen, >= 1.
-        served_at_once_by: A fleet of this many or more lets nobody wait, as was seen; None: not known.
+        served_at_once_by: No request was seen to wait in a fleet of this many or more; None: unknown.
     """
 
     dt_s: float
@@ -207,7 +207,7 @@ def _faded(known: Hindsight) -> Hindsight:
 
 
 def _grown(known: Hindsight, sizes: int) -> Hindsight:
-    """Return it with so many sizes; one not followed so far would have done as the largest, with more replicas."""
+    """Return it with so many sizes; a new one starts as the largest, with more replicas."""
     more = sizes - known.sizes
     if more <= 0:
         return known
@@ -273,10 +273,10 @@ class Objective:
     """What is wanted, and what it may cost.
 
     Attributes:
-        in_time: Share of requests, in (0, 1); nothing is paid for more.
+        in_time: Share of requests, in (0, 1); more earns nothing.
         price_gpu_s: GPU-seconds that one late request may cost, > 0.
         gpus: Of one replica.
-        unused_s: For which a replica that was started in vain holds its GPUs: until it is ready, and until it has gone.
+        unused_s: How long a replica that was not needed holds its GPUs: start-up plus drain.
         least: Smallest floor, >= 1.
     """
 
@@ -317,7 +317,7 @@ def cost_of(fleets: ShadowFleets, place: int, objective: Objective) -> float:
 
 
 def change_gpu_s(replicas: int, objective: Objective) -> float:
-    """Return the GPU-seconds that changing by so many replicas may cost in vain; one at least."""
+    """Return the GPU-seconds that changing by so many replicas may waste; at least one."""
     return objective.gpus * objective.unused_s * max(1, abs(replicas))
 
 

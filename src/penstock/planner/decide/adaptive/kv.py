@@ -27,10 +27,10 @@ SLOWDOWN = 3.0
 the KV, and a flash crowd found its decode workers a start-up late."""
 
 LOAD_MOST = 2.0
-"""Chosen: an overloaded worker counts as two full ones at most; beyond that only time tells."""
+"""Chosen: an overloaded worker counts as two full ones at most; beyond that the excess is unknown."""
 
 WAITING_SHARE = 0.02
-"""KV of a waiting request where running ones do not tell: the planner document's own figure."""
+"""KV of a waiting request where running ones give no figure: the planner document's own figure."""
 
 
 def light_of(usage: float) -> float:
@@ -45,7 +45,7 @@ class Decoding(Protocol):
     """Expected answers, and what they hold of a pool's KV cache."""
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load, in workers' worth, that they bring so many workers to; all of it where there are none."""
+        """Return the KV load of that many workers, in workers' worth; all of it where there are none."""
         ...
 
 
@@ -90,7 +90,7 @@ class KvView:
         return LightDecoding(ready * light_of(load / ready)).load_on(workers) if ready else load
 
     def demanded(self, workers: int) -> float:
-        """Return the KV load that the expected arrivals bring ``workers`` to, at most `LOAD_MOST` of each."""
+        """Return the KV load of ``workers`` that serve the expected arrivals, at most `LOAD_MOST` of each."""
         return self.decoding.load_on(workers)
 
 

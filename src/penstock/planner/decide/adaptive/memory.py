@@ -120,9 +120,9 @@ class AdaptiveMemory:
 
 
 def resumed(memory: AdaptiveMemory, by_s: float, now_s: float) -> AdaptiveMemory:
-    """Return the memory of a planner that was away, on a clock that shows ``by_s`` more; nothing lies after ``now_s``.
+    """Return the memory after a restart, on a clock that shows ``by_s`` more; no time is after ``now_s``.
 
-    Starts that were under way count from now: when they ended was not seen.
+    Starts in progress count from now, because their end was not observed.
     """
 
     def moved(at_s: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What `by_demand` does with whatever its workers can do: follow the pulls, then propose one change per role."""
+"""Decides by demand and worker throughput: follows the pulls, then proposes one change per role."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.planner.decide.stabilise import back_off, remember
 from penstock.planner.decide.state import PlannerState
 
 MOST_AT_ONCE = 64
-"""Chosen: more replicas than this are never asked for in one decision, whatever `max_step` allows."""
+"""Chosen: more replicas than this are never added by one decision, regardless of `max_step`."""
 
 REGRET_S = 60.0
 """Chosen: a worker is removed only if demand this long after two start-ups from now allows it."""
@@ -89,14 +89,14 @@ def followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> Adapti
 def _cases(
     window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
 ) -> dict[Role, rules.Case]:
-    """Return what the rules look at, for each role of which the newest pull knows all."""
+    """Return the input of the rules, for each role whose newest pull is complete."""
     pull = window.pulls[-1]
     known = [role for role in pull.pools if pull.demand is not None and not _unknown(role, pull)]
     return {role: case_of(role, window, memory, workers, config) for role in known}
 
 
 def _advice(memory: AdaptiveMemory, role: Role, workers: Workers) -> Hindsight | None:
-    """Return what hindsight says of a role; where another rule has the waits, only how long its replicas have idled."""
+    """Return the hindsight of a role; where another rule has the waits, only how long its replicas have idled."""
     known = memory.hindsight.get(role)
     return known if known is None or workers.has_shadows else replace(known, floor=0, is_patient=False)
 
@@ -232,7 +232,7 @@ def _spared(blank: RoleProposal, case: rules.Case, window: Window, memory: Adapt
 def case_of(
     role: Role, window: Window, memory: AdaptiveMemory, workers: Workers, config: DecideConfig
 ) -> rules.Case:
-    """Return what a role's rules look at; the newest pull knows the demand."""
+    """Return the input of a role's rules; the newest pull knows the demand."""
     pull = window.pulls[-1]
     at_s, demand = pull.at_s, pull.demand
     assert demand is not None  # noqa: S101 - the caller's

@@ -27,7 +27,7 @@ CLEAR_SLOS = 2.0
 longer: for less a replica holds its GPUs longer than it serves, and hindsight has the floor for what that makes late."""
 
 KV_TREND_MOST = 2.0
-"""Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast and then no more."""
+"""Chosen: a trend may predict at most twice the present KV load; a filling cache rises fast, then levels off."""
 
 
 ITL_AFTER = 0.95
@@ -63,7 +63,7 @@ def grows(applies: bool) -> str:  # noqa: FBT001 - a word for a truth
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one role's rules look at.
+    """Input of one role's rules.
 
     Attributes:
         role: prefill, decode or aggregated.
@@ -115,7 +115,7 @@ def lacks(case: Case) -> list[RoleFinding]:
 
 
 def missing(case: Case, most: int) -> int:
-    """Return how many replicas to add, 1 to ``most``: until no rule asks for another, each counted as starting."""
+    """Return how many replicas to add, 1 to ``most``: until no rule needs another, each counted as starting."""
     count = 1
     while count < most:
         pool = replace(case.pool, starting=case.pool.starting + 1)
@@ -191,7 +191,7 @@ def _floor(case: Case, known: Hindsight) -> RoleFinding:
 
 
 def _floor_after(case: Case, known: Hindsight) -> RoleFinding:
-    """Keep the floor that would have been best, and above it what was needed lately."""
+    """Keep the floor that would have been best, and above it the recent need."""
     workers = case.pool.replicas
     is_idle = known.is_idle(workers, supply.hold_s(case.horizon_s))
     applies = workers > known.floor and is_idle
@@ -266,8 +266,8 @@ def _backlog(case: Case, work: WorkView) -> RoleFinding:
         return _first_wait(case)
     horizon_s, speed = case.horizon_s, work.tokens_per_s
     left = left_tokens(work, case.pool, case.arrivals_s, horizon_s)
-    pace = case.pool.replicas * speed - work.level.now
-    clears_s = left / pace if pace > 0 else (math.inf if left else 0.0)
+    drain_rate = case.pool.replicas * speed - work.level.now
+    clears_s = left / drain_rate if drain_rate > 0 else (math.inf if left else 0.0)
     least_s = CLEAR_SLOS * case.slo_s
     most_s = max(least_s, case.horizon_s) if case.workers.has_shadows else least_s
     applies = clears_s > most_s and not case.is_early
@@ -374,5 +374,5 @@ def _finite(itl_s: float) -> float | None:
 
 
 def _itl_words(workers: int, itl_s: float, target_s: float) -> str:
-    told = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "without end"
-    return f"ITL of {workers} workers will be {told}, to hold are {1000 * target_s:g} ms"
+    shown = f"{1000 * itl_s:.1f} ms" if itl_s < float("inf") else "without end"
+    return f"ITL of {workers} workers will be {shown}, to hold are {1000 * target_s:g} ms"

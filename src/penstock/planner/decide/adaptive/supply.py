@@ -19,7 +19,7 @@ SETTLE_S = 10.0
 
 HOLD_S = 60.0
 """Chosen: a replica is kept idle for a start-up, and this long at least: fetched back within it, it would have cost as many
-GPU-seconds and late requests besides."""
+GPU-seconds and late requests as well."""
 
 _NEW_SHARE = 0.5
 """Chosen: weight of the newest start-up; three are enough to follow a slower image pull."""
@@ -76,7 +76,7 @@ def held_s(memory: RoleMemory, expected_s: float, now_s: float) -> float:
 
 
 def is_rested(memory: AdaptiveMemory, role: Role, now_s: float) -> bool:
-    """Tell whether the role neither grew nor shrank lately, so that a replica may go whatever there is to spare."""
+    """Return whether the role has not scaled lately, so that a replica may be removed regardless of spare capacity."""
     return held_s(memory.of(role), startup_s(memory, role, now_s), now_s) <= 0
 
 

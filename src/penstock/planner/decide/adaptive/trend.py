@@ -17,7 +17,7 @@ of ten minutes asked for workers that came after its crest: 99.6% in time for 2.
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a trend says.
+    """What a trend predicts.
 
     Attributes:
         now: Value now, without the averages' lag.

@@ -36,7 +36,7 @@ ORDER_TAU_S = 6 * 3600.0
 """Chosen: in which order a queue is served changes with a deployment alone."""
 
 LEAST_BUSY_S = 5.0
-"""Chosen: worker-seconds of computing; less says nothing about throughput. At 2 s the first prompts of a start asked for
+"""Chosen: worker-seconds of computing; less is no measure of throughput. At 2 s the first prompts of a start asked for
 two workers too many."""
 
 
@@ -82,7 +82,7 @@ def may_wait_s(own_s: float, slo_s: float) -> float:
 
 
 def serves_in_time_first(work: Work) -> bool:
-    """Tell whether those that can still be in time are served before those that cannot, as was seen."""
+    """Return whether requests that can still meet their deadline were seen to be served before those that cannot."""
     return 2.0 * work.overdue_in_time > work.overdue
 
 
@@ -119,7 +119,7 @@ def followed(work: Work, demand: Demand, slo_s: float) -> Work:
 
 
 def view(work: Work, demand: Demand, workers: WorkProjection, *, horizon_s: float, far_s: float) -> WorkView:
-    """Return what the rules look at, ``horizon_s`` and ``far_s`` ahead."""
+    """Return the input of the rules, ``horizon_s`` and ``far_s`` ahead."""
     size = work.sized_tokens / work.sized if work.sized > 0 else 0.0
     # Arrivals as random as Poisson's; a mean over less than the average's span is as sure as its span is long.
     error = math.sqrt(work.level / min(2.0 * LEVEL_TAU_S, work.rate.seen_s)) if work.rate.seen_s > 0 else 0.0

@@ -16,11 +16,11 @@ BUSY_MOST = 0.9
 the router, so that three at 0.9 still answer log-normal prompts within seconds."""
 
 BUSY_AFTER = 0.75
-"""Chosen: and this share of what is left after a worker went; of 0.7, 0.75 and 0.8 the one with fewest reversals on
+"""Chosen: and this share of the rest after a worker left; of 0.7, 0.75 and 0.8 the one with fewest reversals on
 the scoreboard's poisson, day and sine."""
 
 LAST_BUSY_AFTER = 0.5
-"""Chosen: the same where one prefill worker is left: a jump finds nothing beside it. At 0.75 step was 96.6, at 0.5 97.8%
+"""Chosen: the same where one prefill worker is left: none can absorb a jump. At 0.75 step was 96.6, at 0.5 97.8%
 in time, for fewer GPU-hours."""
 
 MIXED_BUSY_MOST = 0.65
@@ -36,7 +36,7 @@ too few makes a start-up's arrivals late: at -0.5 sine was 98.5% in time, at 0.5
 
 @dataclass(frozen=True, slots=True)
 class Stabilization:
-    """When KV grows a pool, and what must hold besides before it shrinks by one.
+    """When KV grows a pool, and what else must hold before it shrinks by one.
 
     Attributes:
         sigmas: Standard errors that demand counts with.
@@ -72,7 +72,7 @@ class Workers(Protocol):
 
     @property
     def has_shadows(self) -> bool:
-        """Whether hindsight says which floor to keep; else `busy_most` alone decides."""
+        """Whether hindsight decides which floor to keep; else `busy_most` alone decides."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Workers(Protocol):
 
     @property
     def restraint(self) -> Stabilization:
-        """Return what must hold besides before a pool shrinks."""
+        """Return what else must hold before a pool shrinks."""
         ...
 
     def tokens_per_s(self, work: Work) -> float | None:
@@ -117,7 +117,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ObservedWorkers:
-    """Mode ``adaptive``: what was seen, and shares that were chosen by trial."""
+    """Mode ``adaptive``: observations, and shares that were chosen by trial."""
 
     has_shadows: bool = True
     follows_trend: bool = True
@@ -125,7 +125,7 @@ class ObservedWorkers:
     restraint: Stabilization = OBSERVED_RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
-        """Return what a worker was seen to do while it computed."""
+        """Return the observed throughput of a worker while it computed."""
         return tokens_per_s(work)
 
     def arriving(self, along: Forecast) -> Forecast:
@@ -138,7 +138,7 @@ class ObservedWorkers:
         return LightDecoding(held_s * tokens_per_s)
 
     def gaps(self, tokens_per_s: float) -> GapsView | None:
-        """Return None: without a profile nobody knows what another worker would save."""
+        """Return None: without a profile the gain of another worker is unknown."""
         del tokens_per_s
         return None
 

@@ -71,7 +71,7 @@ def _awake(
 ) -> list[RoleProposal]:
     quiet_s = 0.0 if memory.quiet_since_s is None else window.end_s - memory.quiet_since_s
     held_s = max(0.0, *(_held_s(each, memory, window.end_s) for each in proposals))
-    # A role that has gone already is followed: one role alone serves nobody.
+    # Once one role is at zero the other follows: one role alone serves no requests.
     is_begun = any(not each.pool.replicas for each in proposals)
     is_due = memory.quiet_since_s is not None and quiet_s >= after_s and (is_begun or held_s <= 0)
     is_due = is_due and not any(each.pool.starting for each in proposals)

@@ -107,7 +107,7 @@ def stabilised(desired: int, current: int, recent: Sequence[int]) -> int:
     Args:
         desired: Of this synchronisation.
         current: Replicas now.
-        recent: Numbers of the last 300 s without this one; after a start the current number stands for them.
+        recent: Numbers of the last 300 s without this one; after a start the current number replaces them.
     """
     held = max([desired, *recent]) if desired < current else desired
     held = min(held, current) if desired < current else held
@@ -162,7 +162,7 @@ def _metrics(pulls: Sequence[Pull], role: Role) -> list[tuple[str, int | None]]:
     if role is not Role.DECODE:
         waiting = waiting_requests(pull, role)
         if waiting is not None:
-            # As the routers' penstock_router_unserved_requests has it; a synchronisation sees what was since the last.
+            # As the routers' penstock_router_unserved_requests has it; a synchronisation sees those since the last.
             waiting += turned_away(pulls, role)
         queue = None if waiting is None else external_desired(waiting, QUEUE_TARGET, pool.replicas)
         metrics.append(("queue", queue))
@@ -174,7 +174,7 @@ def _is_within(ratio: float) -> bool:
 
 
 def _ceil(value: float) -> int:
-    # A quotient that is whole but for rounding must not ask for one replica more.
+    # A quotient that is an integer but for rounding must not ask for one replica more.
     return math.ceil(value - 1e-9)
 
 

@@ -1,7 +1,7 @@
 """A planner that knows the future: it follows sizes chosen with every arrival known.
 
 Floors, budget, rebalance and the most replicas per decision bind it as they bind every policy. Who chooses the sizes is
-the simulator (`penstock.simulator.oracle`); nobody else knows the future.
+the simulator (`penstock.simulator.oracle`); nothing else knows the future.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _first_tokens(memory: SlaMemory, pull: Pull, demand: Demand, profile: Perfor
     """Compare TTFT with the corrected time of a prompt and the wait that the utilisation implies, where that is light."""
     role, own_s = entry_role(pull.pools), service_s(memory, profile)
     pool = pull.pools.get(role)
-    # Nobody counts the prompts that wait inside aggregated workers, so their TTFT says nothing of a prompt's own time.
+    # The prompts that wait inside aggregated workers are not counted, so TTFT does not show a prompt's own time.
     if role is Role.AGGREGATED or not demand.ttft_count or own_s is None or pool is None or not pool.ready:
         return memory
     load = demand.prefilling_workers
@@ -157,7 +157,7 @@ STEADY_TAU_S = 120.0
 """Chosen: three times the trend's, so that the mean is steadier than the trend, and known within some minutes."""
 
 CHANCE_SIGMAS = 1.5
-"""Chosen: chance seldom goes further, and a swing of minutes soon does."""
+"""Chosen: chance rarely exceeds it, and a swing of minutes soon does."""
 
 
 def steady_followed(rate: SteadyRate, demand: Demand) -> SteadyRate:

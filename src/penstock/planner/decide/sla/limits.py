@@ -52,7 +52,7 @@ def coverage(needs: Sequence[RoleNeed], counts: Mapping[Role, int]) -> float:
 
 
 def shared(needs: Sequence[RoleNeed], budget: int | None) -> dict[Role, int]:
-    """Return the replicas of each role within the budget: what is wanted, or else the greatest `coverage`.
+    """Return the replicas of each role within the budget: the desired number, or else the greatest `coverage`.
 
     From the floors on, each replica goes to the role that has least of what it needs, decode on equal terms, as long as
     one of it fits. Taking one away again would leave its role no better off than the one that has least now, so no other
@@ -127,7 +127,7 @@ class Limits:
 
 def limited(
     proposals: Sequence[RoleProposal],
-    outlook: Projection,
+    projection: Projection,
     config: DecideConfig,
     *,
     gpus: int,
@@ -137,7 +137,7 @@ def limited(
 
     Args:
         proposals: Of adaptive's rules.
-        outlook: Demand at the horizon.
+        projection: Demand at the horizon.
         config: Bounds and budget.
         gpus: That existing workers hold, draining ones included.
         rested: Roles that neither grew nor shrank lately.
@@ -145,26 +145,27 @@ def limited(
     is_lowered = any(each.reason is Reason.ABOVE_BUDGET for each in proposals)
     if is_lowered or not any(each.action is Action.UP for each in proposals):
         return list(proposals)
-    needs = tuple(_need(each, outlook, config) for each in proposals)
+    needs = tuple(_need(each, projection, config) for each in proposals)
     limits = Limits(needs, shared(needs, config.max_gpu_budget), config.max_gpu_budget)
     free = None if config.max_gpu_budget is None else config.max_gpu_budget - gpus
     giver = _giver(proposals, limits, free, rested)
-    told = [_told(each, limits, outlook) for each in proposals]
+    explained = [_explained(each, limits, projection) for each in proposals]
     return [
-        _giving(each, limits) if each.role is giver else _within_share(each, limits, free) for each in told
+        _giving(each, limits) if each.role is giver else _within_share(each, limits, free)
+        for each in explained
     ]
 
 
-def _need(proposal: RoleProposal, outlook: Projection, config: DecideConfig) -> RoleNeed:
+def _need(proposal: RoleProposal, projection: Projection, config: DecideConfig) -> RoleNeed:
     """Return what a role needs: by the profile if it asks for more, else what it has or is left with."""
     replicas, role = proposal.pool.replicas, proposal.role
     asked = max(1, replicas + proposal.change)
-    needed = max(outlook.needed(role), replicas + 1) if proposal.action is Action.UP else asked
+    needed = max(projection.needed(role), replicas + 1) if proposal.action is Action.UP else asked
     floor = config.floor(role, proposal.engine_gpus)
     return RoleNeed(role, needed, floor, config.max_replicas.get(role), proposal.engine_gpus)
 
 
-def _told(proposal: RoleProposal, limits: Limits, outlook: Projection) -> RoleProposal:
+def _explained(proposal: RoleProposal, limits: Limits, projection: Projection) -> RoleProposal:
     """Return the proposal with what binds, and what to expect at what is allowed."""
     role = proposal.role
     binds = limits.binding(role)
@@ -172,8 +173,8 @@ def _told(proposal: RoleProposal, limits: Limits, outlook: Projection) -> RolePr
         return proposal
     need, allowed = limits.of(role), limits.allowed[role]
     if role is Role.DECODE and Role.PREFILL in limits.allowed:
-        outlook = outlook.behind(limits.allowed[Role.PREFILL])
-    expected = outlook.expected(role, max(1, allowed))
+        projection = projection.behind(limits.allowed[Role.PREFILL])
+    expected = projection.expected(role, max(1, allowed))
     inputs = {
         "binds": binds,
         "replicas_needed": need.needed,
@@ -186,7 +187,7 @@ def _told(proposal: RoleProposal, limits: Limits, outlook: Projection) -> RolePr
 
 
 def _within_share(proposal: RoleProposal, limits: Limits, free: int | None) -> RoleProposal:
-    """Return a scale-up of at most the role's share; at its share, it leaves what is free to the other role."""
+    """Return a scale-up of at most the role's share; at its share, it leaves the free GPUs to the other role."""
     if proposal.action is not Action.UP or not limits.is_budget_short or free is None:
         return proposal
     share = limits.allowed[proposal.role]

@@ -1,4 +1,4 @@
-"""What mode ``sla`` remembers besides adaptive's memory; plain numbers, so that the ledger can hold it."""
+"""What mode ``sla`` remembers in addition to adaptive's memory; plain numbers, so that the ledger can hold it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PRIOR_S = 20.0
 outweigh it within a minute."""
 
 POISSON = 2.0
-"""Ca2 + Cs2 of Poisson arrivals and exponential lengths: what is assumed before anything was seen."""
+"""Ca2 + Cs2 of Poisson arrivals and exponential lengths: assumed before the first observation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What was observed against what the profile says, both decayed alike.
+    """Observed values and the profile's, both decayed alike.
 
     Attributes:
         expected_s: Seconds by the profile, > 0.
@@ -90,7 +90,7 @@ class SlaMemory:
 
 
 def resumed(memory: SlaMemory, by_s: float, now_s: float) -> SlaMemory:
-    """Return the memory on a clock that shows ``by_s`` more; nothing lies after ``now_s``."""
+    """Return the memory on a clock that shows ``by_s`` more; no time is after ``now_s``."""
     del by_s, now_s  # it remembers durations alone
     return memory
 

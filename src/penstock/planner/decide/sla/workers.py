@@ -50,7 +50,7 @@ class ProfiledAnswers:
         return None if expected is None else max(expected, self.running / workers)
 
     def load_on(self, workers: int) -> float:
-        """Return the KV load that the answers bring ``workers`` to, at most `LOAD_MOST` of each."""
+        """Return the KV load of ``workers`` that serve the answers, at most `LOAD_MOST` of each."""
         share = self.row.context / self.row.kv_tokens
         if workers < 1:
             return self.tokens_per_s * self.row.itl_s[0] * share
@@ -61,7 +61,7 @@ class ProfiledAnswers:
         return workers * min(LOAD_MOST, crowded * share)
 
     def itl_with(self, workers: int) -> float:
-        """Return the ITL while as many requests are in flight as the attainment has to bear.
+        """Return the ITL while as many requests are in flight as the attainment must cover.
 
         Requests in flight are Poisson where arrivals are, and the router spreads them over the workers.
         """
@@ -73,8 +73,8 @@ class ProfiledAnswers:
 
 
 LATE_TIMES = 2.5
-"""Chosen: a pool grows once as many times the share that the targets allow would be late, because it stands there at the
-crest of demand alone; it shrinks where one fewer would keep to the share itself. At 2 and 2.5
+"""Chosen: a pool grows once this multiple of the share that the targets allow would be late, because it gets there only at
+the crest of demand; it shrinks where one fewer would keep to the share itself. At 2 and 2.5
 aggregated-sine took 2.15 and 2.09 GPU-hours for 98.7 and 97.8% in time with one seed, 1.96 for 99.5 and 99.6% with another."""
 
 AHEAD_SIGMAS = 0.0
@@ -93,15 +93,15 @@ BURSTY = 4.0
 shadow fleets and adaptive's shares decide, on the profile's throughput."""
 
 LEAST_ARRIVED = 100.0
-LEAST_FOLLOWED_S = 60.0
+LEAST_OBSERVED_S = 60.0
 """Chosen: the mean and the variance of fewer prompts and of less time are chance; a formula fed with them asked for eleven
 aggregated workers in place of seven. Until then shadow fleets and adaptive's shares decide."""
 
 LEAST_SEEN_S = 6.0
-"""Chosen: arrivals of fewer seconds say nothing of their rate."""
+"""Chosen: fewer seconds of arrivals give no rate."""
 
 WAIT_LEAST = 0.5
-"""Chosen: share of the TTFT target that is left for waiting at least; a prompt that needs more by itself is late in
+"""Chosen: share of the TTFT target that is left for waiting at least; a prompt that alone needs more is late in
 almost any fleet."""
 
 
@@ -121,14 +121,14 @@ class ProfiledWorkers:
 
     @property
     def knows_waits(self) -> bool:
-        """Whether the queueing formula says how late requests are; else shadow fleets and adaptive's shares decide."""
+        """Whether the queueing formula gives the late share; else shadow fleets and adaptive's shares decide."""
         learnt = self.learnt
-        is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_FOLLOWED_S
+        is_known = learnt.arrived >= LEAST_ARRIVED or learnt.steady.seen_s >= LEAST_OBSERVED_S
         return is_known and learnt.variability <= BURSTY
 
     @property
     def has_shadows(self) -> bool:
-        """Whether the queueing formula does not say how late requests are."""
+        """Whether the queueing formula does not give the late share."""
         return not self.knows_waits
 
     @property
@@ -152,7 +152,7 @@ class ProfiledWorkers:
         return None if size is None or own_s is None or work.rate.seen_s < LEAST_SEEN_S else size / own_s
 
     def arriving(self, along: Forecast) -> Forecast:
-        """Return the trend where it tells more than the last minutes' mean, else that mean."""
+        """Return the trend where it is more accurate than the last minutes' mean, else that mean."""
         return steadied(along, self.learnt.steady)
 
     def decoding(self, kv: KvLoad, tokens_per_s: float) -> Decoding:
@@ -194,7 +194,7 @@ class ProfiledWorkers:
         return load / servers
 
     def may_wait_s(self, own_s: float) -> float:
-        """Return what is left of the TTFT target after a prompt's own time."""
+        """Return the rest of the TTFT target after a prompt's own time."""
         target_s = self.config.ttft_slo_s
         return max(target_s - own_s * learning.factor(self.learnt.ttft), WAIT_LEAST * target_s)
 

@@ -43,7 +43,7 @@ class Command:
 
     Attributes:
         module: Python module, for example ``dynamo.vllm``; None for the image's own entry point.
-        words: The arguments after it, as they stand.
+        words: The arguments after it, unchanged.
         env: Variables that a shell sets for it.
         left_out: Parts of a shell's script that are not carried, each with the reason.
     """
@@ -98,7 +98,7 @@ def _read_script(script: str, arguments: Sequence[str], variables: Mapping[str, 
 
     Args:
         script: After ``sh -c``.
-        arguments: What stands for ``"$@"`` in it.
+        arguments: Values of ``"$@"`` in it.
         variables: The container's variables with literal values, which are filled in.
     """
     text = _JOINED.sub(" ", script).replace('"$@"', shlex.join(arguments))

@@ -15,7 +15,7 @@ from penstock.runtimes.dynamo.importer.source import ManifestSource
 _NIXL = "NixlConnector"
 _ROLES = frozenset({"kv_both", "kv_producer", "kv_consumer"})
 _PLAIN = frozenset({None, "nixl", "none", "null"})
-"""Values of ``--connector`` that ask for nothing beside the runtime's own."""
+"""Values of ``--connector`` that add nothing to the runtime's own."""
 _OVERRIDES = (
     "stands after the runtime's own connector and replaces it: spec.lease does not reach it; write kv_lease_duration into"
     " its kv_connector_extra_config"
@@ -72,7 +72,7 @@ _ADMISSION = {
     "--active-prefill-tokens-threshold-frac": "activePrefillTokensThresholdFrac",
 }
 _DATA_PARALLEL = frozenset({"--data-parallel-size", "--data_parallel_size", "-dp"})
-"""Engines beside each other in one replica: its GPUs are theirs, not one engine's."""
+"""Several engines in one replica: its GPUs are theirs, not one engine's."""
 
 _MEMORY_SERVICE = "gms"
 """Load format of weights that Dynamo's GPU memory service holds, a container that its operator adds."""
@@ -130,7 +130,7 @@ def _share(args: ManifestSource, section: dict[str, Any], key: str, value: objec
 
 
 def _share_context(model: dict[str, Any], command: Command) -> None:
-    """Set the graph's context length; a worker with another one keeps its flag, which stands after the graph's."""
+    """Set the graph's context length; a worker with another one keeps its flag, which comes after the graph's."""
     text = command.pop_value("--max-model-len")
     if text is not None and model.setdefault("contextTokens", number_of(text)) != number_of(text):
         command.words += ["--max-model-len", text]

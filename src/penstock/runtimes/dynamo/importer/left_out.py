@@ -136,7 +136,7 @@ def selects_by_foreign_labels(value: object) -> bool:
 
 
 def drop_foreign_marks(source: ManifestSource, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return labels or annotations, which stand at ``source``, without those that only Dynamo's operator reads."""
+    """Return the labels or annotations at ``source`` without those that only Dynamo's operator reads."""
     foreign = {key for key in metadata if _FOREIGN_LABEL.match(str(key))}
     for key in sorted(foreign):
         source.at(key).note("is read by Dynamo's operator alone")

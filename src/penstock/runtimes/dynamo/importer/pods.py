@@ -183,7 +183,7 @@ def _map_of(holder: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _read_device(service: ManifestSource, parts: PodParts) -> None:
-    """Carry how a component asks for its accelerator where it is no ``nvidia.com/gpu``."""
+    """Carry the accelerator request of a component that is not ``nvidia.com/gpu``."""
     if service.word("resources", "limits", "gpuType") is not None:
         parts.placement["gpuResourceName"] = service.take("resources", "limits", "gpuType")
     amounts = _map_of(_map_of(parts.container, "resources"), "limits")

@@ -29,10 +29,10 @@ _MODE_FLAGS = {
     "--multimodal-encode-worker": "encode",
     "--multimodal-processor": "processor",
 }
-"""Older flags, and the words of ``--disaggregation-mode`` that they stand for."""
+"""Older flags, and the words of ``--disaggregation-mode`` that they mean."""
 
 _STAGES = frozenset({"encode", "processor"})
-"""Stages of multimodal serving beside prefill and decode; a worker with ``--enable-multimodal`` does without them."""
+"""Stages of multimodal serving other than prefill and decode; a worker with ``--enable-multimodal`` does without them."""
 
 
 @dataclass(slots=True)

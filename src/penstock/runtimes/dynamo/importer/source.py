@@ -50,7 +50,7 @@ class Places:
     _moves: list[tuple[KeyPath, KeyPath]] = field(default_factory=list)
 
     def moved(self, new: KeyPath, old: KeyPath) -> None:
-        """Record that what lies at or below ``new`` stood at or below ``old``."""
+        """Record that values at or below ``new`` came from ``old`` or below."""
         self._moves.append((new, old))
 
     def origin(self, path: KeyPath) -> KeyPath:
@@ -66,11 +66,11 @@ class ManifestSource:
 
     Attributes:
         document: As the user wrote it.
-        value: The whole manifest in the form that is read.
-        places: Where its parts stand in the document.
+        value: The complete manifest in the form that is read.
+        places: Where its parts are in the document.
         file: Its name in problems.
         base: Path of the part; keys that methods take go on from there.
-        taken: Paths that were carried, of the whole.
+        taken: Paths that were carried, from the root.
         notes: What was not.
         problems: Why it cannot be converted at all.
     """
@@ -177,9 +177,9 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 MAIN = "main"
 GPU_RESOURCE = "nvidia.com/gpu"
 _OWN_RESOURCES = {GPU_RESOURCE: "gpu", "cpu": "cpu", "memory": "memory"}
-"""Resources that v1alpha1 holds beside the container, and their names there."""
+"""Resources that v1alpha1 holds outside the container, and their names there."""
 _Moved = Callable[[KeyPath, KeyPath], None]
-"""Records that what lies at the first path below a service stood at the second below its component."""
+"""Records that a value at the first path below a service came from the second below its component."""
 
 
 def as_alpha(manifest: dict[str, Any]) -> tuple[dict[str, Any], Places]:
@@ -254,7 +254,7 @@ def _lay_out(service: dict[str, Any], template: dict[str, Any], moved: _Moved) -
 
 
 def _main(service: dict[str, Any], container: dict[str, Any], old: KeyPath, moved: _Moved) -> dict[str, Any]:
-    """Return the main container; GPUs, CPU and memory go beside it."""
+    """Return the main container; GPUs, CPU and memory stay outside it."""
     main = {key: each for key, each in container.items() if key not in {"name", "resources"}}
     resources = container.get("resources")
     if resources is not None and not isinstance(resources, dict):
