@@ -249,10 +249,10 @@ class ControlPlane:
         manifest = {"apiVersion": "v1", "kind": "List", "items": objects}
         self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(manifest))
 
-    def install_crds(self) -> None:
-        """Install Penstock's CustomResourceDefinitions and wait until they are served."""
-        for file in sorted(CRDS.glob("*.yaml")):
-            self.kubectl("apply", "--server-side", "-f", str(file))
+    def install_crds(self, *files: Path) -> None:
+        """Install CustomResourceDefinitions, by default Penstock's, and wait until they are served."""
+        for file in files or sorted(CRDS.glob("*.yaml")):
+            self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
             # kubectl's condition fails on an object whose status nobody has written yet.
             self.kubectl("wait", "--for=jsonpath={.status.conditions}", "--timeout=30s", "-f", str(file))
             self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))

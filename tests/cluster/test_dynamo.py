@@ -42,8 +42,7 @@ async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alon
 
     async with running(client, NAMESPACE, resync_s=0.5):
         await until(degraded, "the missing kind is named")
-        plane.kubectl("create", f"--filename={DEFINITION}")
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", f"--filename={DEFINITION}")
+        plane.install_crds(DEFINITION)
         await until(mended, "the kind is found without a change of the graph")
 
     for account in ("g-worker", "g-router"):

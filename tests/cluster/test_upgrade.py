@@ -33,13 +33,12 @@ def at_first(path):
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
-async def test_graphs_stored_under_the_first_definition_are_valid_and_can_be_edited(own_api_server):
+async def test_graphs_stored_under_the_first_definition_are_valid_and_can_be_edited(own_api_server, tmp_path):
     """Operator and planner read them, and their specification can be edited."""
     (old,) = at_first(DEFINITION)
-    own_api_server.apply(old)
-    own_api_server.kubectl(
-        "wait", "--for=condition=Established", f"crd/{old['metadata']['name']}", "--timeout=30s"
-    )
+    definition = tmp_path / "old.yaml"
+    definition.write_text(yaml.safe_dump(old))
+    own_api_server.install_crds(definition)
     client = await KubeClient.connect(kubeconfig=own_api_server.kubeconfig)
     try:
         for name in SAMPLES:

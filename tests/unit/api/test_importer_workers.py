@@ -295,7 +295,20 @@ def test_another_connector_stays_and_the_lost_lease_is_told(config):
 @pytest.mark.parametrize(
     ("services", "expected", "losses"),
     [
-        (roles("--connector", "kvbm"), {"services/p/args": None}, [f"P.{MAIN}.args", f"D.{MAIN}.args"]),
+        (
+            roles("--connector", "kvbm", "nixl"),
+            {"services/p/args": None},
+            [f"P.{MAIN}.args", f"D.{MAIN}.args"],
+        ),
+        (
+            {
+                "W": component(
+                    device={"resources": {"nvidia.com/gpumem": "3000"}, "schedulerName": "hami-scheduler"}
+                )
+            },
+            {"services/w/podTemplate": None},
+            ["W.device"],
+        ),
         (
             {
                 "Encoder": component("--multimodal-encode-worker"),

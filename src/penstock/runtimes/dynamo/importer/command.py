@@ -75,6 +75,15 @@ class Command:
         self.words = kept
         return value
 
+    def pop_values(self, name: str) -> list[str]:
+        """Remove ``--name value value …``, up to the next flag; return the values."""
+        flags = [at for at, word in enumerate(self.words) if word.startswith("-")]
+        start = next((at for at in flags if self.words[at].partition("=")[0] == name), len(self.words))
+        end = next((at for at in flags if at > start), len(self.words))
+        found = self.words[start:end]
+        del self.words[start:end]
+        return [value for word in found for value in word.removeprefix(name).removeprefix("=").split()]
+
 
 def parse_command(words: list[str], variables: Mapping[str, str] | None = None) -> Command | None:
     """Return the module and flags of a container, or None if it runs something else.

@@ -14,7 +14,7 @@ from penstock.runtimes.dynamo.importer.source import ManifestSource
 
 _NIXL = "NixlConnector"
 _ROLES = frozenset({"kv_both", "kv_producer", "kv_consumer"})
-_PLAIN = frozenset({None, "nixl", "none", "null"})
+_PLAIN = frozenset({"nixl", "none", "null"})
 """Values of ``--connector`` that add nothing to the runtime's own."""
 _OVERRIDES = (
     "stands after the runtime's own connector and replaces it: spec.lease does not reach it; write kv_lease_duration into"
@@ -33,9 +33,9 @@ def read_connector(args: ManifestSource, command: Command, *, has_own: bool) -> 
     Returns:
         Where the plain connector keeps its buffer, which a graph states for all workers; None: it does not say.
     """
-    name = command.pop_value("--connector")
-    if name not in _PLAIN:
-        args.note("--connector is refused by Dynamo 1.6; write its --kv-transfer-config", name)
+    names = command.pop_values("--connector")
+    if not _PLAIN.issuperset(names):
+        args.note("--connector is refused by Dynamo 1.6; write its --kv-transfer-config", " ".join(names))
     text = command.pop_value(CONNECTOR_FLAG)
     if text is None:
         return None

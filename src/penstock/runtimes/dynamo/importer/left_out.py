@@ -82,6 +82,7 @@ _UNUSED = {
     "dynamoNamespace": "is the graph's own namespace and name here",
     "livenessProbe": _PROBE,
     "readinessProbe": _PROBE,
+    "device": "is read by HAMi; write GPUs as gpusPerReplica, slices and placement into podTemplate",
     "ingress": "is not made by the operator; expose the router's Service yourself",
     "modelRef": "names the model to Dynamo's DynamoModel objects; load adapters by the worker's own API",
     "frontendSidecar": "is filled in by Dynamo's operator; a service with role router stands in its place",
