@@ -27,7 +27,7 @@ from penstock.router.picker.links import PATH as PICKER_PATH
 from penstock.router.picker.messages import SESSION_BYTES
 from penstock.router.proxy.admin import Admin
 from penstock.router.proxy.auth import AdminCheck, Cors, GraphSecret, KeyCheck, is_of_this_machine
-from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.call import CompletionCall, begin_trace
 from penstock.router.proxy.completion import (
     PATHS,
     SMALL_BYTES,
@@ -41,7 +41,6 @@ from penstock.router.proxy.failures import AT_CAPACITY, QUEUE_TIMEOUT, REJECTION
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.prefix import PromptReader, TokenEstimator
 from penstock.router.proxy.tiers import LiveTiers
-from penstock.router.proxy.trace import begin_trace
 from penstock.router.settings import RouterSettings
 from penstock.router.thresholds import BusyThresholdApi, GraphThresholds, ThresholdError
 from penstock.router.ui.live_page import LivePage

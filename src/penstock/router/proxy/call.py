@@ -1,20 +1,23 @@
-"""The record of one request on its way through the router; access log and metrics are made from it."""
+"""The record of one request on its way through the router, and its spans; access log and metrics are made from it."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Final
 
 from penstock.api import Tier
-from penstock.core.http.server import Responder
+from penstock.core.http.server import Request, Responder
+from penstock.core.tracing import TraceSpan, Tracing
+from penstock.router.admission import LiveAssignment
 from penstock.router.core.retries import RequestTries
+from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.kv_transfer import Prefilled
 from penstock.router.proxy.prefix import Keyed
 
-if TYPE_CHECKING:
-    from penstock.router.proxy.trace import RequestTrace
+_NS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +134,102 @@ class CompletionCall:
     def age_real_s(self) -> float:
         """Return real seconds since arrival."""
         return time.monotonic() - self.arrived_real_s
+
+
+def begin_trace(tracing: Tracing, request: Request, call: CompletionCall) -> RequestTrace:
+    """Return the trace of a request that was parsed; it began when the request arrived."""
+    attributes: dict[str, str | int | float | bool] = {
+        "http.request.method": request.method,
+        "url.path": request.path,
+        "gen_ai.request.model": str(call.request.body.get("model")),
+        "penstock.request_id": call.headers[0][1].decode(),
+        "penstock.stream": call.request.stream,
+    }
+    if call.identity is not None:
+        attributes["penstock.tier"] = call.tier.value
+    began_ns = time.time_ns() - int(call.age_real_s() * _NS)
+    return RequestTrace(
+        tracing.begin(f"POST {request.path}", request.headers, began_ns=began_ns, attributes=attributes)
+    )
+
+
+class RequestTrace:
+    """One request's spans; calls come in the order of its stages, and again with each retry."""
+
+    __slots__ = ("_call", "_role", "_span", "_waits_ns")
+
+    def __init__(self, span: TraceSpan) -> None:
+        """Take the request's own span."""
+        self._span = span
+        self._call: TraceSpan | None = None
+        self._role = ""
+        self._waits_ns: int | None = None
+
+    def waits(self, role: str) -> None:
+        """Note that it waits for a worker of a role."""
+        self._role, self._waits_ns = role, time.time_ns()
+
+    def assigned(self, assignment: LiveAssignment, queued_real_s: float) -> None:
+        """Note that it has a worker: it was queued for so long, and the rest of the wait took the pick."""
+        began_ns, now_ns = self._waits_ns, time.time_ns()
+        if began_ns is None or not self._span.is_recorded:
+            return
+        self._waits_ns = None
+        picked_ns = min(now_ns, began_ns + int(queued_real_s * _NS))
+        role = {"penstock.role": self._role}
+        self._span.child("queue", role, began_ns=began_ns).end(picked_ns)
+        chosen = {**role, "penstock.worker": assignment.worker.name, "penstock.reason": assignment.reason}
+        self._span.child("pick", chosen, began_ns=picked_ns).end(now_ns)
+
+    def sent(self, call: CompletionCall, assignment: LiveAssignment) -> None:
+        """Begin the span of a call to a worker, whose headers let the worker continue the trace."""
+        role = assignment.worker.spec.role.value
+        attributes: dict[str, str | int | float | bool] = {"penstock.worker": assignment.worker.name}
+        if call.tries.retries:
+            attributes["penstock.retries"] = call.tries.retries
+        self._call = self._span.child(role, attributes, is_call=True)
+        others = [each for each in call.upstream_headers if each[0] != b"traceparent"]
+        call.upstream_headers = (*others, (b"traceparent", self._call.traceparent))
+
+    def first_token(self) -> None:
+        """Note the first token of a stream."""
+        if self._call is not None:
+            self._call.note("first token")
+
+    def answered(self, error: BaseException | None) -> None:
+        """End the span of a call, with its failure; a client that left is none."""
+        call, self._call = self._call, None
+        if call is None or call is self._span:
+            return
+        if isinstance(error, asyncio.CancelledError):
+            call.set({"penstock.cancelled": True})
+        elif error is not None:
+            call.fail(error.__cause__ or error)
+        call.end()
+
+    def finish(self, call: CompletionCall, status: int, e2e_s: float, metrics: RouterMetrics) -> None:
+        """End the request's span; a recorded one is an exemplar of the latencies that the metrics have of it."""
+        span = self._span
+        if span.is_recorded and status == 200 and call.error is None:
+            metrics.e2e.exemplify(e2e_s, span.trace_id, time.time())
+            if call.ttft_s is not None:
+                metrics.ttft.exemplify(call.ttft_s, span.trace_id, time.time())
+        if self._waits_ns is not None and span.is_recorded:
+            queue = span.child("queue", {"penstock.role": self._role}, began_ns=self._waits_ns)
+            queue.fail(call.error or str(status))
+            queue.end()
+        span.set(
+            {
+                "http.response.status_code": status,
+                "error.type": call.error,
+                "gen_ai.usage.input_tokens": call.prompt_tokens,
+                "gen_ai.usage.output_tokens": call.output_tokens,
+                "penstock.cached_tokens": call.cached_tokens,
+                "penstock.queued_s": call.queued_s,
+                "penstock.ttft_s": call.ttft_s,
+                "penstock.retries": call.tries.retries,
+            }
+        )
+        if status >= 500 or (status == 200 and call.error is not None):
+            span.fail(call.error or str(status))
+        span.end()
