@@ -52,6 +52,7 @@ class Load:
         """
         name = f"{name}-{uuid.uuid4().hex[:4]}"
         self.graph, self.name = graph, name
+        self._is_finishing = False
         url = f"http://{host or f'{graph.name}-frontend'}:8000"
         model = graph.object()["spec"]["model"]["servedName"]
         settings = {
@@ -92,6 +93,9 @@ class Load:
 
     def finish(self) -> None:
         """Let the streams under way be the last ones."""
+        if self._is_finishing:
+            return
+        self._is_finishing = True
         self.graph.kube.kubectl("exec", *self.graph.scope, self.name, "--", "touch", "/tmp/stop")
 
     def stop(self, timeout_s: float = 180.0) -> Outcome:
