@@ -9,7 +9,6 @@ so that noise hits all alike. Then each gets short requests, for the CPU time of
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
@@ -99,14 +98,7 @@ def ways(folder: Path) -> Iterator[dict[str, hop.Way]]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of the paced load")
-    parser.add_argument("--rps", type=float, default=100.0, help="requests per second, all ways together")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
+    arguments = hop.options(__doc__)
     with tempfile.TemporaryDirectory() as folder, ways(Path(folder)) as found:
         hop.added_ms(found, arguments.rps, 2.0)
         runs = [

@@ -146,16 +146,21 @@ def show(figures: dict[str, float], names: tuple[str, ...]) -> None:
         print(f"{name:<16}{added}{figures[f'{name} us']:>10.0f}{figures[f'{name} busiest us']:>10.0f}")
 
 
-def main() -> None:
-    """Measure and print."""
+def options(description: str | None) -> argparse.Namespace:
+    """Return the options of a bench that sends one load in several ways."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the paced load")
     parser.add_argument("--rps", type=float, default=100.0, help="requests per second, all ways together")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = options(__doc__)
     with tempfile.TemporaryDirectory() as folder, ways(Path(folder)) as found:
         added_ms(found, arguments.rps, 2.0)
         runs = [

@@ -24,16 +24,14 @@ from penstock.planner.figures import Figures
 from penstock.planner.observers import Observers, View
 
 if TYPE_CHECKING:
-    from penstock.planner.dashboard import (
-        Dashboard,  # TensorBoard's writer, which readers of the files need not load
-    )
+    # TensorBoard's writer, which readers of the files need not load.
+    from penstock.planner.dashboard import Dashboard
 
 SHOWN_CHANGES = 20
 """Chosen: what a live page has room for; the ledger has them all."""
 
 MIN_PERIOD_S = 0.2
 """Real seconds between two writes. Chosen: faster than people read, slow against a disk."""
-
 
 QUEUED = 30
 """Chosen: half a minute of ticks of one graph; what a slower disk misses is counted."""
