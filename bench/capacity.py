@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from penstock.api import Role
 from penstock.performance.capacity import Load, figures, first_token_s, wait_quantile_s
 from penstock.performance.recommend import Targets
-from penstock.profiler.reading import engine_sweep
+from penstock.profiler.files import engine_sweep
 from penstock.report.drawing import BLUE, DPI, VERMILION, blank_figure, legend_above
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
@@ -31,9 +31,8 @@ def predicted_s(rps: float, quantile: float) -> float:
     """The percentile of TTFT by docs/capacity.md."""
     (engine,) = figures(engine_sweep(PROFILE), TARGETS)
     load = Load(rps, quantile=quantile, transfer_s=TRANSFER_S)
-    service_s = engine.ttft_s or 0.0
-    waited_s = wait_quantile_s(PREFILL, rps, service_s, variability=load.variability, quantile=quantile)
-    return waited_s + service_s + first_token_s(engine, TARGETS, load, DECODE)
+    waited_s = wait_quantile_s(PREFILL, rps, engine.ttft_s, variability=load.variability, quantile=quantile)
+    return waited_s + engine.ttft_s + first_token_s(engine, TARGETS, load, DECODE)
 
 
 def simulated_s(rps: float) -> np.ndarray:

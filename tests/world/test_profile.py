@@ -85,7 +85,7 @@ def finished(folder):
     """Lines of the journal that are points."""
     path = folder / JOURNAL
     lines = path.read_text().splitlines() if path.exists() else []
-    return [line for line in lines if '"kind": "prefill"' in line or '"kind": "decode"' in line]
+    return [line for line in lines if '"kind":"prefill"' in line or '"kind":"decode"' in line]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])

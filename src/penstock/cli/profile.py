@@ -23,22 +23,21 @@ from penstock.core.errors import ConfigError, NotFoundError
 from penstock.core.flags import flag, flag_of, flags
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, PROFILER, SUMMARY_KEY
 from penstock.performance.profile import PROFILE_FILE, read_profile
-from penstock.performance.quality import Severity, sweep_findings
+from penstock.performance.quality import sweep_warnings
 from penstock.performance.recommend import Recommendation, Targets, recommend
 from penstock.performance.sweep import Sweep
 from penstock.profiler import estimate
-from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
-from penstock.profiler.reading import read_sweep
-from penstock.profiler.session import Measured, Step, run_profile
-from penstock.profiler.workers import detect_gpus
-from penstock.profiler.writing import (
+from penstock.profiler.files import (
     GRAPH_FILE,
-    decode_table,
+    choice_tables,
     graph_back,
     plain_result,
-    prefill_table,
+    read_sweep,
     write_result,
 )
+from penstock.profiler.plan import ProfileConfig, ProfilePlan, plan_profile
+from penstock.profiler.session import Measured, Step, run_profile
+from penstock.profiler.workers import detect_gpus
 
 if TYPE_CHECKING:
     from penstock.kube.client import KubeClient
@@ -261,8 +260,8 @@ def _refuse_with_source(options: dict[str, Any], *, is_dry: bool) -> None:
 
 
 def _measured(plan: ProfilePlan, *, is_quiet: bool) -> Measured:
-    for note in plan.notes:
-        click.echo(note, err=True)
+    if plan.note:
+        click.echo(plan.note, err=True)
     shown: AbstractContextManager[ProfileProgress | None] = nullcontext() if is_quiet else ProfileProgress()
 
     async def main() -> Measured:
@@ -282,11 +281,7 @@ def _conclude(
     as_json: bool,
 ) -> None:
     """Check, recommend, write and print; exits with 1 where a target is missed, unless a ConfigMap keeps that."""
-    findings = sweep_findings(measured.sweep)
-    errors = [each for each in findings if each.severity is Severity.ERROR]
-    if errors:
-        raise ConfigError("the profile cannot be used:\n" + "\n".join(f"  {each}" for each in errors))
-    warnings = [*(str(each) for each in findings), *measured.doubts]
+    warnings = [*sweep_warnings(measured.sweep), *measured.doubts]
     recommendation = recommend(measured.sweep, targets)
     named = flags.config_map or (str((directory / PROFILE_FILE).resolve()) if directory is not None else "")
     manifest = None
@@ -330,14 +325,9 @@ def _has_plots() -> bool:
 
 
 def _print_result(sweep: Sweep, recommendation: Recommendation, paths: Sequence[Path]) -> None:
-    targets = recommendation.targets
-    console = Console()
-    console.print(prefill_table(sweep, targets))
-    console.print(decode_table(sweep, targets))
+    Console().print(*choice_tables(sweep, recommendation.targets), sep="\n")
     if not _has_plots():
         click.echo("no plots were drawn: they need matplotlib; pip install 'penstock[plots]'", err=True)
-    for note in recommendation.notes:
-        click.echo(note, err=True)
     for line in recommendation.lines():
         click.echo(line)
     for path in paths:
@@ -349,8 +339,8 @@ def _print_plan(plan: ProfilePlan, *, as_json: bool) -> None:
     if as_json:
         option.echo_json(described)
         return
-    for note in described["notes"]:
-        click.echo(note)
+    if plan.note:
+        click.echo(plan.note)
     for engine in described["engines"]:
         click.echo(f"{engine['name']}:")
         if not engine["prompt_tokens"]:

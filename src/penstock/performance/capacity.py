@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
-from penstock.performance.profile import DecodeTable
+from penstock.performance.profile import DecodeRow
 from penstock.performance.recommend import DecodeChoice, Targets, decode_choices, prefill_choice
 from penstock.performance.sweep import Sweep
 
@@ -165,21 +165,19 @@ class EngineFigures:
     """What one engine size does with the target's requests, looked up once.
 
     Attributes:
-        ttft_s: Of one prompt that does not wait; None: prefill was not measured.
-        choices: Its batches by requests in flight; empty: decode was not measured.
-        table: ITL over requests in flight.
-        context: Tokens of a request while it decodes.
+        ttft_s: Of one prompt that does not wait.
+        choices: Its batches by requests in flight.
+        row: ITL over requests in flight, at the target's context.
     """
 
     gpus: int
-    ttft_s: float | None
+    ttft_s: float
     choices: tuple[DecodeChoice, ...]
-    table: DecodeTable
-    context: float
+    row: DecodeRow
 
     def itl_s(self, in_flight: float) -> float:
         """Return the ITL of so many requests, that of one below it."""
-        return self.table.itl_of(max(1.0, in_flight), self.context)
+        return self.row.itl_of(max(1.0, in_flight))
 
     def limit(self, itl_s: float) -> tuple[float, str] | None:
         """Return the most requests that may run, and what ends it; None: one alone exceeds the ITL."""
@@ -214,13 +212,18 @@ def figures(sweep: Sweep, targets: Targets) -> list[EngineFigures]:
     return [
         EngineFigures(
             engine.gpus,
-            prefill_choice(engine, targets).ttft_s if engine.prefill else None,
-            tuple(decode_choices(engine, targets)) if engine.decode else (),
-            engine.decode_table(),
-            targets.context,
+            prefill_choice(engine, targets).ttft_s,
+            tuple(decode_choices(engine, targets)),
+            engine.decode_table().at_context(targets.context),
         )
         for engine in sweep.engines
     ]
+
+
+def first_token_s(engine: EngineFigures, targets: Targets, load: Load, replicas: int) -> float:
+    """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step."""
+    mean = engine.mean_in_flight(load.rps / replicas, targets.osl) or 1.0
+    return load.transfer_s + 2 * engine.itl_s(mean)
 
 
 def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
@@ -231,49 +234,38 @@ def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
         UnreachableError: no number of replicas meets a target; the message names the nearest and what it takes.
     """
     engines = figures(sweep, targets)
-    plan = plan_of(engines, targets, load, is_aggregated=sweep.is_aggregated)
-    if plan is None:
-        raise UnreachableError(_unreachable(engines, targets, load))
-    return plan
+    if sweep.is_aggregated:
+        pool = _cheapest(_aggregated_pool(engine, targets, load) for engine in engines)
+        if pool is not None:
+            return CapacityPlan(pool, pool, is_aggregated=True)
+    elif (decode := _cheapest(_decode_pool(engine, targets, load) for engine in engines)) is not None:
+        (chosen,) = (engine for engine in engines if engine.gpus == decode.gpus)
+        after_s = first_token_s(chosen, targets, load, decode.replicas)
+        prefill = _cheapest(_prefill_pool(engine, targets, load, after_s) for engine in engines)
+        if prefill is not None:
+            return CapacityPlan(prefill, decode, is_aggregated=False)
+    raise UnreachableError(_unreachable(engines, targets, load))
 
 
-def plan_of(
-    engines: Sequence[EngineFigures], targets: Targets, load: Load, *, is_aggregated: bool
-) -> CapacityPlan | None:
-    """Return the pools of the fewest GPUs; None: no number of replicas holds the targets."""
-    if is_aggregated:
-        pool = _cheapest(aggregated_pool(engine, targets, load) for engine in engines)
-        return None if pool is None else CapacityPlan(pool, pool, is_aggregated=True)
-    decode = _cheapest(decode_pool(engine, targets, load) for engine in engines)
-    if decode is None:
+def _cheapest(plans: Iterable[PoolPlan | None]) -> PoolPlan | None:
+    found = [plan for plan in plans if plan is not None]
+    return min(found, key=lambda pool: (pool.total_gpus, pool.latency_s), default=None)
+
+
+def _prefill_pool(engine: EngineFigures, targets: Targets, load: Load, after_s: float) -> PoolPlan | None:
+    """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it."""
+    least_s = engine.ttft_s + after_s
+    if least_s > targets.ttft_s:
         return None
-    (chosen,) = (engine for engine in engines if engine.gpus == decode.gpus)
-    after_s = first_token_s(chosen, targets, load, decode.replicas)
-    prefill = _cheapest(prefill_pool(engine, targets, load, after_s) for engine in engines)
-    return None if prefill is None else CapacityPlan(prefill, decode, is_aggregated=False)
-
-
-def prefill_pool(engine: EngineFigures, targets: Targets, load: Load, after_s: float) -> PoolPlan | None:
-    """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it.
-
-    Args:
-        engine: One size.
-        targets: What requests look like and may take.
-        load: What arrives.
-        after_s: What a first token takes after its prefill, as `first_token_s` has it.
-    """
-    service_s = engine.ttft_s
-    if service_s is None or service_s + after_s > targets.ttft_s:
-        return None
-    busy = load.rps * service_s
+    busy = load.rps * engine.ttft_s
     replicas = least = _bounded(math.floor(busy) + 1)
-    while (waited_s := _wait_s(replicas, service_s, load)) + service_s + after_s > targets.ttft_s:
+    while (waited_s := _wait_s(replicas, engine, load)) + least_s > targets.ttft_s:
         replicas = _bounded(replicas + 1)
     binds = "the rate of prompts" if replicas == least else f"waiting, at the {load.quantile:.0%} of TTFT"
-    return PoolPlan(engine.gpus, replicas, waited_s + service_s + after_s, busy / replicas, binds)
+    return PoolPlan(engine.gpus, replicas, waited_s + least_s, busy / replicas, binds)
 
 
-def decode_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
+def _decode_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
     """Return the fewest replicas whose requests in flight stay within ITL and KV cache; None: one request exceeds it."""
     limit = engine.limit(targets.itl_s)
     if limit is None or most_in_flight(_TINY, load.quantile) > limit[0]:
@@ -285,34 +277,26 @@ def decode_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan
     return PoolPlan(engine.gpus, replicas, itl_s, mean / limit[0], limit[1])
 
 
-def aggregated_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
+def _aggregated_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
     """Return the fewest replicas that hold both targets while they do both; None: none does.
 
     A replica that spends a share of its time on prompts decodes in the rest, so its ITL grows by 1 / (1 - share).
     """
-    service_s, limit = engine.ttft_s, engine.limit(targets.itl_s)
-    if service_s is None or limit is None or service_s + engine.itl_s(1) > targets.ttft_s:
+    least_s = engine.ttft_s + engine.itl_s(1)
+    if least_s > targets.ttft_s or engine.limit(targets.itl_s) is None:
         return None
-    for replicas in range(math.floor(load.rps * service_s) + 1, MAX_REPLICAS):
-        found = _aggregated(engine, targets, load, replicas)
-        if found is not None:
-            return found
-        if load.rps * service_s / replicas < _TINY:
-            return None  # more replicas do not help: one request alone is too slow
+    for replicas in range(math.floor(load.rps * engine.ttft_s) + 1, MAX_REPLICAS):
+        share = load.rps * engine.ttft_s / replicas
+        ttft_s = _wait_s(replicas, engine, load) + least_s
+        limit = engine.limit(targets.itl_s * (1 - share))
+        if ttft_s <= targets.ttft_s and limit is not None:
+            mean = _mean_within(engine, targets, load, load.rps / replicas / (1 - share), limit[0])
+            if mean is not None:
+                used = share + (1 - share) * mean / limit[0]
+                return PoolPlan(engine.gpus, replicas, ttft_s, used, limit[1])
+        if share < _TINY:
+            break  # more replicas do not help: one request alone is too slow
     return None
-
-
-def _aggregated(engine: EngineFigures, targets: Targets, load: Load, replicas: int) -> PoolPlan | None:
-    service_s = engine.ttft_s or 0.0
-    share = load.rps * service_s / replicas
-    ttft_s = _wait_s(replicas, service_s, load) + service_s + engine.itl_s(1)
-    limit = engine.limit(targets.itl_s * (1 - share))
-    if ttft_s > targets.ttft_s or limit is None:
-        return None
-    mean = _mean_within(engine, targets, load, load.rps / replicas / (1 - share), limit[0])
-    if mean is None:
-        return None
-    return PoolPlan(engine.gpus, replicas, ttft_s, share + (1 - share) * mean / limit[0], limit[1])
 
 
 def _mean_within(
@@ -323,20 +307,9 @@ def _mean_within(
     return mean if mean is not None and most_in_flight(mean, load.quantile) <= most else None
 
 
-def first_token_s(engine: EngineFigures, targets: Targets, load: Load, replicas: int) -> float:
-    """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step."""
-    mean = engine.mean_in_flight(load.rps / replicas, targets.osl) or 1.0
-    return load.transfer_s + 2 * engine.itl_s(mean)
-
-
-def _cheapest(plans: Iterable[PoolPlan | None]) -> PoolPlan | None:
-    found = [plan for plan in plans if plan is not None]
-    return min(found, key=lambda pool: (pool.total_gpus, pool.latency_s), default=None)
-
-
-def _wait_s(replicas: int, service_s: float, load: Load) -> float:
+def _wait_s(replicas: int, engine: EngineFigures, load: Load) -> float:
     return wait_quantile_s(
-        replicas, load.rps, service_s, variability=load.variability, quantile=load.quantile
+        replicas, load.rps, engine.ttft_s, variability=load.variability, quantile=load.quantile
     )
 
 
@@ -350,8 +323,8 @@ def _bounded(replicas: int) -> int:
 
 def _unreachable(engines: Sequence[EngineFigures], targets: Targets, load: Load) -> str:
     """Return which target no number of replicas meets, the nearest one that can be met, and what it takes."""
-    itl_s, itl_gpus = min((engine.itl_s(1), engine.gpus) for engine in engines if engine.choices)
-    ttft_s, ttft_gpus = min((engine.ttft_s, engine.gpus) for engine in engines if engine.ttft_s is not None)
+    itl_s, itl_gpus = min((engine.itl_s(1), engine.gpus) for engine in engines)
+    ttft_s, ttft_gpus = min((engine.ttft_s, engine.gpus) for engine in engines)
     least_s = ttft_s + load.transfer_s + 2 * itl_s
     found = []
     if itl_s > targets.itl_s:

@@ -7,15 +7,14 @@ points the nearest edge holds: nothing is extrapolated. Pure.
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import Annotated, Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from penstock.core.errors import ConfigError
 from penstock.core.validation import findings
@@ -23,10 +22,28 @@ from penstock.core.validation import findings
 PROFILE_FILE = "profile.json"
 """Name of the file in a profiler's output folder, and its key in a ConfigMap."""
 
-REMEDY = "write it anew with `penstock profile`"
 
-_LEAST_PROMPTS = 2
-"""Points of a line."""
+def _positive(value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{value:g} must be a number above 0")
+    return value
+
+
+def _increasing(values: tuple[float, ...]) -> tuple[float, ...]:
+    for before, after in pairwise(values):
+        if not before < after:
+            raise ValueError(f"{after:g} follows {before:g}, yet points must increase")
+    return values
+
+
+def _shares(values: tuple[float, ...]) -> tuple[float, ...]:
+    if values[-1] > 1:
+        raise ValueError(f"{values[-1]:g} exceeds 1")
+    return values
+
+
+Positive = Annotated[float, AfterValidator(_positive)]
+_Increasing = Annotated[tuple[Positive, ...], Field(min_length=1), AfterValidator(_increasing)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +55,8 @@ class PrefillTable:
         ttft_s: Their TTFT without queueing, > 0.
     """
 
-    prompt_tokens: tuple[float, ...]
-    ttft_s: tuple[float, ...]
+    prompt_tokens: Annotated[_Increasing, Field(min_length=2)]
+    ttft_s: tuple[Positive, ...]
 
     def ttft_of(self, prompt_tokens: float) -> float:
         """Return the TTFT of a length, that of the nearest end outside the table."""
@@ -52,16 +69,6 @@ class PrefillTable:
         """
         length = min(max(prompt_tokens, self.prompt_tokens[0]), self.prompt_tokens[-1])
         return length / self.ttft_of(length)
-
-    def prompt_tokens_within(self, ttft_s: float) -> float | None:
-        """Return the longest length, inside the table, up to which every TTFT is within ``ttft_s``; None: no length is."""
-        if self.ttft_s[0] > ttft_s:
-            return None
-        for place, slow_s in enumerate(self.ttft_s):
-            if slow_s > ttft_s:
-                xs, ys = self.prompt_tokens[place - 1 : place + 1], self.ttft_s[place - 1 : place + 1]
-                return interpolated(ys, xs, ttft_s)
-        return self.prompt_tokens[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +83,11 @@ class DecodeTable:
         kv_tokens: KV cache of the engine, tokens.
     """
 
-    contexts: tuple[float, ...]
-    kv_usage: tuple[float, ...]
-    itl_s: tuple[tuple[float, ...], ...]
-    tokens_per_s: tuple[tuple[float, ...], ...]
-    kv_tokens: float
+    contexts: _Increasing
+    kv_usage: Annotated[_Increasing, AfterValidator(_shares)]
+    itl_s: tuple[tuple[Positive, ...], ...]
+    tokens_per_s: tuple[tuple[Positive, ...], ...]
+    kv_tokens: Positive
 
     def at_context(self, context: float) -> DecodeRow:
         """Return what the engine does with requests that hold ``context`` tokens each, over KV usage."""
@@ -104,10 +111,6 @@ class DecodeRow:
 
     Attributes:
         context: Tokens that each request holds, > 0.
-        kv_tokens: KV cache of the engine, tokens.
-        kv_usage: As in the table.
-        itl_s: By usage, > 0.
-        tokens_per_s: By usage, > 0.
     """
 
     context: float
@@ -136,13 +139,7 @@ class DecodeRow:
 
 
 def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Return y at ``x`` on the line through the points, that of the nearest end outside them.
-
-    Args:
-        xs: Strictly increasing, one at least.
-        ys: As many.
-        x: Anything.
-    """
+    """Return y at ``x`` on the line through the points, that of the nearest end outside them; ``xs`` strictly increase."""
     right = bisect_left(xs, x)
     if right == 0:
         return ys[0]
@@ -169,9 +166,27 @@ class PerformanceProfile:
 
     prefill: PrefillTable
     decode: DecodeTable
-    prefill_gpus: int = 1
-    decode_gpus: int = 1
+    prefill_gpus: Annotated[int, Field(ge=0)] = 1
+    decode_gpus: Annotated[int, Field(ge=0)] = 1
     model: str = ""
+
+
+def _fitting(profile: PerformanceProfile) -> PerformanceProfile:
+    """Return a profile whose tables have a value for each point."""
+    prefill, decode = profile.prefill, profile.decode
+    columns: list[tuple[str, Sequence[object], Sequence[float]]] = [
+        ("prefill.ttft_s", prefill.ttft_s, prefill.prompt_tokens)
+    ]
+    for key, rows in (("decode.itl_s", decode.itl_s), ("decode.tokens_per_s", decode.tokens_per_s)):
+        columns.append((key, rows, decode.contexts))
+        columns += [(f"{key}.{number}", row, decode.kv_usage) for number, row in enumerate(rows)]
+    for key, values, points in columns:
+        if len(values) != len(points):
+            raise ValueError(f"{key}: {len(values)} values for {len(points)} points")
+    return profile
+
+
+_PROFILE: Final = TypeAdapter(Annotated[PerformanceProfile, AfterValidator(_fitting)])
 
 
 def profile_from(plain: Mapping[str, Any]) -> PerformanceProfile:
@@ -186,9 +201,6 @@ def profile_from(plain: Mapping[str, Any]) -> PerformanceProfile:
         raise ValueError(findings(exc, root="profile", most=1)) from exc
 
 
-_PROFILE: Final = TypeAdapter(PerformanceProfile)
-
-
 def read_profile(text: str, *, origin: str = "profile") -> PerformanceProfile:
     """Return the profile that a text describes: JSON, as `penstock profile` writes it.
 
@@ -196,51 +208,9 @@ def read_profile(text: str, *, origin: str = "profile") -> PerformanceProfile:
         ConfigError: not JSON, keys are missing, or points are not in order; the message says which.
     """
     try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError) as exc:  # brackets by the thousand exceed the parser's depth
-        raise ConfigError(f"{origin}: not JSON: {exc}; {REMEDY}") from exc
-    try:
-        profile = profile_from(plain)
-    except ValueError as exc:
-        raise ConfigError(f"{origin}: not a performance profile: {exc}; {REMEDY}") from exc
-    if (found := next(problems(profile), None)) is not None:
-        raise ConfigError(f"{origin}: {found}; {REMEDY}")
-    return profile
-
-
-def problems(profile: PerformanceProfile) -> Iterator[str]:
-    """Yield what keeps a profile from being used, each with its key, value and bound."""
-    prefill, decode = profile.prefill, profile.decode
-    yield from _points("prefill.prompt_tokens", prefill.prompt_tokens, least=_LEAST_PROMPTS)
-    yield from _values("prefill.ttft_s", prefill.ttft_s, len(prefill.prompt_tokens))
-    yield from _points("decode.contexts", decode.contexts)
-    yield from _points("decode.kv_usage", decode.kv_usage)
-    if decode.kv_usage and decode.kv_usage[-1] > 1:
-        yield f"decode.kv_usage: {decode.kv_usage[-1]:g} exceeds 1"
-    for key, rows in (("decode.itl_s", decode.itl_s), ("decode.tokens_per_s", decode.tokens_per_s)):
-        if len(rows) != len(decode.contexts):
-            yield f"{key}: {len(rows)} rows for {len(decode.contexts)} contexts"
-        for number, row in enumerate(rows):
-            yield from _values(f"{key}[{number}]", row, len(decode.kv_usage))
-    if not (math.isfinite(decode.kv_tokens) and decode.kv_tokens > 0):
-        yield f"decode.kv_tokens: {decode.kv_tokens:g} must be a number above 0"
-    for key, gpus in (("prefill_gpus", profile.prefill_gpus), ("decode_gpus", profile.decode_gpus)):
-        if gpus < 0:
-            yield f"{key}: {gpus} must be 0 or more"
-
-
-def _points(key: str, values: Sequence[float], *, least: int = 1) -> Iterator[str]:
-    if len(values) < least:
-        yield f"{key}: {len(values)} points, at least {least} are needed"
-    yield from _values(key, values, len(values))
-    for before, after in itertools.pairwise(values):
-        if not before < after:
-            yield f"{key}: {after:g} follows {before:g}, yet points must increase"
-
-
-def _values(key: str, values: Sequence[float], count: int) -> Iterator[str]:
-    if len(values) != count:
-        yield f"{key}: {len(values)} values for {count} points"
-    for number, value in enumerate(values):
-        if not (math.isfinite(value) and value > 0):
-            yield f"{key}[{number}]: {value:g} must be a number above 0"
+        return _PROFILE.validate_json(text)
+    except ValidationError as exc:
+        found = findings(exc, root="profile", most=1)
+        raise ConfigError(
+            f"{origin}: not a performance profile: {found}; write it again with `penstock profile`"
+        ) from exc

@@ -1,19 +1,17 @@
-"""Whether measured points can be planned by: errors forbid it, warnings say where the result is doubtful.
+"""Whether measured points can be planned by, and whether a profile is one of the engine that a graph runs.
 
-Each finding names the key, its value, the bound and what to do.
+Errors forbid planning, warnings say where the result is doubtful. Each names the key, its value, the bound and what to do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from penstock.core.errors import ConfigError
 from penstock.performance.profile import PerformanceProfile
-from penstock.performance.sweep import DecodePoint, EngineSweep, Sweep, by_context
+from penstock.performance.sweep import EngineSweep, Sweep, by_context
 
 GAP_RATIO = 4.0
 """Neighbouring prompt lengths or contexts further apart leave a gap. Chosen: a quadratic TTFT is then off by up to a
@@ -24,40 +22,28 @@ LEAST_S = 1e-4
 """No engine answers faster, so a smaller figure holds another unit: Dynamo's files hold milliseconds."""
 
 
-class Severity(StrEnum):
-    """What a finding does: an error forbids planning, a warning is shown."""
+def sweep_warnings(sweep: Sweep) -> list[str]:
+    """Return what is doubtful in the points of every engine.
 
-    ERROR = "error"
-    WARNING = "warning"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing wrong with a profile.
-
-    Attributes:
-        key: Where, such as ``tp4.prefill``.
-        message: Value, bound and remedy.
+    Raises:
+        ConfigError: with every reason why nothing can be planned by them.
     """
-
-    severity: Severity
-    key: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.message}"
-
-
-def sweep_findings(sweep: Sweep) -> list[Finding]:
-    """Return what is wrong with every engine of a sweep, errors first."""
-    found = [] if sweep.engines else [_error("engines", "none was measured; run `penstock profile`")]
-    for engine in sweep.engines:
-        found += [*prefill_findings(engine), *decode_findings(engine)]
-    return sorted(found, key=lambda each: each.severity is Severity.WARNING)
+    errors = [] if sweep.engines else ["engines: none was measured; run `penstock profile`"]
+    errors += [
+        each for engine in sweep.engines for each in (*_prefill_errors(engine), *_decode_errors(engine))
+    ]
+    if errors:
+        raise ConfigError("the profile cannot be used:\n" + "\n".join(f"  {each}" for each in errors))
+    return [
+        each for engine in sweep.engines for each in (*_prefill_warnings(engine), *_decode_warnings(engine))
+    ]
 
 
 def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int) -> None:
     """Refuse a profile that was measured of another model or engine size than a graph runs.
+
+    Letters' case, the publisher before the slash and a suffix such as ``-FP8``, which names the weights' format, make no
+    other model.
 
     Args:
         profile: What was measured.
@@ -69,7 +55,8 @@ def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, de
         ConfigError: with every difference, and what to do about it.
     """
     found = []
-    if profile.model and not is_same_model(profile.model, model):
+    measured_name, served_name = (name.rpartition("/")[2].lower() for name in (profile.model, model))
+    if not (measured_name.startswith(served_name) or served_name.startswith(measured_name)):
         found.append(f"model: measured of {profile.model}, but the graph serves {model}; profile that one")
     for role, measured, served in (
         ("prefill", profile.prefill_gpus, prefill_gpus),
@@ -84,96 +71,79 @@ def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, de
         raise ConfigError("; ".join(found))
 
 
-def is_same_model(one: str, other: str) -> bool:
-    """Return whether two names mean one model.
-
-    Letters' case, the publisher before the slash and a suffix such as ``-FP8``, which names the weights' format, do not count.
-    """
-    first, second = (name.rpartition("/")[2].lower() for name in (one, other))
-    return first.startswith(second) or second.startswith(first)
-
-
-def prefill_findings(engine: EngineSweep) -> list[Finding]:
-    """Return what is wrong with an engine's TTFTs."""
+def _prefill_errors(engine: EngineSweep) -> Iterator[str]:
     key, points = f"tp{engine.gpus}.prefill", engine.prefill
-    if broken := list(_broken(key, ((each.prompt_tokens, each.ttft_s) for each in points), "TTFT")):
-        return broken
     if len(points) < 2:
-        return [_error(key, f"{len(points)} prompt lengths, but a line needs 2; measure more")]
-    found = list(_unordered(key, [each.prompt_tokens for each in points], "prompt lengths"))
-    if found:
-        return found
-    for left, right in pairwise(points):
-        if right.prompt_tokens > GAP_RATIO * left.prompt_tokens:
-            found.append(_gap(key, left.prompt_tokens, right.prompt_tokens, "prompt tokens"))
-        if right.ttft_s < left.ttft_s * (1 - NOISE):
-            found.append(
-                _falls(key, "TTFT", (left.prompt_tokens, left.ttft_s), (right.prompt_tokens, right.ttft_s))
-            )
-    return found
+        yield f"{key}: {len(points)} prompt lengths, but a line needs 2; measure more"
+    yield from _broken(key, [(each.prompt_tokens, each.ttft_s) for each in points], "TTFT", seconds=1)
+    yield from _unordered(key, [each.prompt_tokens for each in points], "prompt lengths")
 
 
-def decode_findings(engine: EngineSweep) -> list[Finding]:
-    """Return what is wrong with an engine's ITLs."""
+def _decode_errors(engine: EngineSweep) -> Iterator[str]:
     key, points = f"tp{engine.gpus}.decode", engine.decode
     if not (math.isfinite(engine.kv_tokens) and engine.kv_tokens > 0):
-        return [_error(f"{key}.kv_tokens", f"{engine.kv_tokens!r} must be above 0; give --kv-tokens")]
-    values = ((each.context, each.concurrency, each.itl_s, each.tokens_per_s) for each in points)
-    if broken := list(_broken(key, values, "ITL")):
-        return broken
+        yield f"{key}.kv_tokens: {engine.kv_tokens!r} must be above 0; give --kv-tokens"
     if len(points) < 2:
-        return [_error(key, f"{len(points)} points, but a line needs 2; measure more requests in flight")]
-    rows = by_context(points)
-    found = [finding for context, row in rows for finding in _row(f"{key}[{context:,.0f}]", row)]
-    held = max(each.context * each.concurrency for each in points)
+        yield f"{key}: {len(points)} points, but a line needs 2; measure more requests in flight"
+    values = [(each.context, each.concurrency, each.itl_s, each.tokens_per_s) for each in points]
+    yield from _broken(key, values, "ITL", seconds=2)
+    for context, row in by_context(points):
+        counts = [each.concurrency for each in row]
+        yield from _unordered(f"{key}[{context:,.0f}]", counts, "numbers of requests in flight")
+    held = max((each.context * each.concurrency for each in points), default=0)
     if held > engine.kv_tokens:
-        bound = f"but the cache is said to hold {engine.kv_tokens:,.0f}; correct --kv-tokens"
-        found.append(_error(f"{key}.kv_tokens", f"{held:,.0f} tokens were in flight, {bound}"))
-    if len(rows) == 1:
-        found.append(_warning(key, f"one context, {rows[0][0]:,.0f} tokens: ITL elsewhere is taken from it"))
-    for (left, _), (right, _) in pairwise(rows):
-        if right > GAP_RATIO * left:
-            found.append(_gap(key, left, right, "tokens of context"))
-    return found
+        yield (
+            f"{key}.kv_tokens: {held:,.0f} tokens were in flight, but the cache is said to hold {engine.kv_tokens:,.0f};"
+            " correct --kv-tokens"
+        )
 
 
-def _row(key: str, row: Sequence[DecodePoint]) -> Iterator[Finding]:
-    yield from _unordered(key, [each.concurrency for each in row], "numbers of requests in flight")
-    for left, right in pairwise(row):
-        if right.itl_s < left.itl_s * (1 - NOISE):
-            yield _falls(key, "ITL", (left.concurrency, left.itl_s), (right.concurrency, right.itl_s))
-
-
-def _broken(key: str, points: Iterable[tuple[float, ...]], what: str) -> Iterator[Finding]:
+def _broken(key: str, points: Sequence[tuple[float, ...]], what: str, *, seconds: int) -> Iterator[str]:
+    """Yield what is wrong with single points, whose latency is in the column ``seconds``."""
     for point in points:
         if not all(math.isfinite(value) and value > 0 for value in point):
-            yield _error(key, f"point {point}: every value must be a number above 0; measure it again")
-        elif (seconds := point[1] if len(point) == 2 else point[2]) < LEAST_S:
-            unit = f"is below {LEAST_S * 1000:g} ms, which no engine reaches; is it in another unit?"
-            yield _error(key, f"{what} {seconds * 1000:g} ms {unit}")
-
-
-def _unordered(key: str, values: Sequence[float], what: str) -> Iterator[Finding]:
-    for left, right in pairwise(values):
-        if right <= left:
-            yield _error(
-                key, f"{what} {left:g} and {right:g}: they must increase; remove or sort the second point"
+            yield f"{key}: point {point}: every value must be a number above 0; measure it again"
+        elif point[seconds] < LEAST_S:
+            yield (
+                f"{key}: {what} {point[seconds] * 1000:g} ms is below {LEAST_S * 1000:g} ms, which no engine reaches; is it"
+                " in another unit?"
             )
 
 
-def _gap(key: str, left: float, right: float, unit: str) -> Finding:
-    text = f"nothing between {left:,.0f} and {right:,.0f} {unit}, more than {GAP_RATIO:g} times apart"
-    return _warning(key, f"{text}; measure one in between")
+def _unordered(key: str, values: Sequence[float], what: str) -> Iterator[str]:
+    for left, right in pairwise(values):
+        if right <= left:
+            yield f"{key}: {what} {left:g} and {right:g}: they must increase; remove or sort the second point"
 
 
-def _falls(key: str, what: str, left: tuple[float, float], right: tuple[float, float]) -> Finding:
-    text = f"{what} falls from {left[1] * 1000:.1f} ms at {left[0]:,.0f} to {right[1] * 1000:.1f} ms at {right[0]:,.0f}"
-    return _warning(key, f"{text}, though more work cannot take less time; measure both again")
+def _prefill_warnings(engine: EngineSweep) -> Iterator[str]:
+    key, points = f"tp{engine.gpus}.prefill", engine.prefill
+    yield from _gaps(key, [each.prompt_tokens for each in points], "prompt tokens")
+    yield from _falls(key, [(each.prompt_tokens, each.ttft_s) for each in points], "TTFT")
 
 
-def _error(key: str, message: str) -> Finding:
-    return Finding(Severity.ERROR, key, message)
+def _decode_warnings(engine: EngineSweep) -> Iterator[str]:
+    key, rows = f"tp{engine.gpus}.decode", by_context(engine.decode)
+    if len(rows) == 1:
+        yield f"{key}: one context, {rows[0][0]:,.0f} tokens: ITL elsewhere is taken from it"
+    yield from _gaps(key, [context for context, _ in rows], "tokens of context")
+    for context, row in rows:
+        yield from _falls(f"{key}[{context:,.0f}]", [(each.concurrency, each.itl_s) for each in row], "ITL")
 
 
-def _warning(key: str, message: str) -> Finding:
-    return Finding(Severity.WARNING, key, message)
+def _gaps(key: str, values: Sequence[float], unit: str) -> Iterator[str]:
+    for left, right in pairwise(values):
+        if right > GAP_RATIO * left:
+            yield (
+                f"{key}: nothing between {left:,.0f} and {right:,.0f} {unit}, more than {GAP_RATIO:g} times apart; measure"
+                " one in between"
+            )
+
+
+def _falls(key: str, points: Sequence[tuple[float, float]], what: str) -> Iterator[str]:
+    for (left, before_s), (right, after_s) in pairwise(points):
+        if after_s < before_s * (1 - NOISE):
+            yield (
+                f"{key}: {what} falls from {before_s * 1000:.1f} ms at {left:,.0f} to {after_s * 1000:.1f} ms at"
+                f" {right:,.0f}, though more work cannot take less time; measure both again"
+            )

@@ -7,9 +7,7 @@ says so and what it would take. The bounds for the planner's load mode are by th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
@@ -55,11 +53,6 @@ class PrefillChoice:
     tokens_per_s_per_gpu: float
     meets: bool
 
-    @property
-    def latency_s(self) -> float:
-        """What the target bounds."""
-        return self.ttft_s
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
@@ -78,29 +71,13 @@ class DecodeChoice:
     kv_usage: float
     meets: bool
 
-    @property
-    def latency_s(self) -> float:
-        """What the target bounds."""
-        return self.itl_s
-
-
-_ChoiceT = TypeVar("_ChoiceT", PrefillChoice, DecodeChoice)
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """An upper bound, above which a pool grows, and a lower one, below which it shrinks.
-
-    Attributes:
-        upper: Greater than ``lower``.
-        lower: At least 0.1.
-        is_spread: The formulas gave one number for both, and they were set 0.1 apart: a planner whose bounds are equal
-            refuses to run.
-    """
+    """A pool grows above ``upper`` and shrinks below ``lower``, which is less than it and at least 0.1."""
 
     upper: float
     lower: float
-    is_spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +85,9 @@ class Recommendation:
     """What to run, and the bounds to plan it by.
 
     Attributes:
-        decode: Chosen size and batch.
         queue: Bounds of the prefill queue, requests.
         kv: Bounds of decode's KV usage.
         misses: What is not met, the nearest reachable, and what it takes; empty where all is met.
-        notes: What else the reader should know.
     """
 
     targets: Targets
@@ -121,7 +96,6 @@ class Recommendation:
     queue: Bounds
     kv: Bounds
     misses: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the four lines of Dynamo's planner document."""
@@ -142,16 +116,37 @@ def recommend(sweep: Sweep, targets: Targets) -> Recommendation:
     Raises:
         ConfigError: the prompt length or the context lies beyond what was measured.
     """
-    prefills = [prefill_choice(engine, targets) for engine in sweep.engines]
-    decodes = [best_batch(engine, targets) for engine in sweep.engines]
+    pairs = [
+        (prefill_choice(engine, targets), max(decode_choices(engine, targets), key=_decode_rank))
+        for engine in sweep.engines
+    ]
     if sweep.is_aggregated:
-        prefill, decode = _best_pair(prefills, decodes, targets)
+        prefill, decode = max(pairs, key=lambda pair: _pair_rank(pair[0], pair[1], targets))
     else:
-        prefill, decode = _best(prefills), _best(decodes)
+        prefill = max((each for each, _ in pairs), key=_prefill_rank)
+        decode = max((each for _, each in pairs), key=_decode_rank)
     queue, kv = queue_bounds(targets.ttft_s, prefill.ttft_s), kv_bounds(decode.kv_usage)
-    return Recommendation(
-        targets, prefill, decode, queue, kv, _misses(sweep, targets, prefill, decode), _notes(queue, kv)
-    )
+    return Recommendation(targets, prefill, decode, queue, kv, _misses(targets, prefill, decode))
+
+
+_Rank = tuple[bool, float]
+"""Choices that meet the targets by throughput per GPU, before the others, the fastest of those first."""
+
+
+def _prefill_rank(choice: PrefillChoice) -> _Rank:
+    return choice.meets, choice.tokens_per_s_per_gpu if choice.meets else -choice.ttft_s
+
+
+def _decode_rank(choice: DecodeChoice) -> _Rank:
+    return choice.meets, choice.tokens_per_s_per_gpu if choice.meets else -choice.itl_s
+
+
+def _pair_rank(prefill: PrefillChoice, decode: DecodeChoice, targets: Targets) -> _Rank:
+    """Rank a size that does both: it answers 1 / (ISL / prefill + OSL / decode) requests per second and GPU."""
+    if prefill.meets and decode.meets:
+        gpu_s = targets.isl / prefill.tokens_per_s_per_gpu + targets.osl / decode.tokens_per_s_per_gpu
+        return True, 1 / gpu_s
+    return False, -max(prefill.ttft_s / targets.ttft_s, decode.itl_s / targets.itl_s)
 
 
 def prefill_choice(engine: EngineSweep, targets: Targets) -> PrefillChoice:
@@ -166,15 +161,6 @@ def prefill_choice(engine: EngineSweep, targets: Targets) -> PrefillChoice:
     return PrefillChoice(
         engine.gpus, ttft_s, table.tokens_per_s(targets.isl) / engine.gpus, ttft_s <= targets.ttft_s
     )
-
-
-def best_batch(engine: EngineSweep, targets: Targets) -> DecodeChoice:
-    """Return the batch of the highest throughput within the ITL target; where none is, that of the lowest ITL.
-
-    Raises:
-        ConfigError: the context lies beyond what was measured.
-    """
-    return _best(decode_choices(engine, targets))
 
 
 def decode_choices(engine: EngineSweep, targets: Targets) -> list[DecodeChoice]:
@@ -212,51 +198,18 @@ def _between(engine: EngineSweep, context: float) -> list[tuple[float, float, fl
     above = next(place for place, (each, _) in enumerate(rows) if each > context)
     most = min(row[-1].concurrency * each for each, row in rows[above - 1 : above + 1])
     table = engine.decode_table()
-    counts = sorted(
-        {
-            max(1.0, float(int(usage * engine.kv_tokens / context)))
-            for usage in table.kv_usage
-            if usage * engine.kv_tokens <= most
-        }
-    )
+    held = [usage * engine.kv_tokens for usage in table.kv_usage]
+    counts = sorted({max(1.0, float(int(tokens / context))) for tokens in held if tokens <= most})
     return [(count, itl_s := table.itl_of(count, context), count / itl_s) for count in counts]
 
 
-def _best(choices: Sequence[_ChoiceT]) -> _ChoiceT:
-    """Return the one of highest throughput of those that meet a target, else that of the lowest latency."""
-    meeting = [each for each in choices if each.meets]
-    if meeting:
-        return max(meeting, key=lambda each: each.tokens_per_s_per_gpu)
-    return min(choices, key=lambda each: each.latency_s)
-
-
-def _best_pair(
-    prefills: Sequence[PrefillChoice], decodes: Sequence[DecodeChoice], targets: Targets
-) -> tuple[PrefillChoice, DecodeChoice]:
-    """Return the size that answers most requests per GPU while it does both: 1 / (ISL / prefill + OSL / decode)."""
-
-    def cost(pair: tuple[PrefillChoice, DecodeChoice]) -> float:
-        prefill, decode = pair
-        return targets.isl / prefill.tokens_per_s_per_gpu + targets.osl / decode.tokens_per_s_per_gpu
-
-    def excess(pair: tuple[PrefillChoice, DecodeChoice]) -> float:
-        return max(pair[0].ttft_s / targets.ttft_s, pair[1].itl_s / targets.itl_s)
-
-    pairs = list(zip(prefills, decodes, strict=True))
-    meeting = [pair for pair in pairs if pair[0].meets and pair[1].meets]
-    return min(meeting, key=cost) if meeting else min(pairs, key=excess)
-
-
-def _misses(sweep: Sweep, targets: Targets, prefill: PrefillChoice, decode: DecodeChoice) -> tuple[str, ...]:
+def _misses(targets: Targets, prefill: PrefillChoice, decode: DecodeChoice) -> tuple[str, ...]:
     found = []
     if not prefill.meets:
-        table = sweep.engine(prefill.gpus).prefill_table()
-        shorter = table.prompt_tokens_within(targets.ttft_s)
-        cut = f", or prompts of at most {shorter:,.0f} tokens" if shorter else ""
         found.append(
             f"no configuration meets TTFT {targets.ttft_s * 1000:g} ms at {targets.isl:,} prompt tokens: the nearest is"
-            f" TP{prefill.gpus} with {prefill.ttft_s * 1000:.1f} ms; it takes --ttft {_rounded_up(prefill.ttft_s)}{cut},"
-            " or a faster engine"
+            f" TP{prefill.gpus} with {prefill.ttft_s * 1000:.1f} ms; it takes --ttft {_rounded_up(prefill.ttft_s)}, or a"
+            " faster engine"
         )
     if not decode.meets:
         found.append(
@@ -268,17 +221,7 @@ def _misses(sweep: Sweep, targets: Targets, prefill: PrefillChoice, decode: Deco
 
 
 def _rounded_up(seconds: float) -> str:
-    tenths_ms = -(-seconds * 10_000 // 1)
-    return f"{tenths_ms / 10:g}"
-
-
-def _notes(queue: Bounds, kv: Bounds) -> tuple[str, ...]:
-    return tuple(
-        f"bounds of {what}: the formulas give one number for both; they were spread to {bounds.upper:.2f}/{bounds.lower:.2f},"
-        " because `penstock planner run` refuses equal bounds"
-        for what, bounds in (("the prefill queue", queue), ("decode's KV usage", kv))
-        if bounds.is_spread
-    )
+    return f"{math.ceil(seconds * 10_000) / 10:g}"
 
 
 def _check_inside(key: str, value: float, bounds: tuple[float, float], unit: str) -> None:
@@ -303,7 +246,7 @@ def queue_bounds(ttft_target_s: float, ttft_s: float) -> Bounds:
         ttft_s: Of a prompt that does not wait, seconds, > 0.
     """
     ratio = ttft_target_s / ttft_s
-    return _spread(max(LEAST, _QUEUE_UP * ratio - 1), max(LEAST, _QUEUE_DOWN * ratio - 1))
+    return _spread(_QUEUE_UP * ratio - 1, _QUEUE_DOWN * ratio - 1, most=math.inf)
 
 
 def kv_bounds(kv_usage: float) -> Bounds:
@@ -312,16 +255,13 @@ def kv_bounds(kv_usage: float) -> Bounds:
     Args:
         kv_usage: requests · (ISL + OSL / 2) / tokens of the KV cache, >= 0.
     """
-    return _spread(_clipped(kv_usage + _KV_MARGIN), _clipped(kv_usage - _KV_MARGIN), most=1.0)
+    return _spread(kv_usage + _KV_MARGIN, kv_usage - _KV_MARGIN, most=1.0)
 
 
-def _clipped(value: float) -> float:
-    return min(1.0, max(LEAST, value))
-
-
-def _spread(upper: float, lower: float, most: float = math.inf) -> Bounds:
-    upper, lower = round(upper, _DIGITS), round(lower, _DIGITS)
-    if upper > lower:
-        return Bounds(upper, lower)
-    upper = min(most, lower + LEAST)
-    return Bounds(round(upper, _DIGITS), round(upper - LEAST, _DIGITS), is_spread=True)
+def _spread(upper: float, lower: float, *, most: float) -> Bounds:
+    """Return bounds from `LEAST` to ``most``, 0.1 apart where they are equal, which a planner refuses."""
+    upper, lower = (round(min(most, max(LEAST, each)), _DIGITS) for each in (upper, lower))
+    if upper == lower:
+        upper = min(most, lower + LEAST)
+        lower = upper - LEAST
+    return Bounds(round(upper, _DIGITS), round(lower, _DIGITS))

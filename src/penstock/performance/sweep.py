@@ -5,14 +5,10 @@ A profiler fills it, Dynamo's files are read into it, and tables, checks and rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
-
-from penstock.core.validation import findings
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable, interpolated
 
 
@@ -65,33 +61,32 @@ class EngineSweep:
     name: str = ""
 
     def prefill_table(self) -> PrefillTable:
-        """Return TTFT over prompt lengths; the points must have passed `quality.findings`."""
+        """Return TTFT over prompt lengths; the points must have passed `quality.sweep_warnings`."""
+        points = self.prefill
         return PrefillTable(
-            tuple(point.prompt_tokens for point in self.prefill),
-            tuple(point.ttft_s for point in self.prefill),
+            tuple(each.prompt_tokens for each in points), tuple(each.ttft_s for each in points)
         )
 
     def decode_table(self) -> DecodeTable:
-        """Return ITL and throughput over contexts and KV usage; the points must have passed `quality.findings`.
+        """Return ITL and throughput over contexts and KV usage; the points must have passed `quality.sweep_warnings`.
 
         Contexts were measured at KV usages of their own. The table has the usages of all: each context keeps its points,
         lines join them at the others', and outside its first and last point the nearest holds.
         """
-        rows = [(context, self._columns(points)) for context, points in by_context(self.decode)]
-        usages = sorted({usage for _, (measured, _, _) in rows for usage in measured})
+        rows = by_context(self.decode)
+        measured = [[each.concurrency * each.context / self.kv_tokens for each in row] for _, row in rows]
+        usages = sorted({usage for own in measured for usage in own})
+
+        def column(values: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+            pairs = zip(measured, values, strict=True)
+            return tuple(tuple(interpolated(xs, ys, usage) for usage in usages) for xs, ys in pairs)
+
         return DecodeTable(
             tuple(context for context, _ in rows),
             tuple(usages),
-            tuple(tuple(interpolated(xs, itls, usage) for usage in usages) for _, (xs, itls, _) in rows),
-            tuple(tuple(interpolated(xs, rates, usage) for usage in usages) for _, (xs, _, rates) in rows),
+            column([[each.itl_s for each in row] for _, row in rows]),
+            column([[each.tokens_per_s for each in row] for _, row in rows]),
             self.kv_tokens,
-        )
-
-    def _columns(self, points: Sequence[DecodePoint]) -> tuple[list[float], list[float], list[float]]:
-        return (
-            [point.concurrency * point.context / self.kv_tokens for point in points],
-            [point.itl_s for point in points],
-            [point.tokens_per_s for point in points],
         )
 
 
@@ -136,40 +131,3 @@ def by_context(points: Sequence[DecodePoint]) -> list[tuple[float, list[DecodePo
     """Return the points of each context, contexts and requests in flight ascending."""
     ordered = sorted(points, key=lambda point: (point.context, point.concurrency))
     return [(context, list(group)) for context, group in groupby(ordered, key=lambda point: point.context)]
-
-
-def sweep_of(profile: PerformanceProfile) -> Sweep:
-    """Return the points that a profile's tables hold, so that it can be checked as a measured one is."""
-    decode = profile.decode
-    points = tuple(
-        DecodePoint(context, max(1.0, usage * decode.kv_tokens / context), itl_s, rate)
-        for context, itls, rates in zip(decode.contexts, decode.itl_s, decode.tokens_per_s, strict=True)
-        for usage, itl_s, rate in zip(decode.kv_usage, itls, rates, strict=True)
-        if usage * decode.kv_tokens >= context  # below, the table holds the value of one request
-    )
-    prefill = tuple(
-        PrefillPoint(tokens, ttft_s)
-        for tokens, ttft_s in zip(profile.prefill.prompt_tokens, profile.prefill.ttft_s, strict=True)
-    )
-    if profile.prefill_gpus == profile.decode_gpus:
-        return Sweep((EngineSweep(profile.decode_gpus, decode.kv_tokens, prefill, points),), profile.model)
-    engines = (
-        EngineSweep(profile.prefill_gpus, decode.kv_tokens, prefill, ()),
-        EngineSweep(profile.decode_gpus, decode.kv_tokens, (), points),
-    )
-    return Sweep(tuple(sorted(engines, key=lambda engine: engine.gpus)), profile.model)
-
-
-def sweep_from(plain: Mapping[str, Any]) -> Sweep:
-    """Return the sweep of which `dataclasses.asdict` made plain data.
-
-    Raises:
-        ValueError: the data is not a sweep; the message names the key.
-    """
-    try:
-        return _SWEEP.validate_python(plain)
-    except ValidationError as exc:
-        raise ValueError(findings(exc, root="sweep", most=1)) from exc
-
-
-_SWEEP: Final = TypeAdapter(Sweep)

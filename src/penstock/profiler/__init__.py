@@ -1,5 +1,5 @@
 """Measures what engines do: TTFT over prompt lengths, ITL over requests in flight; the body of `penstock profile`.
 
 `points` and `plan` are pure; `measure` speaks to an OpenAI server, `workers` starts and stops
-processes, `journal`, `reading` and `writing` read and write. What the figures mean is `penstock.performance`'s.
+processes, `journal` and `files` read and write. What the figures mean is `penstock.performance`'s.
 """

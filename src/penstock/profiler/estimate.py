@@ -23,7 +23,7 @@ def describe(plan: ProfilePlan) -> dict[str, Any]:
     times = [each["expected_s"] for each in engines]
     return {
         "dry_run": True,
-        "notes": list(plan.notes),
+        "note": plan.note,
         "expected_s": None if None in times else sum(times),
         "engines": engines,
     }
@@ -56,6 +56,4 @@ def _simulated_s(engine: PlannedEngine, name: str, grid: Grid) -> float:
         fixed_s = latency.prefill.ttft_s(0)
         decode_s += max(counts) * (latency.prefill.ttft_s(context) - fixed_s) / WARM_SPEEDUP
         decode_s += sum(OUTPUT_TOKENS * latency.decode.step_s(count, count * context) for count in counts)
-    decode, _ = engine.servers[-1]
-    speed = PREFILL_SPEED if decode is None else decode.speed
-    return 2 * _START_S + prefill_s / PREFILL_SPEED + decode_s / speed
+    return 2 * _START_S + prefill_s / PREFILL_SPEED + decode_s / engine.servers[-1].speed

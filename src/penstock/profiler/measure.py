@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,19 +39,6 @@ _LARGEST_BLOCK = 128
 """Tokens. A warmed prompt counts as cached from 90% of it, less its last block, which no engine keeps; vLLM's largest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A measured batch.
-
-    Attributes:
-        point: None where the engine does not run so many at once.
-        doubts: What makes the point less certain, as text.
-    """
-
-    point: DecodePoint | None
-    doubts: tuple[str, ...] = ()
-
-
 class Prompts:
     """Texts of any number of tokens, each beginning as its longer self does."""
 
@@ -76,18 +62,12 @@ class Prompts:
 
 
 class Measurer:
-    """Measures one server; holds its connections until `close`."""
+    """Measures one server."""
 
-    def __init__(self, sending: SendSettings, *, speed: float, seed: int) -> None:
-        self._pool = ConnectionPool()
-        self._clock = SimulatedClock(speed)
-        self._sender = RequestSender(self._pool, self._clock, sending, on_first=lambda _: None)
+    def __init__(self, pool: ConnectionPool, sending: SendSettings, *, speed: float, seed: int) -> None:
+        self._sender = RequestSender(pool, SimulatedClock(speed), sending, on_first=lambda _: None)
         self._prompts = Prompts(seed)
         self._line = 0
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._pool.close()
 
     async def calibrate(self) -> None:
         """Warm the engine up, and learn how long its tokens are.
@@ -135,8 +115,11 @@ class Measurer:
         texts = [self._prompts.text(-1 - at, tokens) for at in range(count)]
         await self._all([self._one(text, tokens, output_tokens=1, needs_text=False) for text in texts])
 
-    async def decode(self, context: int, count: int) -> Batch:
+    async def decode(self, context: int, count: int) -> tuple[DecodePoint | None, tuple[str, ...]]:
         """Measure ``count`` requests that hold ``context`` tokens on average, their prompts warmed before.
+
+        Returns:
+            The batch, None where the engine does not run so many at once, and what makes it less certain.
 
         Raises:
             UpstreamError: the server fails, hangs, or reports what cannot be.
@@ -148,12 +131,11 @@ class Measurer:
             results = await self._all(
                 [self._one(text, prompt_tokens, output_tokens=output_tokens) for text in texts]
             )
-            found = _steady_of(results, output_tokens)
+            found = steady([_stream_of(result, output_tokens) for result in results])
             if found is not None:
-                point = DecodePoint(context, count, found.itl_s, found.tokens_per_s)
-                return Batch(point, _doubts(results))
+                return DecodePoint(context, count, *found), _doubts(results)
             output_tokens *= 2
-        return Batch(None, (f"{count} requests of {context:,} tokens do not run at once",))
+        return None, (f"{count} requests of {context:,} tokens do not run at once",)
 
     async def _one(
         self, text: bytes, tokens: int, *, output_tokens: int, needs_text: bool = True
@@ -187,16 +169,7 @@ def repeats(ttft_s: float) -> int:
     return 1 if ttft_s > _LONG_TTFT_S else _REPEATS
 
 
-def _steady_of(results: Sequence[RequestResult], output_tokens: int) -> Steady | None:
-    streams = [
-        Stream(result.sent_s + _ttft_s(result), result.itl_s, _output_tokens(result, output_tokens))
-        for result in results
-    ]
-    return steady(streams)
-
-
-def _output_tokens(result: RequestResult, asked: int) -> int:
-    """Return how many tokens a stream held."""
+def _stream_of(result: RequestResult, asked: int) -> Stream:
     if result.output_tokens is None or not result.itl_s:
         raise UpstreamError(
             "the server's usage holds no completion_tokens, or its stream one event only: ITL cannot be told; a profile"
@@ -207,7 +180,8 @@ def _output_tokens(result: RequestResult, asked: int) -> int:
             f"{asked} tokens were asked for with ignore_eos, but usage reports {result.output_tokens}; a profile needs a"
             " server that generates what is asked for"
         )
-    return result.output_tokens
+    times = tuple(accumulate(result.itl_s, initial=result.sent_s + _ttft_s(result)))
+    return Stream(times, result.output_tokens)
 
 
 def _prompt_tokens(result: RequestResult) -> int:
@@ -227,12 +201,12 @@ def _ttft_s(result: RequestResult) -> float:
 
 def _doubts(results: Sequence[RequestResult]) -> tuple[str, ...]:
     """Say where the server recomputed prompts that should have been cached: it had no room for them."""
-    reported = [
-        (result.cached_tokens, _prompt_tokens(result))
+    missed = [
+        result
         for result in results
         if result.cached_tokens is not None
+        and result.cached_tokens < _CACHED * _prompt_tokens(result) - _LARGEST_BLOCK
     ]
-    missed = [cached for cached, prompt in reported if cached < _CACHED * prompt - _LARGEST_BLOCK]
     if not missed:
         return ()
     return (
@@ -246,50 +220,25 @@ LEAST_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Token times of one request.
+    """One request's token events.
 
     Attributes:
-        first_s: When its first token came, seconds.
-        gaps_s: Between successive token events.
+        times: When each came, seconds; two at least.
         tokens: Output tokens in all.
     """
 
-    first_s: float
-    gaps_s: array[float]
+    times: tuple[float, ...]
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Steady:
-    """What the window shows.
-
-    Attributes:
-        itl_s: Mean over the streams of the time per token.
-        tokens_per_s: Of all streams together.
-    """
-
-    itl_s: float
-    tokens_per_s: float
-
-
-def steady(streams: Sequence[Stream]) -> Steady | None:
-    """Return what the streams do while all are in flight; None: they are not for long enough.
-
-    Args:
-        streams: One at least, each of two token events at least.
-    """
-    times = [list(accumulate(stream.gaps_s, initial=stream.first_s)) for stream in streams]
-    begin, end = max(each[0] for each in times), min(each[-1] for each in times)
-    itls = [_itl_s(stream, each, begin, end) for stream, each in zip(streams, times, strict=True)]
-    known = [itl_s for itl_s in itls if itl_s is not None]
-    if len(known) < len(streams):
-        return None
-    return Steady(sum(known) / len(known), sum(1 / itl_s for itl_s in known))
-
-
-def _itl_s(stream: Stream, times: Sequence[float], begin: float, end: float) -> float | None:
-    first, last = bisect_left(times, begin), bisect_right(times, end) - 1
-    tokens = (last - first) * (stream.tokens - 1) / len(stream.gaps_s)
-    if tokens < LEAST_TOKENS or times[last] <= times[first]:
-        return None
-    return (times[last] - times[first]) / tokens
+def steady(streams: Sequence[Stream]) -> tuple[float, float] | None:
+    """Return the mean ITL in seconds and the tokens/s of all together while all are in flight; None: too short."""
+    begin, end = max(each.times[0] for each in streams), min(each.times[-1] for each in streams)
+    itls = []
+    for stream in streams:
+        first, last = bisect_left(stream.times, begin), bisect_right(stream.times, end) - 1
+        tokens = (last - first) * (stream.tokens - 1) / (len(stream.times) - 1)
+        if tokens < LEAST_TOKENS or stream.times[last] <= stream.times[first]:
+            return None
+        itls.append((stream.times[last] - stream.times[first]) / tokens)
+    return statistics.fmean(itls), sum(1 / itl_s for itl_s in itls)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.flags import flag
 from penstock.engine import profiles
 from penstock.performance.recommend import Targets
-from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Grid, Limits, Phase
+from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Grid, Phase, grid_of
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, process_specs
 
 PREFILL_SPEED: Final = 1.0
@@ -37,16 +37,18 @@ _LARGEST_TP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSetup:
-    """One worker process that is measured."""
+class Server:
+    """One server that is measured.
 
-    process: ProcessSpec
+    Attributes:
+        process: What is started; None: it runs already.
+        speed: Its time scale.
+        phases: What is measured of it.
+    """
+
+    process: ProcessSpec | None
     speed: float
-
-    def is_same_as(self, other: WorkerSetup) -> bool:
-        """Return whether both start the same program in the same way, regardless of their service."""
-        mine, its = self.process, other.process
-        return (mine.argv, mine.env, self.speed) == (its.argv, its.env, other.speed)
+    phases: tuple[Phase, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,45 +57,35 @@ class PlannedEngine:
 
     Attributes:
         conditions: What its points depend on, to compare with an earlier run's.
-        servers: What is started in turn, and what is measured of it; None runs already.
-        profile: Latency profile of simulated workers, for the graph that is written back; None for others.
+        servers: Measured in turn.
+        profile: Latency profile of simulated workers; None for others.
     """
 
     gpus: int
     name: str
     conditions: dict[str, str]
-    servers: tuple[tuple[WorkerSetup | None, tuple[Phase, ...]], ...]
+    servers: tuple[Server, ...]
     profile: str | None = None
 
 
-def candidates(
-    graph: GraphDeployment, *, python: str, gpus: int, sizes: Sequence[int] | None, speed: float | None
-) -> tuple[PlannedEngine, ...]:
-    """Return every engine size that is to be measured, by GPUs.
-
-    Args:
-        graph: Valid.
-        python: Interpreter that has Penstock installed.
-        gpus: GPUs of this machine, or what a simulated graph may hold.
-        sizes: Tensor-parallel sizes; None: all that fit.
-        speed: Time scale of simulated workers while they decode; None: `DECODE_SPEED`.
-
-    Raises:
-        ConfigError: the graph's workers cannot be started alone, or no size fits.
-    """
+def _candidates(graph: GraphDeployment, config: ProfileConfig, gpus: int) -> tuple[PlannedEngine, ...]:
+    """Return every engine size that is to be measured, by GPUs."""
     spec = graph.spec
     if spec.traits.frontend is not None:
         raise ConfigError(
             f"{graph.name}: spec.runtime: {spec.runtime}'s workers answer through its own frontend only; serve the graph and"
             " profile that with --endpoint URL --tp N"
         )
-    if speed is not None and not spec.traits.is_simulated:
+    if config.speed is not None and not spec.traits.is_simulated:
         raise ConfigError(
-            f"--speed: {speed:g}, but workers of runtime {spec.runtime} run in real time; leave it out"
+            f"--speed: {config.speed:g}, but workers of runtime {spec.runtime} run in real time; leave it out"
         )
     by_size = _profiles_of(graph) if spec.traits.is_simulated else None
-    chosen = _sizes(graph, gpus, sizes, by_size)
-    return tuple(_planned(graph, size, by_size, python, speed or DECODE_SPEED) for size in chosen)
+    chosen = _sizes(graph, gpus, config.sizes, by_size)
+    if by_size is None:
+        return tuple(_real_engine(graph, size) for size in chosen)
+    speed = config.speed or DECODE_SPEED
+    return tuple(_simulated_engine(graph, size, by_size[size], speed) for size in chosen)
 
 
 def measured_services(graph: GraphDeployment) -> dict[Role, tuple[str, ServiceSpec]]:
@@ -177,53 +169,57 @@ def _sizes(
     return sorted(set(sizes))
 
 
-def _planned(
-    graph: GraphDeployment,
-    size: int,
-    by_size: dict[int, dict[Role, str]] | None,
-    python: str,
-    decode_speed: float,
+def _simulated_engine(
+    graph: GraphDeployment, size: int, by_phase: Mapping[Role, str], decode_speed: float
 ) -> PlannedEngine:
-    is_simulated = by_size is not None
-    setups = {}
-    for phase, (name, service) in measured_services(graph).items():
-        profile = by_size[size][phase] if by_size is not None else None
-        speed = 1.0 if not is_simulated else PREFILL_SPEED if phase is Role.PREFILL else decode_speed
-        args = ("--prefill-speedup", f"{WARM_SPEEDUP:g}") if is_simulated and phase is Role.DECODE else ()
-        alone = _alone(graph, name, service, size, profile, args=args)
-        context = RuntimeContext(
-            python=python, graph_file="", discovery="profile", namespace=graph.name, speed=speed
-        )
-        (process,) = process_specs(alone, context)
-        setups[phase] = WorkerSetup(process, speed)
-    profile = by_size[size][Role.DECODE] if by_size is not None else None
-    name = f"TP{size}" if profile is None else f"TP{size} ({profile})"
-    prefill, decode = setups[Role.PREFILL], setups[Role.DECODE]
-    conditions = {
-        "prefill": _shown(prefill),
-        "decode": _shown(decode),
-        "environment": json.dumps(sorted(set(prefill.process.env) | set(decode.process.env))),
-    }
-    servers: tuple[tuple[WorkerSetup | None, tuple[Phase, ...]], ...] = (
-        (prefill, (Phase.PREFILL,)),
-        (decode, (Phase.DECODE,)),
+    """Return a size with a worker for each phase: prompts are timed at another speed than batches."""
+    name = by_phase[Role.DECODE]
+    prefill = _alone(graph, Role.PREFILL, size, speed=PREFILL_SPEED, profile=by_phase[Role.PREFILL])
+    warm = ("--prefill-speedup", f"{WARM_SPEEDUP:g}")
+    decode = _alone(graph, Role.DECODE, size, speed=decode_speed, profile=name, args=warm)
+    servers = (
+        Server(prefill, PREFILL_SPEED, (Phase.PREFILL,)),
+        Server(decode, decode_speed, (Phase.DECODE,)),
     )
-    if prefill.is_same_as(decode):
-        servers = ((decode, tuple(Phase)),)
+    return _engine(size, f"TP{size} ({name})", servers, name)
+
+
+def _real_engine(graph: GraphDeployment, size: int) -> PlannedEngine:
+    """Return a size with one worker for both phases where they start alike: loading a model takes minutes."""
+    prefill, decode = (_alone(graph, role, size, speed=1.0) for role in (Role.PREFILL, Role.DECODE))
+    servers: tuple[Server, ...] = (
+        Server(prefill, 1.0, (Phase.PREFILL,)),
+        Server(decode, 1.0, (Phase.DECODE,)),
+    )
+    if (prefill.argv, prefill.env) == (decode.argv, decode.env):
+        servers = (Server(decode, 1.0, tuple(Phase)),)
+    return _engine(size, f"TP{size}", servers, None)
+
+
+def _engine(size: int, name: str, servers: tuple[Server, ...], profile: str | None) -> PlannedEngine:
+    conditions: dict[str, str] = {}
+    names: set[str] = set()
+    for server in servers:
+        if server.process is not None:
+            shown = " ".join(masked_argv(server.process.argv)[1:])
+            conditions |= {phase.value: f"{shown} at speed {server.speed:g}" for phase in server.phases}
+            names |= set(server.process.env)
+    conditions["environment"] = json.dumps(sorted(names))
     return PlannedEngine(size, name, conditions, servers, profile)
 
 
 def _alone(
     graph: GraphDeployment,
-    name: str,
-    service: ServiceSpec,
+    phase: Role,
     gpus: int,
-    profile: str | None,
     *,
-    args: tuple[str, ...],
-) -> GraphDeployment:
-    """Return a graph of one worker that does both phases, without what would bound or disturb a measurement."""
+    speed: float,
+    profile: str | None = None,
+    args: tuple[str, ...] = (),
+) -> ProcessSpec:
+    """Return one worker that does both phases, without what would bound or disturb a measurement."""
     spec = graph.spec
+    name, service = measured_services(graph)[phase]
     worker = service.model_copy(
         update={
             "role": Role.AGGREGATED,
@@ -244,11 +240,12 @@ def _alone(
         "router": spec.router.model_copy(update={"kv_events_port": None}),
         "planner": PlannerConfig(enabled=False),
     }
-    return graph.model_copy(update={"spec": spec.model_copy(update=update)})
-
-
-def _shown(setup: WorkerSetup) -> str:
-    return f"{' '.join(masked_argv(setup.process.argv)[1:])} at speed {setup.speed:g}"
+    alone = graph.model_copy(update={"spec": spec.model_copy(update=update)})
+    context = RuntimeContext(
+        python=sys.executable, graph_file="", discovery="profile", namespace=graph.name, speed=speed
+    )
+    (process,) = process_specs(alone, context)
+    return process
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,13 +305,13 @@ class ProfilePlan:
 
     Attributes:
         model: Name of the model that the profile is of; None: the server says it.
-        notes: What was chosen for the user, and why.
+        note: Which engines were chosen for the user, and why; may be empty.
     """
 
     config: ProfileConfig
     engines: tuple[PlannedEngine, ...]
     model: str | None
-    notes: tuple[str, ...]
+    note: str
 
     @property
     def is_aggregated(self) -> bool:
@@ -335,15 +332,11 @@ class ProfilePlan:
             longest = min(longest, graph.spec.model.context_tokens)
         running = graph.spec.engine.max_running_requests if graph is not None else None
         most = config.max_concurrency or running or DEFAULT_MAX_CONCURRENCY
-        return Grid.of(targets, Limits(int(kv_tokens), most, longest))
+        return grid_of(targets, kv_tokens=int(kv_tokens), max_concurrency=most, max_context=longest)
 
 
 def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> ProfilePlan:
-    """Return what will be measured.
-
-    Args:
-        config: As asked.
-        detect: Returns the number of GPUs of this machine; None: unknown.
+    """Return what will be measured; ``detect`` returns the number of GPUs of this machine, None where it is unknown.
 
     Raises:
         ConfigError: what is asked for contradicts itself, or cannot be measured here.
@@ -360,9 +353,7 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
         if value is not None:
             raise ConfigError(f"{spelling}: belongs to --endpoint; leave it out with --config")
     gpus, note = _gpus(config, graph, detect)
-    engines = candidates(graph, python=sys.executable, gpus=gpus, sizes=config.sizes, speed=config.speed)
-    notes = (note, *_simulated_notes(graph, engines))
-    return ProfilePlan(config, engines, graph.spec.model.name, notes)
+    return ProfilePlan(config, _candidates(graph, config, gpus), graph.spec.model.name, note)
 
 
 def _endpoint_plan(config: ProfileConfig, url: str) -> ProfilePlan:
@@ -372,10 +363,9 @@ def _endpoint_plan(config: ProfileConfig, url: str) -> ProfilePlan:
         if value is not None:
             raise ConfigError(f"{spelling}: belongs to --config; the engine at --endpoint runs already")
     conditions = {"endpoint": url, "model": config.model or "", "speed": f"{config.speed or 1:g}"}
-    engine = PlannedEngine(
-        config.sizes[0], f"TP{config.sizes[0]} at {url}", conditions, ((None, tuple(Phase)),)
-    )
-    return ProfilePlan(config, (engine,), config.model, ())
+    servers = (Server(None, config.speed or 1.0, tuple(Phase)),)
+    engine = PlannedEngine(config.sizes[0], f"TP{config.sizes[0]} at {url}", conditions, servers)
+    return ProfilePlan(config, (engine,), config.model, "")
 
 
 def _gpus(config: ProfileConfig, graph: GraphDeployment, detect: Callable[[], int | None]) -> tuple[int, str]:
@@ -392,13 +382,3 @@ def _gpus(config: ProfileConfig, graph: GraphDeployment, detect: Callable[[], in
     if config.max_gpus is not None and config.max_gpus < found:
         return config.max_gpus, f"engines of at most {config.max_gpus} GPUs (--max-gpus)"
     return found, f"engines of at most {found} GPUs ({origin})"
-
-
-def _simulated_notes(graph: GraphDeployment, chosen: tuple[PlannedEngine, ...]) -> tuple[str, ...]:
-    if not graph.spec.traits.is_simulated:
-        return ()
-    names = ", ".join(each.name for each in chosen)
-    _, service = measured_services(graph)[Role.DECODE]
-    own = profiles.load(service.profile or graph.spec.engine.profile)
-    note = f"sizes from the latency profiles of {own.model} on {own.gpu}, {own.precision}: {names}"
-    return (note,)

@@ -28,8 +28,6 @@ _BLOCK_TOKENS = 16
 """A request's last block is rarely full; vLLM's default size."""
 _REFINED = 0.08
 """Refining stops where two numbers of requests are this close, relatively. Chosen: below the noise of real engines."""
-MAX_REFINEMENTS = 6
-"""Most refinements. Chosen: halving the widest step between two batches so often reaches `_REFINED`."""
 
 
 class Phase(StrEnum):
@@ -37,21 +35,6 @@ class Phase(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What an engine can hold.
-
-    Attributes:
-        kv_tokens: Its KV cache, tokens, >= 1.
-        max_concurrency: Most requests that it runs at once, >= 1.
-        max_context: Longest prompt plus output to measure, tokens.
-    """
-
-    kv_tokens: int
-    max_concurrency: int
-    max_context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +51,43 @@ class Grid:
     batches: dict[int, list[int]]
     target: int
 
-    @classmethod
-    def of(cls, targets: Targets, limits: Limits) -> Grid:
-        """Return the points for targets.
-
-        Raises:
-            ConfigError: a request of the target's lengths does not fit.
-        """
-        longest = _longest(targets, limits)
-        highest = max(1, longest - OUTPUT_TOKENS)
-        target = min(round(targets.context), highest)
-        return cls(
-            spaced(LEAST_PROMPT, longest - 1, targets.isl, PREFILL_POINTS),
-            {
-                context: batch_sizes(most_in_flight(context, limits))
-                for context in spaced(LEAST_CONTEXT, highest, target, CONTEXTS)
-            },
-            target,
-        )
+    @property
+    def count(self) -> int:
+        """How many points these are."""
+        return len(self.prompts) + sum(map(len, self.batches.values()))
 
 
-def _longest(targets: Targets, limits: Limits) -> int:
-    longest = min(limits.max_context, limits.kv_tokens)
+def grid_of(targets: Targets, *, kv_tokens: int, max_concurrency: int, max_context: int) -> Grid:
+    """Return the points for targets.
+
+    Args:
+        targets: What requests look like.
+        kv_tokens: KV cache of the engine, tokens, >= 1.
+        max_concurrency: Most requests that it runs at once, >= 1.
+        max_context: Longest prompt plus output to measure, tokens.
+
+    Raises:
+        ConfigError: a request of the target's lengths does not fit.
+    """
+    longest = min(max_context, kv_tokens)
     if targets.isl + targets.osl > longest:
-        held = f"the cache holds {limits.kv_tokens:,} tokens and at most {limits.max_context:,} are measured"
         raise ConfigError(
-            f"--isl {targets.isl} and --osl {targets.osl}: {targets.isl + targets.osl:,} tokens, but {held}; ask for"
-            " less, or raise --max-context"
+            f"--isl {targets.isl} and --osl {targets.osl}: {targets.isl + targets.osl:,} tokens, but the cache holds"
+            f" {kv_tokens:,} tokens and at most {max_context:,} are measured; ask for less, or raise --max-context"
         )
-    return longest
+    highest = max(1, longest - OUTPUT_TOKENS)
+    target = min(round(targets.context), highest)
+
+    def most(context: int) -> int:
+        per_request = context + OUTPUT_TOKENS // 2 + _BLOCK_TOKENS
+        return max(1, min(max_concurrency, kv_tokens // per_request))
+
+    contexts = spaced(LEAST_CONTEXT, highest, target, CONTEXTS)
+    return Grid(
+        spaced(LEAST_PROMPT, longest - 1, targets.isl, PREFILL_POINTS),
+        {context: batch_sizes(most(context)) for context in contexts},
+        target,
+    )
 
 
 def spaced(low: int, high: int, wanted: int, count: int) -> list[int]:
@@ -117,17 +108,11 @@ def spaced(low: int, high: int, wanted: int, count: int) -> list[int]:
     return sorted({*grid, low, high})
 
 
-def most_in_flight(context: int, limits: Limits) -> int:
-    """Return how many requests of that context the engine holds at once, 1 at least."""
-    per_request = context + OUTPUT_TOKENS // 2 + _BLOCK_TOKENS
-    return max(1, min(limits.max_concurrency, limits.kv_tokens // per_request))
-
-
-def batch_sizes(most: int, count: int = BATCHES) -> list[int]:
+def batch_sizes(most: int) -> list[int]:
     """Return numbers of requests in flight from 1 to ``most``, evenly spaced."""
-    if most <= count:
+    if most <= BATCHES:
         return list(range(1, most + 1))
-    return sorted({round(1 + (most - 1) * place / (count - 1)) for place in range(count)})
+    return sorted({round(1 + (most - 1) * place / (BATCHES - 1)) for place in range(BATCHES)})
 
 
 def refinement(row: Sequence[DecodePoint], itl_s: float) -> int | None:

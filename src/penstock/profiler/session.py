@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError, ObservationError, SaturatedError, UpstreamError
@@ -13,10 +13,10 @@ from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.metric_names import VLLM_CACHE_CONFIG_INFO
 from penstock.performance.sweep import Sweep
 from penstock.profiler import points
-from penstock.profiler.journal import Journal
+from penstock.profiler.journal import Cache, Decode, EnginePoints, Journal, Prefill
 from penstock.profiler.measure import Measurer
-from penstock.profiler.plan import PlannedEngine, ProfilePlan, WorkerSetup
-from penstock.profiler.points import Phase
+from penstock.profiler.plan import PlannedEngine, ProfilePlan, Server
+from penstock.profiler.points import Grid, Phase
 from penstock.profiler.workers import running
 from penstock.workload.exchange import SendSettings
 from penstock.workload.probe import LagWatch, check_speed, find_model
@@ -24,6 +24,8 @@ from penstock.workload.probe import LagWatch, check_speed, find_model
 _PAGE = Timeouts(connect_s=5.0, first_byte_s=10.0, idle_s=10.0, total_s=15.0)
 _LATE = 0.1
 """Share of the shortest time measured that a process may run late. Chosen: what repeated measurements differ by."""
+_ASSUMED = points.PREFILL_POINTS + points.CONTEXTS * points.BATCHES
+"""Points of an engine whose KV cache is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Step:
     """How far a profile is.
 
     Attributes:
-        finished: Points.
-        planned: Known points of all engines; refinements are added to them.
+        finished: Points, those of earlier runs included.
+        planned: Points of all engines as far as they are known.
         doing: What is measured now.
     """
 
@@ -67,10 +69,12 @@ async def run_profile(plan: ProfilePlan, on_step: Callable[[Step], None]) -> Mea
             journal.begin(engine.gpus, engine.name, engine.conditions)
         session = _Session(plan, journal, on_step)
         for engine in plan.engines:
-            await session.measure(engine)
-        engines = tuple(journal.engine_sweep(engine.gpus) for engine in plan.engines)
-        model = plan.model or session.model
-        return Measured(Sweep(engines, model, plan.is_aggregated), tuple(session.doubts))
+            for server in engine.servers:
+                await session.measure(engine, server)
+        engines = tuple(journal.engines[engine.gpus].sweep(engine.gpus) for engine in plan.engines)
+        return Measured(
+            Sweep(engines, plan.model or session.model, plan.is_aggregated), tuple(session.doubts)
+        )
     finally:
         journal.close()
 
@@ -78,138 +82,102 @@ async def run_profile(plan: ProfilePlan, on_step: Callable[[Step], None]) -> Mea
 class _Session:
     def __init__(self, plan: ProfilePlan, journal: Journal, on_step: Callable[[Step], None]) -> None:
         self._plan = plan
+        self._config = plan.config
         self._journal = journal
         self._on_step = on_step
-        self._finished = 0
-        self._planned: dict[tuple[int, Phase], int] = {}
         self.doubts: list[str] = []
         self.model = ""
 
-    async def measure(self, engine: PlannedEngine) -> None:
-        for setup, phases in engine.servers:
-            if all(self._is_complete(engine.gpus, phase) for phase in phases):
-                continue
-            self._report(f"{engine.name}: starting")
-            async with self._server(engine, setup) as url:
-                await self._measure_server(engine, url, self._speed(setup), phases)
-
-    async def _measure_server(
-        self, engine: PlannedEngine, url: str, speed: float, phases: Sequence[Phase]
-    ) -> None:
-        config, pool = self._plan.config, ConnectionPool()
-        try:
-            wanted = config.model
-            if config.graph is not None:
-                wanted = config.graph.spec.served_name
+    async def measure(self, engine: PlannedEngine, server: Server) -> None:
+        """Measure what is missing of one server's phases; it is not started where nothing is."""
+        if all(self._is_complete(engine.gpus, phase) for phase in server.phases):
+            return
+        self._report(f"{engine.name}: starting")
+        config = self._config
+        async with self._running(engine, server) as url, AsyncExitStack() as stack:
+            pool = ConnectionPool()
+            stack.push_async_callback(pool.close)
+            wanted = config.model if config.graph is None else config.graph.spec.served_name
             self.model = await find_model(pool, url, model=wanted, api_key=config.api_key)
-            await check_speed(pool, url, speed=speed)
+            await check_speed(pool, url, speed=server.speed)
             kv_tokens = config.kv_tokens or await _kv_tokens(pool, url)
             sending = SendSettings(url, self.model, timeout_s=config.timeout_s, api_key=config.api_key)
-            measurer = Measurer(sending, speed=speed, seed=int.from_bytes(os.urandom(6)))
-            try:
-                await measurer.calibrate()
-                for phase in phases:
-                    self._journal.set_kv_tokens(engine.gpus, phase, kv_tokens)
-                    shortest_s = await self._phase(engine, phase, measurer)
-                    self._check_lag(engine, phase, await _lag_s(pool, url), shortest_s)
-            finally:
-                await measurer.close()
-        finally:
-            await pool.close()
+            measurer = Measurer(pool, sending, speed=server.speed, seed=int.from_bytes(os.urandom(6)))
+            await measurer.calibrate()
+            for phase in server.phases:
+                self._journal.keep(Cache(engine.gpus, phase, kv_tokens))
+                measure = self._prefill if phase is Phase.PREFILL else self._decode
+                shortest_s = await measure(engine, self._plan.grid(kv_tokens), measurer)
+                self._check_lag(engine, phase, await _lag_s(pool, url), shortest_s)
 
-    async def _phase(self, engine: PlannedEngine, phase: Phase, measurer: Measurer) -> float:
-        self._count(engine.gpus, phase)
-        if phase is Phase.PREFILL:
-            return await self._prefill(engine, measurer)
-        return await self._decode(engine, measurer)
-
-    async def _prefill(self, engine: PlannedEngine, measurer: Measurer) -> float:
-        shortest_s = float("inf")
-        for tokens in self._grid(engine.gpus, Phase.PREFILL).prompts:
-            known = self._journal.prefill(engine.gpus, tokens)
-            if known is None:
+    async def _prefill(self, engine: PlannedEngine, grid: Grid, measurer: Measurer) -> float:
+        """Measure the missing TTFTs, and return the shortest of all."""
+        known = self._journal.engines[engine.gpus].prefill
+        for tokens in grid.prompts:
+            if tokens not in known:
                 self._report(f"{engine.name}: TTFT of {tokens:,} prompt tokens")
-                known = await measurer.prefill(tokens)
-                self._journal.set_prefill(engine.gpus, tokens, known)
-            self._finished += 1
-            shortest_s = min(shortest_s, known.ttft_s)
-        return shortest_s
+                point = await measurer.prefill(tokens)
+                self._journal.keep(Prefill(engine.gpus, tokens, point.prompt_tokens, point.ttft_s))
+        return min(known[tokens].ttft_s for tokens in grid.prompts)
 
-    async def _decode(self, engine: PlannedEngine, measurer: Measurer) -> float:
-        grid = self._grid(engine.gpus, Phase.DECODE)
+    async def _decode(self, engine: PlannedEngine, grid: Grid, measurer: Measurer) -> float:
+        """Measure the missing batches and those that the target is refined by, and return the shortest ITL of all."""
+        known = self._journal.engines[engine.gpus]
         for context, counts in grid.batches.items():
-            await self._row(engine, context, counts, measurer)
+            missing = [count for count in counts if (context, count) not in known.decode]
+            if missing:
+                self._report(f"{engine.name}: warming {max(missing)} prompts of {context:,} tokens")
+                await measurer.warm(context, max(missing))
+            # Descending: what a batch writes then displaces prompts of none that follows.
+            for count in sorted(missing, reverse=True):
+                await self._batch(engine, context, count, measurer)
             if context == grid.target:
-                await self._refine(engine, context, measurer)
-        rows = [self._journal.row(engine.gpus, context) for context in grid.batches]
+                while (refined := self._refinement(known, grid)) is not None:
+                    await measurer.warm(context, refined)
+                    await self._batch(engine, context, refined, measurer)
+        rows = (known.row(context) for context in grid.batches)
         return min((point.itl_s for row in rows for point in row), default=float("inf"))
-
-    async def _row(
-        self, engine: PlannedEngine, context: int, counts: Sequence[int], measurer: Measurer
-    ) -> None:
-        missing = [count for count in counts if not self._journal.has_decode(engine.gpus, context, count)]
-        self._finished += len(counts) - len(missing)
-        if missing:
-            self._report(f"{engine.name}: warming {max(missing)} prompts of {context:,} tokens")
-            await measurer.warm(context, max(missing))
-        # Descending: what a batch writes then displaces prompts of none that follows.
-        for count in sorted(missing, reverse=True):
-            await self._batch(engine, context, count, measurer)
-
-    async def _refine(self, engine: PlannedEngine, context: int, measurer: Measurer) -> None:
-        for refined in range(points.MAX_REFINEMENTS):
-            row = self._journal.row(engine.gpus, context)
-            count = points.refinement(row, self._plan.config.targets.itl_s)
-            if count is None or self._journal.has_decode(engine.gpus, context, count):
-                return
-            if refined == 0:
-                await measurer.warm(context, count)
-            self._planned[engine.gpus, Phase.DECODE] += 1
-            await self._batch(engine, context, count, measurer)
 
     async def _batch(self, engine: PlannedEngine, context: int, count: int, measurer: Measurer) -> None:
         self._report(f"{engine.name}: ITL of {count} requests of {context:,} tokens")
-        batch = await measurer.decode(context, count)
-        self.doubts += [f"{engine.name}: {context:,} tokens x {count}: {doubt}" for doubt in batch.doubts]
-        self._journal.set_decode(engine.gpus, context, count, batch.point)
-        self._finished += 1
+        point, doubts = await measurer.decode(context, count)
+        self.doubts += [f"{engine.name}: {context:,} tokens x {count}: {doubt}" for doubt in doubts]
+        figures = (None, None) if point is None else (point.itl_s, point.tokens_per_s)
+        self._journal.keep(Decode(engine.gpus, context, count, *figures))
+
+    def _refinement(self, known: EnginePoints, grid: Grid) -> int | None:
+        """Return the next batch that the target is refined by; None: it is close enough."""
+        count = points.refinement(known.row(grid.target), self._config.targets.itl_s)
+        return None if (grid.target, count) in known.decode else count
 
     def _is_complete(self, gpus: int, phase: Phase) -> bool:
-        if self._journal.kv_tokens(gpus, phase) is None:
+        known = self._journal.engines[gpus]
+        if phase not in known.kv_tokens:
             return False
-        grid = self._grid(gpus, phase)
+        grid = self._plan.grid(known.kv_tokens[phase])
         if phase is Phase.PREFILL:
-            return all(self._journal.prefill(gpus, tokens) is not None for tokens in grid.prompts)
-        wanted = [(context, count) for context, counts in grid.batches.items() for count in counts]
-        refined = points.refinement(self._journal.row(gpus, grid.target), self._plan.config.targets.itl_s)
-        wanted += [] if refined is None else [(grid.target, refined)]
-        return all(self._journal.has_decode(gpus, *each) for each in wanted)
-
-    def _grid(self, gpus: int, phase: Phase) -> points.Grid:
-        return self._plan.grid(self._journal.kv_tokens(gpus, phase) or 0)
-
-    def _count(self, gpus: int, phase: Phase) -> None:
-        grid = self._grid(gpus, phase)
-        counts = (len(each) for each in grid.batches.values())
-        self._planned[gpus, phase] = len(grid.prompts) if phase is Phase.PREFILL else sum(counts)
+            return known.prefill.keys() >= set(grid.prompts)
+        batches = {(context, count) for context, counts in grid.batches.items() for count in counts}
+        return known.decode.keys() >= batches and self._refinement(known, grid) is None
 
     def _report(self, doing: str) -> None:
-        known = self._planned.values()
-        assumed = points.PREFILL_POINTS + points.CONTEXTS * points.BATCHES
-        started = {gpus for gpus, _ in self._planned}
-        rest = sum(assumed for engine in self._plan.engines if engine.gpus not in started)
-        self._on_step(Step(self._finished, sum(known) + rest, doing))
-
-    def _speed(self, setup: WorkerSetup | None) -> float:
-        return setup.speed if setup is not None else self._plan.config.speed or 1.0
+        known = [self._journal.engines[engine.gpus] for engine in self._plan.engines]
+        finished = sum(len(each.prefill) + len(each.decode) for each in known)
+        planned = sum(
+            self._plan.grid(each.kv_tokens[Phase.DECODE]).count
+            if Phase.DECODE in each.kv_tokens
+            else _ASSUMED
+            for each in known
+        )
+        self._on_step(Step(finished, max(finished, planned), doing))
 
     @asynccontextmanager
-    async def _server(self, engine: PlannedEngine, setup: WorkerSetup | None) -> AsyncIterator[str]:
-        if setup is None:
-            assert self._plan.config.endpoint is not None  # noqa: S101 - the plan's
-            yield self._plan.config.endpoint.rstrip("/")
+    async def _running(self, engine: PlannedEngine, server: Server) -> AsyncIterator[str]:
+        if server.process is None:
+            assert self._config.endpoint is not None  # noqa: S101 - the plan's
+            yield self._config.endpoint.rstrip("/")
             return
-        async with running(setup, engine.gpus, self._plan.config.output_dir, os.environ) as url:
+        async with running(server.process, engine.gpus, self._config.output_dir, os.environ) as url:
             yield url
 
     def _check_lag(self, engine: PlannedEngine, phase: Phase, lag_s: float, shortest_s: float) -> None:

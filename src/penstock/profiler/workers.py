@@ -25,7 +25,6 @@ from penstock.local.liveness import ProcessId, end, identify
 from penstock.local.ports import choose_port
 from penstock.local.probes import Probes
 from penstock.local.process_log import last_lines
-from penstock.profiler.plan import WorkerSetup
 from penstock.runtimes import PORT, ProcessSpec, filled_argv, filled_env
 
 _TIMEOUT_S = 20.0
@@ -57,12 +56,12 @@ log = get_logger(__name__)
 
 @asynccontextmanager
 async def running(
-    setup: WorkerSetup, gpus: int, directory: Path, environ: Mapping[str, str]
+    spec: ProcessSpec, gpus: int, directory: Path, environ: Mapping[str, str]
 ) -> AsyncIterator[str]:
     """Start a worker, yield its address once it is healthy, and stop it with its entire group at the end.
 
     Args:
-        setup: What is started.
+        spec: What is started.
         gpus: How many GPUs it gets, from the first on.
         directory: Where its log and its identity go.
         environ: The caller's environment.
@@ -72,8 +71,9 @@ async def running(
         PenstockError: it ends, or does not become healthy in time; the message has the end of its log.
     """
     await end_leftover(directory)
-    spec = setup.process
-    ports = _ports(spec)
+    ports: dict[str, int] = {}
+    for placeholder in spec.ports:
+        ports[placeholder] = choose_port(ports.values())
     log_path = directory / LOG
     with log_path.open("ab") as stream:
         process = await _spawn(spec, ports, gpus, environ, stream.fileno())
@@ -98,13 +98,6 @@ async def end_leftover(directory: Path) -> None:
         if resisting := await asyncio.to_thread(end, [left], grace_s=_GRACE_S):
             log.warning("a worker of an earlier run does not end", pids=[each.pid for each in resisting])
     record.unlink(missing_ok=True)
-
-
-def _ports(spec: ProcessSpec) -> dict[str, int]:
-    ports: dict[str, int] = {}
-    for placeholder in spec.ports:
-        ports[placeholder] = choose_port(ports.values())
-    return ports
 
 
 async def _spawn(

@@ -61,7 +61,11 @@ def test_a_result_is_profile_graph_and_words(files):
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("{", "profile.json: not JSON"), (" " * MAX_BYTES, "not JSON"), (None, "cannot be read")],
+    [
+        ("{", "profile.json: not a performance profile"),
+        (" " * MAX_BYTES, "Invalid JSON"),
+        (None, "cannot be read"),
+    ],
 )
 def test_what_is_no_profile_is_not_kept(files, text, part):
     """A planner would refuse it later."""

@@ -6,99 +6,75 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.performance.profile import PerformanceProfile
-from penstock.performance.quality import (
-    Severity,
-    check_fits,
-    decode_findings,
-    prefill_findings,
-    sweep_findings,
-)
+from penstock.performance.quality import check_fits, sweep_warnings
 from penstock.performance.sweep import DecodePoint, PrefillPoint, Sweep
 
 
-def texts(found, severity):
-    """The findings of a severity, as printed."""
-    return [str(each) for each in found if each.severity is severity]
+def prompts(*points):
+    """TTFTs by (prompt tokens, seconds)."""
+    return {"prefill": tuple(PrefillPoint(*each) for each in points)}
+
+
+def batches(*points):
+    """ITLs by (context, requests in flight, seconds, tokens/s)."""
+    return {"decode": tuple(DecodePoint(*each) for each in points)}
 
 
 @pytest.mark.parametrize(
-    ("points", "said"),
+    ("changes", "said"),
     [
-        ((), "0 prompt lengths, but a line needs 2"),
-        ((PrefillPoint(100, 0.02),), "1 prompt lengths, but a line needs 2"),
-        ((PrefillPoint(100, float("nan")), PrefillPoint(200, 0.02)), "every value must be a number above 0"),
-        ((PrefillPoint(100, 0.0), PrefillPoint(200, 0.02)), "every value must be a number above 0"),
-        ((PrefillPoint(100, 0.00002), PrefillPoint(200, 0.02)), "is it in another unit"),
-        ((PrefillPoint(100, 0.02), PrefillPoint(100, 0.03)), "they must increase"),
+        (prompts(), "tp4.prefill: 0 prompt lengths, but a line needs 2"),
+        (prompts((100, 0.02)), "tp4.prefill: 1 prompt lengths, but a line needs 2"),
+        (prompts((100, float("nan")), (200, 0.02)), "tp4.prefill: .*every value must be a number above 0"),
+        (prompts((100, 0.0), (200, 0.02)), "tp4.prefill: .*every value must be a number above 0"),
+        (prompts((100, 0.00002), (200, 0.02)), "tp4.prefill: .*is it in another unit"),
+        (prompts((100, 0.02), (100, 0.03)), "tp4.prefill: .*they must increase"),
+        (batches(), "tp4.decode: 0 points, but a line needs 2"),
+        (batches((1000, 1, 0.01, 100)), "tp4.decode: 1 points, but a line needs 2"),
+        (batches((1000, 1, 0.01, 100), (1000, 1, 0.01, 100)), r"tp4.decode\[1,000\]: .*they must increase"),
+        (batches((1000, 1, 0.01, -1), (1000, 2, 0.01, 1)), "tp4.decode: .*every value must be"),
+        (batches((1000, 1, 0.01, 100), (1000, 101, 0.02, 5000)), "101,000 tokens were in flight"),
+        ({"kv_tokens": 0.0}, "must be above 0; give --kv-tokens"),
     ],
 )
-def test_prompts_that_cannot_be_planned_by(engine, points, said):
-    """Errors, each with what to do."""
-    found = prefill_findings(replace(engine(4), prefill=points))
-
-    assert any(said in each and each.startswith("tp4.prefill: ") for each in texts(found, Severity.ERROR))
-
-
-def test_a_gap_between_prompt_lengths_is_a_warning(engine):
-    """More than four times apart."""
-    points = tuple(PrefillPoint(float(n), 0.01 + n * 1e-4) for n in (100, 500, 1000))
-
-    found = prefill_findings(replace(engine(), prefill=points))
-
-    assert texts(found, Severity.WARNING) == [
-        "tp1.prefill: nothing between 100 and 500 prompt tokens, more than 4 times apart; measure one in between"
-    ]
-
-
-def test_a_ttft_that_falls_is_a_warning(engine):
-    """As the published sweep's 6,205 tokens on TP8 do."""
-    points = [PrefillPoint(float(n), 0.01 + n * 1e-4) for n in range(1000, 9000, 1000)]
-    points[3] = replace(points[3], ttft_s=3 * points[3].ttft_s)
-
-    found = texts(prefill_findings(replace(engine(), prefill=tuple(points))), Severity.WARNING)
-
-    assert any("TTFT falls from 1230.0 ms at 4,000" in each for each in found)
-
-
-@pytest.mark.parametrize(
-    ("points", "said"),
-    [
-        ((), "0 points, but a line needs 2"),
-        ((DecodePoint(1000, 1, 0.01, 100),), "1 points, but a line needs 2"),
-        ((DecodePoint(1000, 1, 0.01, 100), DecodePoint(1000, 1, 0.01, 100)), "they must increase"),
-        ((DecodePoint(1000, 1, 0.01, -1), DecodePoint(1000, 2, 0.01, 1)), "every value must be"),
-        (
-            (DecodePoint(1000, 1, 0.01, 100), DecodePoint(1000, 101, 0.02, 5000)),
-            "101,000 tokens were in flight",
-        ),
-    ],
-)
-def test_batches_that_cannot_be_planned_by(engine, points, said):
-    """Errors, each with what to do."""
-    found = texts(decode_findings(replace(engine(), decode=points)), Severity.ERROR)
-
-    assert any(said in each for each in found)
-
-
-def test_one_context_is_a_warning(engine):
-    """ITL elsewhere is taken from it."""
-    found = texts(decode_findings(engine(contexts=(1000,))), Severity.WARNING)
-
-    assert any("one context, 1,000 tokens" in each for each in found)
-
-
-def test_an_unknown_cache_is_an_error(engine):
-    """Without it no batch has a KV usage."""
-    found = texts(decode_findings(engine()), Severity.ERROR)
-    unknown = texts(decode_findings(replace(engine(), kv_tokens=0.0)), Severity.ERROR)
-
-    assert (found, len(unknown)) == ([], 1)
-    assert "--kv-tokens" in unknown[0]
+def test_points_that_cannot_be_planned_by(engine, changes, said):
+    """Errors, each with its key and what to do."""
+    with pytest.raises(ConfigError, match=f"cannot be used:\n(?s:.*){said}"):
+        sweep_warnings(Sweep((replace(engine(4), **changes),)))
 
 
 def test_an_empty_sweep_is_an_error():
     """Nothing was measured."""
-    assert texts(sweep_findings(Sweep(())), Severity.ERROR)
+    with pytest.raises(ConfigError, match="engines: none was measured"):
+        sweep_warnings(Sweep(()))
+
+
+FALLING = [(float(n), 1.23 if n == 4000 else 0.01 + n * 1e-4) for n in range(1000, 9000, 1000)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        (
+            prompts((100, 0.02), (500, 0.06), (1000, 0.11)),
+            ["tp1.prefill: nothing between 100 and 500 prompt tokens, more than 4 times apart; measure one"],
+        ),
+        (
+            prompts(*FALLING),
+            ["tp1.prefill: TTFT falls from 1230.0 ms at 4,000"],
+        ),
+        (
+            batches((1000, 1, 0.01, 100), (1000, 2, 0.02, 100)),
+            ["tp1.decode: one context, 1,000 tokens: ITL elsewhere is taken from it"],
+        ),
+    ],
+)
+def test_points_that_are_doubtful(engine, changes, said):
+    """Warnings: a gap of more than four times, a TTFT that falls as the published sweep's on TP8 does, one context."""
+    found = sweep_warnings(Sweep((replace(engine(), **changes),)))
+
+    assert [each[: len(begin)] for each, begin in zip(found, said, strict=True)] == said
 
 
 def profile_of(engine, **changes) -> PerformanceProfile:

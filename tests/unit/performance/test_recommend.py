@@ -54,7 +54,6 @@ def test_what_no_size_meets_names_the_nearest_and_what_it_takes(two_sizes):
 
     assert (found.prefill.gpus, found.decode.gpus, found.decode.concurrency) == (2, 2, 1)
     assert "the nearest is TP2 with 130.0 ms; it takes --ttft 130" in found.misses[0]
-    assert "prompts of at most 1,500 tokens" in found.misses[0]
     assert "the nearest is TP2 with 7.5 ms and 1 in flight; it takes --itl 7.5" in found.misses[1]
 
 

@@ -220,8 +220,12 @@ _SLA = {"mode": "sla", "sla": {"profile": "fast"}}
             "ConfigMap fast is not there; apply a ProfileRequest with graph: a",
         ),
         (None, PlannerReason.PROFILE_MISSING, "ConfigMap fast holds no profile.json (yet)"),
-        ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
-        ("[" * 100_000, PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not JSON"),
+        ("{", PlannerReason.PROFILE_INVALID, "ConfigMap fast: profile.json: not a performance profile"),
+        (
+            "[" * 100_000,
+            PlannerReason.PROFILE_INVALID,
+            "ConfigMap fast: profile.json: not a performance profile",
+        ),
         ("{}", PlannerReason.PROFILE_INVALID, "prefill: Field required"),
         (
             _profile(model="org/other-70b"),

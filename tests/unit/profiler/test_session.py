@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.core.errors import ConfigError, UpstreamError
-from penstock.performance.quality import Severity, sweep_findings
+from penstock.performance.quality import sweep_warnings
 from penstock.performance.recommend import Targets
-from penstock.performance.sweep import DecodePoint, PrefillPoint
-from penstock.profiler.journal import JOURNAL, Journal
+from penstock.performance.sweep import DecodePoint, EngineSweep, PrefillPoint
+from penstock.profiler.journal import JOURNAL, Cache, Decode, Journal, Prefill
 from penstock.profiler.plan import ProfileConfig, plan_profile
 from penstock.profiler.points import Phase
 from penstock.profiler.session import run_profile
@@ -41,7 +41,7 @@ async def test_every_point_is_measured_once_and_kept(fake_engine, profiled):
     engine = first.sweep.engine(2)
     assert engine.kv_tokens == 64_000
     assert {point.concurrency for point in engine.decode} == {1, 2, 3}
-    assert not [each for each in sweep_findings(first.sweep) if each.severity is Severity.ERROR]
+    sweep_warnings(first.sweep)
     assert profiled.steps[-1].finished <= profiled.steps[-1].planned
 
 
@@ -85,19 +85,20 @@ async def test_another_speed_than_the_servers_is_refused(fake_engine, profiled):
 
 
 CONDITIONS = {"decode": "worker --a 1", "prefill": "worker --a 1"}
-PREFILL = PrefillPoint(100.0, 0.02)
-DECODE = DecodePoint(512.0, 4.0, 0.01, 400.0)
 
 
 def filled(folder):
     """A journal of one engine with a point of each phase, and a batch that does not run."""
     journal = Journal(folder)
     journal.begin(1, "TP1", CONDITIONS)
-    journal.set_kv_tokens(1, Phase.PREFILL, 1000)
-    journal.set_kv_tokens(1, Phase.DECODE, 1000)
-    journal.set_prefill(1, 100, PREFILL)
-    journal.set_decode(1, 512, 4, DECODE)
-    journal.set_decode(1, 512, 9, None)
+    for record in (
+        Cache(1, Phase.PREFILL, 1000),
+        Cache(1, Phase.DECODE, 1000),
+        Prefill(1, 100, 101.0, 0.02),
+        Decode(1, 512, 4, 0.01, 400.0),
+        Decode(1, 512, 9),
+    ):
+        journal.keep(record)
     journal.close()
 
 
@@ -106,13 +107,11 @@ def test_points_are_there_again(tmp_path):
     filled(tmp_path)
     journal = Journal(tmp_path)
     journal.begin(1, "TP1", CONDITIONS)
+    points = journal.engines[1]
 
-    assert journal.prefill(1, 100) == PREFILL
-    assert journal.has_decode(1, 512, 9)
-    assert journal.kv_tokens(1, Phase.DECODE) == 1000
-    assert journal.row(1, 512) == [DECODE]
-    sweep = journal.engine_sweep(1)
-    assert (sweep.prefill, sweep.decode, sweep.name) == ((PREFILL,), (DECODE,), "TP1")
+    assert (points.prefill[100], points.decode[512, 9]) == (PrefillPoint(101.0, 0.02), None)
+    assert points.row(512) == [DecodePoint(512.0, 4.0, 0.01, 400.0)]
+    assert points.sweep(1) == EngineSweep(1, 1000, (points.prefill[100],), tuple(points.row(512)), "TP1")
     journal.close()
 
 
@@ -122,12 +121,11 @@ def test_a_line_that_a_kill_tore_is_forgotten(tmp_path):
     path = tmp_path / JOURNAL
     path.write_text(path.read_text() + '{"kind": "prefill", "gpus": 1, "ask')
     journal = Journal(tmp_path)
-    journal.begin(1, "TP1", CONDITIONS)
-    journal.set_prefill(1, 200, PREFILL)
+    journal.keep(Prefill(1, 200, 201.0, 0.03))
     journal.close()
 
     again = Journal(tmp_path)
-    assert again.prefill(1, 200) == PREFILL
+    assert again.engines[1].prefill[200] == PrefillPoint(201.0, 0.03)
     again.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.api import Role
 from penstock.performance.capacity import Load, plan_capacity
 from penstock.performance.recommend import Targets
-from penstock.profiler.reading import engine_sweep
+from penstock.profiler.files import engine_sweep
 from penstock.simulator.scenario import PoolSpec, ProfiledModel, Scenario, unbounded_router
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
