@@ -1,4 +1,4 @@
-"""What a run cost and whether it held its targets: GPU-hours against two baselines, and violations.
+"""What a run cost and whether it held its targets: GPU-hours, violations, demand, and how mode sla planned; with the words.
 
 Pure. All times are simulated seconds from the load run's zero.
 """
@@ -7,18 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Final
 
 import numpy as np
 
 from penstock.api import Role
-from penstock.report.ledger_view import LedgerSample, PlannerRun
-from penstock.report.series import Floats
-from penstock.workload.record import RequestResult, RequestStatus
+from penstock.planner.decide.config import Mode
+from penstock.planner.decide.observation import Pull
+from penstock.planner.decision_steps import ProfileReading
+from penstock.report.ledger_view import PlannerRun
+from penstock.report.series import kept
+from penstock.workload.record import RequestResult
 from penstock.workload.statistics import pooled_gaps
 
 _HOUR_S = 3600.0
+
+FACTOR_NAMES: Final = {"prefill": "prefill", "ttft": "TTFT", "itl": "ITL"}
+"""Correction factors by their key, as people read them."""
+
+COMPARED_S: Final = 30.0
+"""A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
+prompt at a time, so that shorter means are noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +54,17 @@ class GpuUse:
     budget_gpus: int | None
 
     @property
-    def saved_fraction(self) -> float | None:
-        """Share of the static maximum that was not used; None over an empty span."""
-        return 1 - self.used_hours / self.static_max_hours if self.static_max_hours > 0 else None
+    def saved_fraction(self) -> float:
+        """Share of the static maximum that was not used."""
+        return 1 - self.used_hours / self.static_max_hours if self.static_max_hours > 0 else 0.0
 
-
-@dataclass(frozen=True, slots=True)
-class Violations:
-    """How many requests and gaps missed a target.
-
-    Attributes:
-        late_first_tokens: Requests without a first token within the target, failed and rejected included.
-        gaps: Inter-token gaps of ok requests.
-        long_gaps: Gaps above the target.
-    """
-
-    ttft_target_s: float | None
-    itl_target_s: float | None
-    requests: int
-    late_first_tokens: int | None
-    gaps: int
-    long_gaps: int | None
-
-
-def gpu_steps(run: PlannerRun) -> list[tuple[float, int]]:
-    """Return (time, GPUs held from then on), in order of time.
-
-    While an adjustment is under way nothing is pulled: from a decision that was carried out to the next
-    pull the replicas it adds hold their GPUs, and those it removes still hold theirs.
-    """
-    steps = [(sample.at_s, sample.gpus) for sample in run.samples]
-    steps.extend(
-        (mark.at_s, mark.gpus_after)
-        for mark in run.decisions
-        if any(role.outcome == "applied" for role in mark.roles)
-    )
-    # a pull and its decision share their time: the decision comes after it
-    return sorted(steps, key=lambda step: step[0])
+    def lines(self) -> list[str]:
+        """Return it in one sentence."""
+        ceiling = "the peak held" if self.budget_gpus is None else f"the budget of {self.budget_gpus}"
+        hours = f"{self.used_hours:.3f} used over {self.end_s - self.start_s:.0f} s"
+        static = f"{self.static_max_hours:.3f} static at {ceiling} ({self.saved_fraction:.1%} saved)"
+        floor = f"{self.static_min_hours:.3f} static at the floor"
+        return [f"GPU-hours: {hours}; {static}, {floor}; peak {self.peak_gpus} GPUs"]
 
 
 def gpu_use(run: PlannerRun, *, start_s: float, end_s: float) -> GpuUse | None:
@@ -90,7 +75,7 @@ def gpu_use(run: PlannerRun, *, start_s: float, end_s: float) -> GpuUse | None:
         start_s: Begin; moved to the first pull if that is later.
         end_s: End; moved to the newest record if that is earlier.
     """
-    steps = gpu_steps(run)
+    steps = run.gpu_steps()
     if not steps:
         return None
     start_s, end_s = max(start_s, steps[0][0]), min(end_s, run.end_s)
@@ -98,8 +83,7 @@ def gpu_use(run: PlannerRun, *, start_s: float, end_s: float) -> GpuUse | None:
         return None
     gpu_s = 0.0
     peak = 0
-    for index, (at_s, gpus) in enumerate(steps):
-        until_s = steps[index + 1][0] if index + 1 < len(steps) else end_s
+    for (at_s, gpus), (until_s, _) in pairwise([*steps, (end_s, 0)]):
         held_s = min(until_s, end_s) - max(at_s, start_s)
         if held_s > 0:
             gpu_s += held_s * gpus
@@ -111,45 +95,65 @@ def gpu_use(run: PlannerRun, *, start_s: float, end_s: float) -> GpuUse | None:
         end_s=end_s,
         used_hours=gpu_s / _HOUR_S,
         static_max_hours=(peak if budget is None else budget) * hours,
-        static_min_hours=floor_gpus(run) * hours,
+        static_min_hours=run.floor_gpus() * hours,
         peak_gpus=peak,
         budget_gpus=budget,
     )
 
 
-def floor_gpus(run: PlannerRun) -> int:
-    """Return the GPUs of the fewest replicas that the planner may leave, over all roles seen."""
-    engines: dict[Role, int] = {}
-    for sample in run.samples:
-        for role, pool in sample.pools.items():
-            engines[role] = max(engines.get(role, 0), run.config.engine_gpus(role, pool.gpus))
-    return sum(run.config.floor(role, gpus) * gpus for role, gpus in engines.items())
+@dataclass(frozen=True, slots=True)
+class Violations:
+    """How many requests and gaps missed a target; failed and rejected requests missed both.
+
+    Attributes:
+        late_first_tokens: Requests without a first token within the TTFT target; None without one.
+        slow_requests: Requests whose mean gap between tokens (TPOT) is above the ITL target; None without one.
+        gaps: Inter-token gaps of ok requests.
+        long_gaps: Gaps above the ITL target; None without one.
+    """
+
+    ttft_target_s: float | None
+    itl_target_s: float | None
+    requests: int
+    late_first_tokens: int | None
+    slow_requests: int | None
+    gaps: int
+    long_gaps: int | None
+
+    def lines(self) -> list[str]:
+        """Return a sentence for each target that was given."""
+        lines = []
+        if self.ttft_target_s is not None and self.late_first_tokens is not None:
+            lines.append(
+                f"TTFT target {self.ttft_target_s:g} s: missed by {self._share(self.late_first_tokens)}, failed and"
+                " rejected ones included"
+            )
+        if self.itl_target_s is not None and self.long_gaps is not None and self.slow_requests is not None:
+            lines.append(
+                f"ITL target {self.itl_target_s:g} s: exceeded by {self.long_gaps} of {self.gaps} gaps"
+                f" ({self.long_gaps / max(1, self.gaps):.1%}); on average (TPOT) by {self._share(self.slow_requests)}"
+            )
+        return lines
+
+    def _share(self, missed: int) -> str:
+        return f"{missed} of {self.requests} requests ({missed / max(1, self.requests):.1%})"
 
 
 def violations(
     results: Sequence[RequestResult], *, ttft_target_s: float | None, itl_target_s: float | None
 ) -> Violations:
     """Count what missed the targets; a request without a first token missed its target."""
-    late = None
-    if ttft_target_s is not None:
-        late = sum(
-            result.status is not RequestStatus.OK or result.ttft_s is None or result.ttft_s > ttft_target_s
-            for result in results
-        )
+    in_time, is_fast = kept(results, ttft_s=ttft_target_s, itl_s=itl_target_s)
     gaps = pooled_gaps(results)
     return Violations(
         ttft_target_s=ttft_target_s,
         itl_target_s=itl_target_s,
         requests=len(results),
-        late_first_tokens=late,
+        late_first_tokens=None if ttft_target_s is None else int((in_time == 0).sum()),
+        slow_requests=None if itl_target_s is None else int((is_fast == 0).sum()),
         gaps=int(gaps.size),
         long_gaps=None if itl_target_s is None else int((gaps > itl_target_s).sum()),
     )
-
-
-COMPARED_S: Final = 30.0
-"""A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
-prompt at a time, so that shorter means are noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,111 +165,72 @@ class DemandSummary:
         rejected: Refused, or timed out in the queue.
         oldest_wait_s: The longest that any had waited at a pull; None when none waited.
         unknown_pulls: Pulls at which no router reported the demand.
-        forecast_error: Median of |forecast - what came| / what came, tokens/s; None where nothing was forecast.
+        forecasts: Forecasts that could be held against what came.
+        forecast_mape: Their mean of |forecast - what came| / what came; None without any.
     """
 
     arrivals: float
     rejected: float
     oldest_wait_s: float | None
     unknown_pulls: int
-    forecast_error: float | None
+    forecasts: int
+    forecast_mape: float | None
+
+    def lines(self) -> list[str]:
+        """Return it in sentences."""
+        wait = "none waited at a pull"
+        if self.oldest_wait_s is not None:
+            wait = f"the oldest wait was {self.oldest_wait_s:.1f} s"
+        lines = [f"demand: {self.arrivals:.0f} requests came, {self.rejected:.0f} were rejected, {wait}"]
+        if self.unknown_pulls:
+            lines[0] += f"; {self.unknown_pulls} pulls knew nothing of it"
+        if self.forecast_mape is not None:
+            lines.append(
+                f"prediction of tokens/s: off by {self.forecast_mape:.0%} on average (MAPE of {self.forecasts}, against"
+                f" {COMPARED_S:g} s means)"
+            )
+        return lines
 
 
 def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSummary | None:
     """Return the demand between two times; None where no pull knew any."""
-    pulls = [sample for sample in run.samples if start_s <= sample.at_s <= end_s]
-    known = [sample.demand for sample in pulls if sample.demand is not None]
+    pulls = [pull for pull in run.pulls if start_s <= pull.at_s <= end_s]
+    known = [pull.demand for pull in pulls if pull.demand is not None]
     if not known:
         return None
+    arrivals = _Arrivals(pulls)
     errors = [
-        abs(expected - came) / came
-        for expected, came in compared_forecasts(run, start_s=start_s, end_s=end_s)
+        abs(forecast.tokens_per_s - came) / came
+        for at_s, forecast in run.forecasts()
+        if (came := arrivals.around(at_s + forecast.horizon_s))
     ]
-    waits = [each.oldest_wait_s for each in known if each.oldest_wait_s is not None]
     return DemandSummary(
         arrivals=sum(each.arrivals for each in known),
         rejected=sum(each.refused + each.timed_out for each in known),
-        oldest_wait_s=max(waits, default=None),
+        oldest_wait_s=max(
+            (each.oldest_wait_s for each in known if each.oldest_wait_s is not None), default=None
+        ),
         unknown_pulls=len(pulls) - len(known),
-        forecast_error=median(errors) if errors else None,
+        forecasts=len(errors),
+        forecast_mape=fmean(errors) if errors else None,
     )
-
-
-def compared_forecasts(run: PlannerRun, *, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
-    """Yield (forecast, what came), tokens/s, of the forecasts whose surroundings are within the pulls of a span."""
-    known = _Arrivals([sample for sample in run.samples if start_s <= sample.at_s <= end_s])
-    for mark in run.decisions:
-        for forecast in (part.forecast for part in mark.roles if part.forecast is not None):
-            came = known.around(mark.at_s + forecast.horizon_s)
-            if came:
-                yield forecast.tokens_per_s, came
 
 
 def arrivals_over_time(run: PlannerRun) -> list[tuple[float, float]]:
     """Return (time, tokens/s that came around it), as forecasts are compared with, for each pull within."""
-    known = _Arrivals(run.samples)
-    rates = ((at_s, known.around(at_s)) for at_s in known.times)
-    return [(float(at_s), rate) for at_s, rate in rates if rate is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class DemandBins:
-    """Demand over bins of one width; NaN where no pull knew any. Rates per second, the wait in seconds.
-
-    Attributes:
-        edges: Times, shape (n + 1,).
-        arrivals, rejected: Requests, shape (n,).
-        uncached_tokens, computed_tokens: Prompt tokens that came and that were prefilled.
-        oldest_wait_s: Longest of the bin's pulls.
-    """
-
-    edges: Floats
-    arrivals: Floats
-    rejected: Floats
-    uncached_tokens: Floats
-    computed_tokens: Floats
-    oldest_wait_s: Floats
-
-
-def demand_bins(samples: Sequence[LedgerSample], width_s: float) -> DemandBins:
-    """Return means over bins: of pulls each second, single requests and prompts would be all that a picture shows.
-
-    Args:
-        samples: In order of time; at least one knows the demand.
-        width_s: Of a bin, seconds, > 0.
-    """
-    known = [(sample.at_s, sample.demand) for sample in samples if sample.demand is not None]
-    places = np.array([np.floor((at_s - demand.period_s / 2) / width_s) for at_s, demand in known], dtype=int)
-    first = int(places.min())
-    places -= first
-    count = int(places.max()) + 1
-    seconds = np.bincount(places, weights=[demand.period_s for _, demand in known], minlength=count)
-
-    def rate(values: Sequence[float]) -> Floats:
-        found = np.full(count, np.nan)
-        np.divide(np.bincount(places, weights=values, minlength=count), seconds, out=found, where=seconds > 0)
-        return found
-
-    oldest = np.full(count, np.nan)
-    np.fmax.at(oldest, places, [demand.oldest_wait_s or 0.0 for _, demand in known])
-    return DemandBins(
-        edges=(first + np.arange(count + 1, dtype=np.float64)) * width_s,
-        arrivals=rate([demand.arrivals for _, demand in known]),
-        rejected=rate([demand.refused + demand.timed_out for _, demand in known]),
-        uncached_tokens=rate([demand.uncached_tokens for _, demand in known]),
-        computed_tokens=rate([demand.prefilled_tokens for _, demand in known]),
-        oldest_wait_s=oldest,
-    )
+    known = _Arrivals(run.pulls)
+    rates = ((float(at_s), known.around(at_s)) for at_s in known.times)
+    return [(at_s, rate) for at_s, rate in rates if rate is not None]
 
 
 class _Arrivals:
     """Uncached tokens that came, over the pulls that know them."""
 
-    def __init__(self, samples: Sequence[LedgerSample]) -> None:
-        known = [(sample.at_s, sample.demand) for sample in samples if sample.demand is not None]
+    def __init__(self, pulls: Sequence[Pull]) -> None:
+        known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
         self.times = np.array([at_s for at_s, _ in known])
-        self._tokens = np.concatenate(([0.0], np.cumsum([demand.uncached_tokens for _, demand in known])))
-        self._seconds = np.concatenate(([0.0], np.cumsum([demand.period_s for _, demand in known])))
+        self._tokens = np.cumsum([0.0, *(demand.uncached_tokens for _, demand in known)])
+        self._seconds = np.cumsum([0.0, *(demand.period_s for _, demand in known)])
 
     def around(self, at_s: float) -> float | None:
         begin_s, finish_s = at_s - COMPARED_S / 2, at_s + COMPARED_S / 2
@@ -276,14 +241,98 @@ class _Arrivals:
         return float((self._tokens[finish] - self._tokens[begin]) / seconds) if seconds > 0 else None
 
 
-def demand_line(found: DemandSummary) -> str:
-    """Return the summary in one sentence."""
-    wait = "none waited at a pull"
-    if found.oldest_wait_s is not None:
-        wait = f"the oldest wait was {found.oldest_wait_s:.1f} s"
-    line = f"demand: {found.arrivals:.0f} requests came, {found.rejected:.0f} were rejected, {wait}"
-    if found.forecast_error is not None:
-        line += f"; the forecast of tokens/s was off by {found.forecast_error:.0%} (median, against {COMPARED_S:g} s means)"
-    if found.unknown_pulls:
-        line += f"; {found.unknown_pulls} pulls knew nothing of it"
-    return line
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas of one role that profile and targets needed, over the decisions that could look them up.
+
+    Attributes:
+        needed: Mean need.
+        had: Mean there was, those that start included.
+        short: Share of the decisions at which there were fewer than needed.
+    """
+
+    decisions: int
+    needed: float
+    had: float
+    short: float
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One correction factor, seconds observed over seconds by the profile; ``last`` at the newest decision."""
+
+    least: float
+    median: float
+    most: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class TargetsSummary:
+    """How a planner of mode sla planned for its targets.
+
+    Attributes:
+        itl_target_s: ITL to hold; None: any.
+        goal: Share of the requests to hold them for.
+        factors: Correction factors by name.
+        replicas: By role.
+        outside: Share of the decisions at which the load lay outside of the profile, so that its edge held; None without
+            decisions.
+    """
+
+    ttft_target_s: float
+    itl_target_s: float | None
+    goal: float
+    factors: dict[str, Factor]
+    replicas: dict[str, Replicas]
+    outside: float | None
+
+    def lines(self) -> list[str]:
+        """Return it in sentences."""
+        lines = [f"the targets are to hold for {self.goal:.1%} of the requests"]
+        if self.factors:
+            factors = "; ".join(
+                f"{FACTOR_NAMES[name]} {each.median:.2f} ({each.least:.2f} to {each.most:.2f}, at the end {each.last:.2f})"
+                for name, each in self.factors.items()
+            )
+            lines.append(f"observed over profile, median: {factors}")
+        lines += [
+            f"{role} needed {each.needed:.1f} replicas by the profile and had {each.had:.1f}, fewer than needed at"
+            f" {each.short:.1%} of {each.decisions} decisions"
+            for role, each in self.replicas.items()
+        ]
+        if self.outside:
+            lines.append(f"outside the profile at {self.outside:.1%} of the decisions: its edge held")
+        return lines
+
+
+def targets_summary(run: PlannerRun, *, start_s: float, end_s: float) -> TargetsSummary | None:
+    """Return how a planner planned for its targets between two times; None in another mode than sla."""
+    config = run.config
+    if config.mode != Mode.SLA:
+        return None
+    readings = [(role, each) for at_s, role, each in run.readings() if start_s <= at_s <= end_s]
+    factors = {
+        name: Factor(min(values), median(values), max(values), values[-1])
+        for name in FACTOR_NAMES
+        if (values := [each.factors[name] for _, each in readings])
+    }
+    counts = {role.value: list(_needs(role, readings)) for role in Role}
+    replicas = {
+        role: Replicas(
+            decisions=len(pairs),
+            needed=fmean(needed for needed, _ in pairs),
+            had=fmean(had for _, had in pairs),
+            short=fmean(had < needed for needed, had in pairs),
+        )
+        for role, pairs in counts.items()
+        if pairs
+    }
+    outside = fmean(each.is_outside for _, each in readings) if readings else None
+    return TargetsSummary(config.ttft_slo_s, config.itl_slo_s, config.attainment, factors, replicas, outside)
+
+
+def _needs(role: Role, readings: Sequence[tuple[Role, ProfileReading]]) -> Iterator[tuple[int, int]]:
+    for own, each in readings:
+        if own is role and each.needed is not None and each.had is not None:
+            yield each.needed, each.had

@@ -93,10 +93,10 @@ def served_outcome(
         slo_s: TTFT that counts as in time, seconds.
         duration_s: Of the run; a ledger that covers less of it leaves the GPU-hours unknown.
     """
-    ttft = [result.ttft_s for result in results if result.ttft_s is not None and _is_ok(result)]
+    ttft = [result.ttft_s for result in results if result.status is RequestStatus.OK]
     is_covered = use is not None and use.end_s - use.start_s >= _COVERED * duration_s
     return outcome(
-        np.array(ttft, dtype=np.float64),
+        np.array([each for each in ttft if each is not None], dtype=np.float64),
         name=name,
         kind=FleetKind.PLANNER,
         requests=len(results),
@@ -116,16 +116,16 @@ def outcome(
     gpu_hours: float | None,
     is_measured: bool = False,
 ) -> FleetOutcome:
-    """Return a fleet's figures.
+    """Return a fleet's figures: see `FleetOutcome`.
 
     Args:
         ttft_s: Of the served requests, shape (served,), seconds.
-        name: See `FleetOutcome`.
-        kind: See `FleetOutcome`.
+        name: As shown.
+        kind: Who sets the replicas.
         requests: Sent in all, >= served, >= 1; what was not served is lost.
         slo_s: TTFT that counts as in time, seconds.
-        gpu_hours: See `FleetOutcome`.
-        is_measured: See `FleetOutcome`.
+        gpu_hours: None where unknown.
+        is_measured: It happened.
     """
     ranks = describe(ttft_s)
     return FleetOutcome(
@@ -144,18 +144,18 @@ def outcome(
 def sentences(found: Counterfactual) -> list[str]:
     """Return what each other fleet would have done, in words; then how far to believe it."""
     lines = []
-    served = found.served
     for each in found.outcomes[1:]:
+        did = _did(each, found.served)
         if each.kind is FleetKind.PLANNER:
             lines.append(
-                f"{each.name} itself, simulated: {_did(each, served)}; what differs from the measured row is the"
-                " simulation's error, the client's lag included"
+                f"{each.name} itself, simulated: {did}; what differs from the measured row is the simulation's error, the"
+                " client's lag included"
             )
         else:
             article = "a fixed" if each.kind is FleetKind.FIXED else "the"
             remark = f" ({each.remark})" if each.remark else ""
-            lines.append(f"{article} {each.name} would have {_did(each, served)}{remark}")
-    return lines
+            lines.append(f"{article} {each.name} would have {did}{remark}")
+    return [*lines, *found.notes]
 
 
 def _did(each: FleetOutcome, served: FleetOutcome) -> str:
@@ -165,7 +165,3 @@ def _did(each: FleetOutcome, served: FleetOutcome) -> str:
         if served.gpu_hours:
             cost += f" ({each.gpu_hours / served.gpu_hours - 1:+.0%})"
     return f"{cost} and kept {each.in_time:.1%} in time ({(each.in_time - served.in_time) * 100:+.1f} points)"
-
-
-def _is_ok(result: RequestResult) -> bool:
-    return result.status is RequestStatus.OK

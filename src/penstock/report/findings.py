@@ -9,10 +9,18 @@ from typing import Any
 
 from penstock.api import GraphDeployment
 from penstock.core.errors import ConfigError
-from penstock.report.analysis import DemandSummary, GpuUse, Violations, demand_summary, gpu_use, violations
+from penstock.report.analysis import (
+    DemandSummary,
+    GpuUse,
+    TargetsSummary,
+    Violations,
+    demand_summary,
+    gpu_use,
+    targets_summary,
+    violations,
+)
 from penstock.report.counterfactual import Counterfactual
 from penstock.report.ledger_view import LoadOrigin, PlannerRun, load_planner_run
-from penstock.report.targets import TargetsSummary, targets_summary
 from penstock.workload.results import LoadRun, read_run
 
 
@@ -25,8 +33,8 @@ class RunReport:
         use: None without a ledger, or where it saw nothing of the load run.
         violations: Against the targets given.
         demand: At the routers, by the ledger; None without one, or where it knew none.
-        targets: How a planner of mode sla kept them; None in another mode.
-        counterfactual: What other fleets would have done; None where they were not simulated.
+        targets: How a planner of mode sla planned for them; None in another mode.
+        counterfactual: None where no other fleets were simulated.
         remarks: What else a reader should know.
     """
 
@@ -56,15 +64,11 @@ class RunReport:
         """What a reader should know in addition to the load's notes, which are in its summary."""
         if self.planner is None:
             return self.remarks
-        return (*self.planner.notes, *self._coverage(), *self.remarks)
-
-    def _coverage(self) -> tuple[str, ...]:
-        if self.use is None:
-            return ("the ledger holds nothing from the time of the load run",)
-        covered_s = self.use.end_s - self.use.start_s
+        covered_s = 0.0 if self.use is None else self.use.end_s - self.use.start_s
+        coverage: tuple[str, ...] = ()
         if covered_s < 0.99 * self.duration_s:
-            return (f"the ledger covers {covered_s:.0f} s of the load run's {self.duration_s:.0f} s",)
-        return ()
+            coverage = (f"the ledger covers {covered_s:.0f} s of the load run's {self.duration_s:.0f} s",)
+        return (*self.planner.notes, *coverage, *self.remarks)
 
 
 def analyse(
@@ -94,14 +98,11 @@ def analyse(
     duration_s = summary["throughput"]["duration_s"]
     planner = use = demand = targets = None
     if ledger is not None:
-        started = summary["started"]
-        origin = LoadOrigin(
-            started["model_s"], started["unix_s"], speed=summary["settings"]["speed"], duration_s=duration_s
-        )
-        planner = load_planner_run(ledger, origin=origin)
+        started, speed = summary["started"], summary["settings"]["speed"]
+        planner = load_planner_run(ledger, origin=LoadOrigin(started["model_s"], started["unix_s"], speed))
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
         demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
-        targets = targets_summary(planner, load.results, start_s=0.0, end_s=duration_s)
+        targets = targets_summary(planner, start_s=0.0, end_s=duration_s)
     if targets is not None:
         ttft_target_s = targets.ttft_target_s if ttft_target_s is None else ttft_target_s
         itl_target_s = targets.itl_target_s if itl_target_s is None else itl_target_s
@@ -131,17 +132,16 @@ def require_plots() -> None:
 
 def as_json(report: RunReport, files: list[Path]) -> dict[str, Any]:
     """Return the analysis as plain data."""
-    planner = report.planner
-    return {
-        "load": report.load.summary,
-        "gpu_use": None
-        if report.use is None
-        else {**asdict(report.use), "saved_fraction": report.use.saved_fraction},
-        "demand": None if report.demand is None else asdict(report.demand),
-        "targets": None if report.targets is None else asdict(report.targets),
-        "violations": asdict(report.violations),
-        "counterfactual": None if report.counterfactual is None else asdict(report.counterfactual),
-        "decisions": [] if planner is None else [asdict(mark) for mark in planner.decisions],
-        "notes": list(report.notes),
-        "files": [str(path) for path in files],
+    parts = {
+        "gpu_use": report.use,
+        "demand": report.demand,
+        "targets": report.targets,
+        "violations": report.violations,
+        "counterfactual": report.counterfactual,
     }
+    found = {name: None if part is None else asdict(part) for name, part in parts.items()}
+    if report.use is not None:
+        found["gpu_use"] = {**asdict(report.use), "saved_fraction": report.use.saved_fraction}
+    decisions = [] if report.planner is None else [asdict(mark) for mark in report.planner.decisions]
+    more = {"decisions": decisions, "notes": list(report.notes), "files": [str(path) for path in files]}
+    return {"load": report.load.summary, **found, **more}

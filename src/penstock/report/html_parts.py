@@ -16,7 +16,6 @@ td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabul
 .mark { background: #fff4d6; border-left: .4rem solid #e69f00; padding: .5rem 1rem; margin: .5rem 0; }
 .mark.bad { background: #fde4e4; border-color: #a00000; font-weight: 600; }
 figure { margin: 1rem 0; } img { max-width: 100%; } figcaption { color: #555; font-size: .9rem; }
-code { font-size: .9em; word-break: break-all; } tr.held td { color: #777; }
 @media (max-width: 40rem) { th, td { padding: .2rem .3rem; font-size: .8rem; } }
 """
 
@@ -48,19 +47,19 @@ def pairs(rows: Iterable[tuple[str, object]]) -> str:
     return f"<table>{cells}</table>"
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table whose first column is text and whose others are numbers."""
-    head = "".join(f"<th{' class=n' if place else ''}>{text(name)}</th>" for place, name in enumerate(heads))
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> str:
+    """Return a table whose first columns, ``texts`` of them, are text and whose others are numbers."""
+    lines = [("th", heads), *(("td", row) for row in rows)]
     body = "".join(
         "<tr>"
         + "".join(
-            f"<th>{text(cell)}</th>" if not place else f'<td class="n">{text(cell)}</td>'
-            for place, cell in enumerate(row)
+            f"<{tag}{'' if place < texts else ' class=n'}>{text(cell)}</{tag}>"
+            for place, cell in enumerate(cells)
         )
         + "</tr>"
-        for row in rows
+        for tag, cells in lines
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f"<table>{body}</table>"
 
 
 def _value(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Turns a planner's ledger into what the report draws: samples, decisions and adjustments over time.
+"""Turns a planner's ledger into what the report draws: pulls, decisions and adjustments over time.
 
 Pure except for `load_planner_run`, which reads the file. Times become seconds from the load run's zero,
 or from the ledger's first record when there is no load run.
@@ -6,7 +6,7 @@ or from the ledger's first record when there is no load run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from penstock.planner.core.records import MALFORMED, Record
 from penstock.planner.decide.budget import existing_gpus
 from penstock.planner.decide.codec import config_from, pull_from
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.observation import Demand, PoolCounts, Pull
+from penstock.planner.decide.observation import Pull
 from penstock.planner.decision_steps import Forecast, ProfileReading, forecast_of, profile_reading
 from penstock.planner.ledger import read_ledger
 
@@ -34,34 +34,11 @@ class LoadOrigin:
         model_s: Simulated seconds of the host's monotonic clock.
         unix_s: Real seconds since 1970.
         speed: Time scale: simulated seconds per real second.
-        duration_s: Simulated seconds that the run lasted.
     """
 
     model_s: float
     unix_s: float
     speed: float
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSample:
-    """One pull.
-
-    Attributes:
-        at_s: Seconds from zero.
-        pools: Replicas by role.
-        gpus: GPUs that existing replicas hold, draining ones included.
-        kv_mean: Mean KV usage fraction of the known workers; None when none is known.
-        queue: Queued requests as they are compared: in all, or per ready prefill worker; None when unknown.
-        demand: At the routers' frontends since the pull before; None when unknown.
-    """
-
-    at_s: float
-    pools: Mapping[Role, PoolCounts]
-    gpus: int
-    kv_mean: float | None
-    queue: float | None
-    demand: Demand | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +46,13 @@ class RoleChange:
     """One role's part of a decision: what it had, what it wants, and why.
 
     Attributes:
-        role: prefill, decode or aggregated.
         current: Ready + starting replicas.
         action: up, hold or down.
-        mean: The interval's mean that was compared with the thresholds; None when it was unknown or not asked.
-        forecast: Of what would arrive; None where the mode makes none.
-        profile: What it took from the performance profile; None where the mode has none.
+        mean: The interval's mean that was compared with the thresholds; None: unknown or not compared.
         outcome: applied, failed, abandoned; ``not asked`` for a hold or in no-operation mode; ``unknown``
             when the ledger ends before it.
+        forecast: Of what would arrive; None where the mode makes none.
+        profile: What it took from the performance profile; None where the mode has none.
     """
 
     role: Role
@@ -93,21 +69,16 @@ class RoleChange:
 
 @dataclass(frozen=True, slots=True)
 class DecisionMark:
-    """One decision.
+    """One decision of the ledger.
 
     Attributes:
-        id: The ledger's.
         at_s: Seconds from zero.
-        kind: adjustment or withdrawal.
-        no_operation: Recorded only.
         roles: In the order carried out.
         gpus_after: GPUs held plus what the decision adds.
     """
 
     id: str
     at_s: float
-    kind: str
-    no_operation: bool
     roles: tuple[RoleChange, ...]
     gpus_after: int
 
@@ -123,6 +94,7 @@ class PlannerRun:
 
     Attributes:
         config: The newest header's.
+        pulls: In order of time.
         adjusting: Spans (begin, end) in which replicas started or drained as the planner had asked.
         end_s: Time of the newest record.
         notes: What a reader should know: torn lines, another clock.
@@ -131,13 +103,50 @@ class PlannerRun:
     """
 
     config: DecideConfig
-    samples: tuple[LedgerSample, ...]
-    decisions: tuple[DecisionMark, ...]
-    adjusting: tuple[tuple[float, float], ...]
-    end_s: float
-    notes: tuple[str, ...]
+    pulls: tuple[Pull, ...]
+    decisions: tuple[DecisionMark, ...] = ()
+    adjusting: tuple[tuple[float, float], ...] = ()
+    end_s: float = 0.0
+    notes: tuple[str, ...] = ()
     start_ups_s: tuple[float, ...] = ()
     graph_file: Path | None = None
+
+    def gpu_steps(self) -> list[tuple[float, int]]:
+        """Return (time, GPUs held from then on), in order of time.
+
+        While an adjustment is under way nothing is pulled: from a decision that was carried out to the next
+        pull the replicas it adds hold their GPUs, and those it removes still hold theirs.
+        """
+        steps = [(pull.at_s, existing_gpus(pull.pools, self.config)) for pull in self.pulls]
+        steps += [
+            (mark.at_s, mark.gpus_after)
+            for mark in self.decisions
+            if any(role.outcome == "applied" for role in mark.roles)
+        ]
+        # a pull and its decision share their time: the decision comes after it
+        return sorted(steps, key=lambda step: step[0])
+
+    def floor_gpus(self) -> int:
+        """Return the GPUs of the fewest replicas that the planner may leave, over all roles seen."""
+        engines: dict[Role, int] = {}
+        for pull in self.pulls:
+            for role, pool in pull.pools.items():
+                engines[role] = max(engines.get(role, 0), self.config.engine_gpus(role, pool.gpus))
+        return sum(self.config.floor(role, gpus) * gpus for role, gpus in engines.items())
+
+    def forecasts(self) -> Iterator[tuple[float, Forecast]]:
+        """Yield (time of the decision, forecast), in order of time."""
+        for mark in self.decisions:
+            for part in mark.roles:
+                if part.forecast is not None:
+                    yield mark.at_s, part.forecast
+
+    def readings(self) -> Iterator[tuple[float, Role, ProfileReading]]:
+        """Yield (time, role, what it took from the profile) of every decision, in order of time."""
+        for mark in self.decisions:
+            for part in mark.roles:
+                if part.profile is not None:
+                    yield mark.at_s, part.role, part.profile
 
 
 def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
@@ -168,16 +177,18 @@ def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerR
     header = [record for record in current if record["type"] == "header"][-1]
     config = config_from(header["config"])
     zero_s, notes = _zero(current, origin)
-    samples = tuple(
-        _sample(pull_from(record["pull"]), zero_s, config) for record in current if record["type"] == "pull"
-    )
-    is_blocking = config.policy.waits_for_adjustments
+    pulls = [pull_from(record["pull"]) for record in current if record["type"] == "pull"]
+    pulls = [replace(pull, at_s=pull.at_s - zero_s) for pull in pulls]
     outcomes = {(r["id"], r["role"]): str(r["outcome"]) for r in current if r["type"] == "actuation"}
     return PlannerRun(
         config=config,
-        samples=samples,
-        decisions=tuple(_decision(r, zero_s, outcomes) for r in current if r["type"] == "decision"),
-        adjusting=_adjusting(current, zero_s) if is_blocking else _changing(samples),
+        pulls=tuple(pulls),
+        decisions=tuple(
+            _decision(r["decision"], zero_s, outcomes) for r in current if r["type"] == "decision"
+        ),
+        adjusting=_spans(
+            _adjusting(current, zero_s) if config.policy.waits_for_adjustments else _changing(pulls)
+        ),
         end_s=current[-1]["at_s"] - zero_s,
         notes=notes,
         start_ups_s=tuple(record["took_s"] for record in current if record["type"] == "started"),
@@ -212,75 +223,45 @@ def _zero(records: Sequence[Record], origin: LoadOrigin | None) -> tuple[float, 
     return by_wall_s, (note,)
 
 
-def _sample(pull: Pull, zero_s: float, config: DecideConfig) -> LedgerSample:
-    waiting = pull.queue.value if pull.queue is not None and pull.queue.is_known else None
-    return LedgerSample(
-        at_s=pull.at_s - zero_s,
-        pools=pull.pools,
-        gpus=existing_gpus(pull.pools, config),
-        kv_mean=pull.kv.mean,
-        queue=pull.queue_per_worker if config.queue_per_worker else waiting,
-        demand=pull.demand,
-    )
-
-
-def _decision(record: Record, zero_s: float, outcomes: Mapping[tuple[str, str], str]) -> DecisionMark:
-    plain = printable(record["decision"])
-    steps = {
-        role["role"]: [(step["name"], step["inputs"]) for step in role["steps"]] for role in plain["roles"]
-    }
-    roles = tuple(
-        RoleChange(
-            role=Role(role["role"]),
-            current=role["current"],
-            desired=role["desired"],
-            action=role["action"],
-            reason=role["reason"],
-            sentence=role["sentence"],
-            mean=next((inputs["mean"] for name, inputs in steps[role["role"]] if name == "signal"), None),
-            outcome=_outcome(plain, role, outcomes),
-            forecast=forecast_of(steps[role["role"]]),
-            profile=profile_reading(steps[role["role"]]),
+def _decision(
+    recorded: Mapping[str, Any], zero_s: float, outcomes: Mapping[tuple[str, str], str]
+) -> DecisionMark:
+    plain = printable(recorded)
+    roles = []
+    for role in plain["roles"]:
+        steps = [(step["name"], step["inputs"]) for step in role["steps"]]
+        is_asked = not plain["no_operation"] and role["action"] != "hold"
+        outcome = printable(outcomes.get((plain["id"], role["role"]), "unknown"))
+        roles.append(
+            RoleChange(
+                role=Role(role["role"]),
+                **{key: role[key] for key in ("current", "desired", "action", "reason", "sentence")},
+                mean=next((inputs["mean"] for name, inputs in steps if name == "signal"), None),
+                outcome=outcome if is_asked else "not asked",
+                forecast=forecast_of(steps),
+                profile=profile_reading(steps),
+            )
         )
-        for role in plain["roles"]
-    )
-    return DecisionMark(
-        id=plain["id"],
-        at_s=plain["at_s"] - zero_s,
-        kind=record["kind"],
-        no_operation=plain["no_operation"],
-        roles=roles,
-        gpus_after=plain["gpus_after"],
-    )
+    return DecisionMark(plain["id"], plain["at_s"] - zero_s, tuple(roles), plain["gpus_after"])
 
 
-def _outcome(
-    decision: Mapping[str, Any], role: Mapping[str, Any], outcomes: Mapping[tuple[str, str], str]
-) -> str:
-    if decision["no_operation"] or role["action"] == "hold":
-        return "not asked"
-    return printable(outcomes.get((decision["id"], role["role"]), "unknown"))
+def _adjusting(records: Sequence[Record], zero_s: float) -> Iterator[tuple[float, bool]]:
+    """Yield (time, is adjusting) of a planner that waits for its changes."""
+    for record in records:
+        if record["type"] == "settled" or (record["type"] == "actuation" and record["outcome"] == "applied"):
+            yield record["at_s"] - zero_s, record["type"] == "actuation"
+    yield records[-1]["at_s"] - zero_s, False
 
 
-def _adjusting(records: Sequence[Record], zero_s: float) -> tuple[tuple[float, float], ...]:
-    marks = [
-        (record["at_s"] - zero_s, record["type"] == "actuation")
-        for record in records
-        if record["type"] == "settled" or (record["type"] == "actuation" and record["outcome"] == "applied")
-    ]
-    return _spans([*marks, (records[-1]["at_s"] - zero_s, False)])
+def _changing(pulls: Sequence[Pull]) -> Iterator[tuple[float, bool]]:
+    """Yield (time, do replicas start or drain) of a planner that does not wait for them."""
+    for pull in pulls:
+        yield pull.at_s, any(pool.starting or pool.draining for pool in pull.pools.values())
+    for pull in pulls[-1:]:
+        yield pull.at_s, False
 
 
-def _changing(samples: Sequence[LedgerSample]) -> tuple[tuple[float, float], ...]:
-    """Return the spans in which replicas start or drain, while the planner keeps running."""
-    marks = [
-        (sample.at_s, any(pool.starting or pool.draining for pool in sample.pools.values()))
-        for sample in samples
-    ]
-    return _spans([*marks, *((sample.at_s, False) for sample in samples[-1:])])
-
-
-def _spans(marks: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
+def _spans(marks: Iterator[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
     """Return (begin, end) of what is on from a true mark to the next false one."""
     spans = []
     begin_s: float | None = None

@@ -6,11 +6,13 @@ Pure: arrays in, arrays out; nothing is drawn here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.planner.decide.observation import Pull
 from penstock.report.ledger_view import PlannerRun
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.statistics import percentiles
@@ -69,15 +71,12 @@ def window_for(span_s: float) -> float:
 
 def token_gaps(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
     """Return (times, gaps) of every inter-token gap of ok requests; a gap's time is its end."""
-    times: list[Floats] = []
-    gaps: list[Floats] = []
+    times, gaps = [np.empty(0)], [np.empty(0)]
     for result in results:
         if result.status is RequestStatus.OK and result.itl_s and result.ttft_s is not None:
             own = np.frombuffer(result.itl_s, dtype=np.float32).astype(np.float64)
             gaps.append(own)
             times.append(result.sent_s + result.ttft_s + np.cumsum(own))
-    if not gaps:
-        return np.empty(0), np.empty(0)
     return np.concatenate(times), np.concatenate(gaps)
 
 
@@ -102,20 +101,6 @@ def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats, Floats]
     return edges, mean, np.array(peak)
 
 
-def _edges(end_s: float) -> Floats:
-    width_s = max(1.0, np.ceil((end_s + 1e-9) / MAX_BINS))
-    return np.arange(0.0, end_s + width_s + 1e-9, width_s)
-
-
-def without_lines_across(
-    times: Floats, values: Floats, spans: Sequence[tuple[float, float]]
-) -> tuple[Floats, Floats]:
-    """Return the points with a gap put where each span begins, so that no line is drawn across it."""
-    begins = np.array([begin_s for begin_s, _ in spans], dtype=np.float64)
-    places = np.searchsorted(times, begins, side="right")
-    return np.insert(times, places, begins), np.insert(values, places, np.nan)
-
-
 def arrivals_per_s(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
     """Return (bin edges, arrivals/s in each bin); bins are whole seconds, `MAX_BINS` at most."""
     if not results:
@@ -126,17 +111,94 @@ def arrivals_per_s(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
     return edges, counts / np.diff(edges)
 
 
-def shown_span(run: PlannerRun | None, *, duration_s: float | None) -> tuple[float, float]:
-    """Return the span of time to draw: the load run, and the planner's coming to rest after it.
+def _edges(end_s: float) -> Floats:
+    width_s = max(1.0, np.ceil((end_s + 1e-9) / MAX_BINS))
+    return np.arange(0.0, end_s + width_s + 1e-9, width_s)
+
+
+def kept(
+    results: Sequence[RequestResult], *, ttft_s: float | None, itl_s: float | None
+) -> tuple[Floats, Floats]:
+    """Return 1 or 0 per request: whether its TTFT, and whether its mean gap, was within the target; of lost ones neither.
+
+    None is no target; an answer of one token has no gap to miss.
+    """
+    first, gaps = [], []
+    for result in results:
+        is_ok = result.status is RequestStatus.OK and result.ttft_s is not None
+        first.append(is_ok and (ttft_s is None or (result.ttft_s or 0.0) <= ttft_s))
+        gaps.append(is_ok and (itl_s is None or result.tpot_s is None or result.tpot_s <= itl_s))
+    return np.array(first, dtype=np.float64), np.array(gaps, dtype=np.float64)
+
+
+def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tuple[Floats, Floats]:
+    """Return (centres of windows, mean of the requests that arrived in each); windows without any are NaN."""
+    arrivals = np.array([result.arrival_s for result in results])
+    if not arrivals.size:
+        return np.empty(0), np.empty(0)
+    width_s = window_for(float(arrivals.max()))
+    bins = np.floor(arrivals / width_s).astype(int)
+    shares = _ratio(np.bincount(bins, weights=values), np.bincount(bins))
+    return np.arange(0.5, shares.size) * width_s, shares
+
+
+@dataclass(frozen=True, slots=True)
+class DemandBins:
+    """Demand over bins of one width; NaN where no pull knew any. Rates per second, the wait in seconds.
+
+    Attributes:
+        edges: Times, shape (n + 1,).
+        arrivals, rejected: Requests, shape (n,).
+        uncached_tokens, computed_tokens: Prompt tokens that came and that were prefilled.
+        oldest_wait_s: Longest of the bin's pulls.
+    """
+
+    edges: Floats
+    arrivals: Floats
+    rejected: Floats
+    uncached_tokens: Floats
+    computed_tokens: Floats
+    oldest_wait_s: Floats
+
+
+def demand_bins(pulls: Sequence[Pull], width_s: float) -> DemandBins:
+    """Return means over bins: of pulls each second, single requests and prompts would be all that a picture shows.
 
     Args:
-        run: None draws the load run only.
-        duration_s: Of the load run; None draws the planner's entire run.
+        pulls: In order of time; at least one knows the demand.
+        width_s: Of a bin, seconds, > 0.
     """
-    if duration_s is None:
-        return (0.0, run.end_s if run is not None else 0.0)
-    if run is None:
-        return 0.0, duration_s
+    known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
+    demands = [demand for _, demand in known]
+    places = np.array([np.floor((at_s - demand.period_s / 2) / width_s) for at_s, demand in known], dtype=int)
+    first = int(places.min())
+    places -= first
+    count = int(places.max()) + 1
+    seconds = np.bincount(places, weights=[each.period_s for each in demands], minlength=count)
+
+    def rate(values: Sequence[float]) -> Floats:
+        return _ratio(np.bincount(places, weights=values, minlength=count), seconds)
+
+    oldest = np.full(count, np.nan)
+    np.fmax.at(oldest, places, [each.oldest_wait_s or 0.0 for each in demands])
+    return DemandBins(
+        edges=(first + np.arange(count + 1, dtype=np.float64)) * width_s,
+        arrivals=rate([each.arrivals for each in demands]),
+        rejected=rate([each.refused + each.timed_out for each in demands]),
+        uncached_tokens=rate([each.uncached_tokens for each in demands]),
+        computed_tokens=rate([each.prefilled_tokens for each in demands]),
+        oldest_wait_s=oldest,
+    )
+
+
+def _ratio(sums: NDArray[Any], counts: NDArray[Any]) -> Floats:
+    shares = np.full(sums.size, np.nan)
+    np.divide(sums, counts, out=shares, where=counts > 0)
+    return shares
+
+
+def shown_span(run: PlannerRun, *, duration_s: float) -> tuple[float, float]:
+    """Return the span of time to draw: the load run of that duration, and the planner's coming to rest after it."""
     interval_s = run.config.adjustment_interval_s
-    first_s = run.samples[0].at_s if run.samples else 0.0
+    first_s = run.pulls[0].at_s if run.pulls else 0.0
     return max(min(0.0, first_s), -interval_s), min(max(run.end_s, duration_s), duration_s + 10 * interval_s)

@@ -1,25 +1,21 @@
-"""The summary as text for a terminal; printed by `penstock load`, `penstock report` and the demo."""
+"""What terminal and page say of a run: sentences, tables and marks; printed by `penstock load`, `penstock report` and the demo."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.report.analysis import GpuUse, Violations, demand_line
 from penstock.report.counterfactual import Counterfactual, sentences
 from penstock.report.findings import RunReport
-from penstock.report.ledger_view import PlannerRun
-from penstock.report.targets import target_lines
+from penstock.report.ledger_view import DecisionMark
 
-LATENCIES: Final = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
-"""The summary's latencies by their key, in the order shown."""
-
-RANKS: Final = ("p50", "p90", "p99", "mean", "max")
-"""What is shown of each."""
+_LATENCIES: Final = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "E2E"}
+_RANKS: Final = ("p50", "p90", "p99", "mean", "max")
 
 
 def seconds(value: float | None) -> str:
@@ -29,27 +25,103 @@ def seconds(value: float | None) -> str:
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def latency_cells(summary: Mapping[str, Any], key: str) -> list[str]:
-    """Return one latency's figures in the order of `RANKS`; a gap below the timers' resolution is shown as that bound."""
-    row, lag = summary["latency"][key], summary["lag"]
-    least_s = lag["resolution_s"] if key == "itl_s" and lag["is_itl_unresolved"] else 0.0
-
-    def cell(rank: str) -> str:
-        value = row[rank]
-        is_below_resolution = value is not None and rank != "mean" and value < least_s
-        return f"< {seconds(least_s)}" if is_below_resolution else seconds(value)
-
-    return [cell(rank) for rank in RANKS]
-
-
 def percent(value: float | None) -> str:
     """Return a fraction as a percentage, ``-`` when unknown."""
     return "-" if value is None else f"{value:.1%}"
 
 
-def rate(value: float | None) -> str:
-    """Return a number per second, ``-`` when unknown."""
+def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A table, as terminal and page show it.
+
+    Attributes:
+        texts: How many columns are text, from the left; the others are numbers.
+        note: Below it.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 1
+    note: str | None = None
+
+    def for_terminal(self, title: str | None = None) -> Table:
+        """Return it for a terminal; what stands in it is no markup."""
+        table = Table(title=title, caption=self.note)
+        for place, head in enumerate(self.heads):
+            table.add_column(
+                head, justify="left" if place < self.texts else "right", no_wrap=place < self.texts - 1
+            )
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def latencies(summary: Mapping[str, Any]) -> Figures:
+    """Return percentiles by latency; a gap below the timers' resolution is shown as that bound."""
+    latency, lag = summary["latency"], summary["lag"]
+
+    def cell(key: str, rank: str) -> str:
+        value = latency[key][rank]
+        least_s = lag["resolution_s"] if key == "itl_s" and lag["is_itl_unresolved"] else 0.0
+        is_below_resolution = value is not None and rank != "mean" and value < least_s
+        return f"< {seconds(least_s)}" if is_below_resolution else seconds(value)
+
+    rows = [
+        (name, *(cell(key, rank) for rank in _RANKS), str(latency[key]["count"]))
+        for key, name in _LATENCIES.items()
+    ]
+    return Figures(("", *_RANKS, "samples"), rows, note=f"simulated time; {latency['percentile_method']}")
+
+
+def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> Figures:
+    rows = [
+        (
+            name,
+            *(str(row["requests"][status]) for status in ("ok", "rejected", "failed")),
+            *(seconds(row["ttft_s"][rank]) for rank in ("p50", "p99")),
+            *(seconds(row[key]["p99"]) for key in ("tpot_s", "e2e_s")),
+        )
+        for name, row in tiers.items()
+    ]
+    heads = ("tier", "ok", "rej.", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99")
+    return Figures(heads, rows, note="requests by the tier that they asked for")
+
+
+def fleets(found: Counterfactual) -> Figures:
+    """Return a row per fleet on the same traffic, the measured one first."""
+    rows = [
+        (
+            each.name,
+            each.source,
+            percent(each.in_time),
+            *(
+                "-" if value is None else f"{value:.1f} s"
+                for value in (each.ttft_p50_s, each.ttft_p90_s, each.ttft_p99_s)
+            ),
+            str(each.lost),
+            "-" if each.gpu_hours is None else f"{each.gpu_hours:.3f}",
+        )
+        for each in found.outcomes
+    ]
+    heads = ("fleet", "", "in time", "TTFT p50", "p90", "p99", "lost", "GPU-h")
+    return Figures(
+        heads, rows, texts=2, note=f"in time: TTFT below {found.slo_s:g} s; lost requests are late"
+    )
+
+
+def decisions(marks: Iterable[DecisionMark], *, with_holds: bool = False) -> Figures:
+    """Return what each decision did about each role, and why."""
+    rows = [
+        (f"{mark.at_s:.0f} s", mark.id, role.sentence, role.outcome)
+        for mark in marks
+        for role in mark.roles
+        if with_holds or role.action != "hold"
+    ]
+    return Figures(("time", "id", "decision", "outcome"), rows, texts=4)
 
 
 def process_lags(lag: Mapping[str, Any]) -> dict[str, float | None]:
@@ -61,11 +133,71 @@ def process_lags(lag: Mapping[str, Any]) -> dict[str, float | None]:
     }
 
 
-def lag_warnings(lag: dict[str, Any]) -> list[str]:
-    """Return what to say of processes that could not keep up, and of gaps too short to measure."""
+def load_summary(summary: dict[str, Any]) -> RenderableType:
+    """Return a load run's summary: requests, latencies, tokens, and every mark that it carries."""
+    requests, tokens = load_lines(summary).values()
+    parts: list[RenderableType] = [Text(requests), latencies(summary).for_terminal()]
+    if summary.get("tiers"):
+        parts.append(_tiers(summary["tiers"]).for_terminal())
+    parts.append(Text(tokens))
+    parts.extend(Text(note, style="bold yellow") for note in notes(summary))
+    return Group(*parts)
+
+
+def load_lines(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was sent and what came of it, a sentence each by its name."""
+    counts, rates, tokens = summary["requests"], summary["throughput"], summary["tokens"]
+    return {
+        "requests": f"{counts['ok']} ok, {counts['failed']} failed, {counts['rejected']} rejected of {counts['planned']}"
+        f" requests in {rates['duration_s']:.0f} s (simulated, speed {summary['settings']['speed']:g})",
+        "tokens": f"tokens: {tokens['prompt']} prompt, {tokens['output']} output; {_rate(rates['requests_per_s'])} req/s,"
+        f" {_rate(rates['output_tokens_per_s'])} output tokens/s; prefix-cache hit rate"
+        f" {percent(tokens['prefix_cache_hit_rate'])}",
+    }
+
+
+def notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return what qualifies the figures: partial, closed loop, skipped rows, mismatches, lag."""
+    requests, trace, settings = summary["requests"], summary["trace"], summary["settings"]
+    overload, mismatches = summary.get("overload"), summary["usage_mismatches"]
+    found: list[str] = []
+    if overload is not None:
+        found.append(
+            f"OVERLOAD: {overload['factor']:g} times a capacity of {_rate(overload['capacity']['rps'])} req/s, measured with"
+            f" {overload['capacity']['concurrency']} requests in flight"
+        )
+    if summary["is_partial"]:
+        found.append(
+            f"PARTIAL: stopped early; {requests['not_sent']} requests not sent, {requests['unfinished']} cut off"
+        )
+    if settings["concurrency"] is not None:
+        found.append(
+            f"CLOSED LOOP: at most {settings['concurrency']} requests in flight, so arrivals waited for answers"
+        )
+    if trace["skipped_rows"]:
+        found.append(f"{len(trace['skipped_rows'])} trace rows skipped, first: {trace['skipped_rows'][0]}")
+    if trace["truncated_prompts"] or trace["dropped_prompts"]:
+        found.append(
+            f"prompts above {settings['max_input_tokens']} tokens: {trace['truncated_prompts']} truncated,"
+            f" {trace['dropped_prompts']} requests dropped"
+        )
+    if mismatches["prompt_tokens"] or mismatches["output_tokens"]:
+        found.append(
+            f"usage differs from the trace: prompt in {mismatches['prompt_tokens']} of"
+            f" {mismatches['checked_prompt']}, output in {mismatches['output_tokens']} of"
+            f" {mismatches['checked_output']}; {'; '.join(mismatches['examples'])}"
+        )
+    if mismatches["without_usage"]:
+        found.append(f"{mismatches['without_usage']} answers reported no usage")
+    if summary["errors"]:
+        found.append("errors: " + ", ".join(f"{name} {count}" for name, count in summary["errors"].items()))
+    return [*found, *_lag_notes(summary["lag"])]
+
+
+def _lag_notes(lag: Mapping[str, Any]) -> list[str]:
     lags = process_lags(lag)
 
-    def listed(names: list[str]) -> str:
+    def listed(names: Sequence[str]) -> str:
         return ", ".join(f"{name} {seconds(lags.get(name))}" for name in names)
 
     found = []
@@ -88,209 +220,34 @@ def lag_warnings(lag: dict[str, Any]) -> list[str]:
     return found
 
 
-def load_summary(summary: dict[str, Any]) -> RenderableType:
-    """Return a load run's summary: requests, latencies, tokens, and every mark that it carries."""
-    parts: list[RenderableType] = [_requests_line(summary), _latency_table(summary), _tokens_line(summary)]
-    if summary.get("tiers"):
-        parts.insert(2, _tier_table(summary["tiers"]))
-    parts.extend(Text(note, style="bold yellow") for note in notes(summary))
-    return Group(*parts)
+def facts(report: RunReport) -> dict[str, list[str]]:
+    """Return the findings in addition to the load run's own figures: sentences by name, for terminal and page."""
+    parts = {
+        "target": report.violations,
+        "demand": report.demand,
+        "mode sla": report.targets,
+        "GPU-hours": report.use,
+    }
+    found = {name: part.lines() for name, part in parts.items() if part is not None}
+    return {name: lines for name, lines in found.items() if lines}
 
 
-def notes(summary: dict[str, Any]) -> list[str]:
-    """Return what qualifies the figures: partial, closed loop, skipped rows, mismatches, lag."""
-    found: list[str] = []
-    requests, trace, settings = summary["requests"], summary["trace"], summary["settings"]
-    overload = summary.get("overload")
-    if overload is not None:
-        found.append(
-            f"OVERLOAD: {overload['factor']:g} times a capacity of {rate(overload['capacity']['rps'])} req/s, measured with"
-            f" {overload['capacity']['concurrency']} requests in flight"
-        )
-    if summary["is_partial"]:
-        found.append(
-            f"PARTIAL: stopped early; {requests['not_sent']} requests not sent, {requests['unfinished']} cut off"
-        )
-    if settings["concurrency"] is not None:
-        found.append(
-            f"CLOSED LOOP: at most {settings['concurrency']} requests in flight, so arrivals waited for answers"
-        )
-    if trace["skipped_rows"]:
-        found.append(f"{len(trace['skipped_rows'])} trace rows skipped, first: {trace['skipped_rows'][0]}")
-    if trace["truncated_prompts"] or trace["dropped_prompts"]:
-        found.append(
-            f"prompts above {settings['max_input_tokens']} tokens: {trace['truncated_prompts']} truncated,"
-            f" {trace['dropped_prompts']} requests dropped"
-        )
-    found.extend(_mismatch_notes(summary["usage_mismatches"]))
-    if summary["errors"]:
-        found.append("errors: " + ", ".join(f"{name} {count}" for name, count in summary["errors"].items()))
-    found.extend(lag_warnings(summary["lag"]))
-    return found
-
-
-def _mismatch_notes(mismatches: dict[str, Any]) -> list[str]:
-    found = []
-    if mismatches["prompt_tokens"] or mismatches["output_tokens"]:
-        found.append(
-            f"usage differs from the trace: prompt in {mismatches['prompt_tokens']} of"
-            f" {mismatches['checked_prompt']}, output in {mismatches['output_tokens']} of"
-            f" {mismatches['checked_output']}; {'; '.join(mismatches['examples'])}"
-        )
-    if mismatches["without_usage"]:
-        found.append(f"{mismatches['without_usage']} answers reported no usage")
-    return found
-
-
-def _requests_line(summary: dict[str, Any]) -> Text:
-    counts, rates = summary["requests"], summary["throughput"]
-    return Text(
-        f"{counts['ok']} ok, {counts['failed']} failed, {counts['rejected']} rejected of {counts['planned']}"
-        f" requests in {rates['duration_s']:.0f} s (simulated, speed {summary['settings']['speed']:g})"
-    )
-
-
-def _latency_table(summary: dict[str, Any]) -> Table:
-    table = Table(title=None, caption=f"simulated time; {summary['latency']['percentile_method']}")
-    table.add_column("")
-    for heading in (*RANKS, "samples"):
-        table.add_column(heading, justify="right")
-    for key, name in LATENCIES:
-        count = summary["latency"][key]["count"]
-        table.add_row(name, *latency_cells(summary, key), str(count))
-    return table
-
-
-def _tier_table(tiers: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(caption="requests by the tier that they asked for")
-    for heading in ("tier", "ok", "rej.", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99"):
-        table.add_column(heading, justify="left" if heading == "tier" else "right", no_wrap=heading == "tier")
-    for name, row in tiers.items():
-        counts = row["requests"]
-        table.add_row(
-            name,
-            str(counts["ok"]),
-            str(counts["rejected"]),
-            str(counts["failed"]),
-            seconds(row["ttft_s"]["p50"]),
-            seconds(row["ttft_s"]["p99"]),
-            seconds(row["tpot_s"]["p99"]),
-            seconds(row["e2e_s"]["p99"]),
-        )
-    return table
-
-
-def _tokens_line(summary: dict[str, Any]) -> Text:
-    tokens, rates = summary["tokens"], summary["throughput"]
-    return Text(
-        f"tokens: {tokens['prompt']} prompt, {tokens['output']} output; {rate(rates['requests_per_s'])} req/s,"
-        f" {rate(rates['output_tokens_per_s'])} output tokens/s; prefix-cache hit rate"
-        f" {percent(tokens['prefix_cache_hit_rate'])}"
-    )
-
-
-def facts(report: RunReport) -> list[tuple[str, list[str]]]:
-    """Return the findings in addition to the load run's own figures: a name and its sentences, for terminal and page."""
-    found = [("target", violation_lines(report.violations))]
-    if report.demand is not None:
-        found.append(("demand", [demand_line(report.demand)]))
-    if report.targets is not None:
-        found.append(("mode sla", target_lines(report.targets)))
-    if report.use is not None:
-        found.append(("GPU-hours", [gpu_line(report.use)]))
-    return [(name, lines) for name, lines in found if lines]
+def counted(marks: Sequence[DecisionMark]) -> str:
+    """Return how many decisions there were and how many changed something."""
+    changes = sum(mark.is_change for mark in marks)
+    return f"{len(marks)} decisions, {changes} with a change, {len(marks) - changes} held"
 
 
 def report_text(report: RunReport) -> RenderableType:
     """Return the complete report for a terminal: load, targets, GPU-hours, each change with its reason."""
     parts = [load_summary(report.load.summary)]
-    parts.extend(Text(line) for _, lines in facts(report) for line in lines)
+    parts += [Text(line) for lines in facts(report).values() for line in lines]
     if report.planner is not None:
-        parts.append(planner_summary(report.planner))
+        parts.append(Text(counted(report.planner.decisions)))
+        if (changes := decisions(report.planner.decisions)).rows:
+            parts.append(changes.for_terminal())
     if report.counterfactual is not None:
-        parts.append(counterfactual_summary(report.counterfactual))
-    parts.extend(Text(note, style="bold yellow") for note in report.notes)
+        parts.append(fleets(report.counterfactual).for_terminal(title="The same traffic on other fleets"))
+        parts += [Text(line) for line in sentences(report.counterfactual)]
+    parts += [Text(note, style="bold yellow") for note in report.notes]
     return Group(*parts)
-
-
-def planner_summary(run: PlannerRun) -> RenderableType:
-    """Return how many decisions there were, and every one that changed something."""
-    changes = [mark for mark in run.decisions if mark.is_change]
-    held = len(run.decisions) - len(changes)
-    counted = Text(f"{len(run.decisions)} decisions, {len(changes)} with a change, {held} held")
-    parts: list[RenderableType] = [counted]
-    if changes:
-        table = Table()
-        table.add_column("time", justify="right")
-        table.add_column("decision")
-        table.add_column("outcome")
-        for mark in changes:
-            for role in mark.roles:
-                if role.action != "hold":
-                    table.add_row(f"{mark.at_s:.0f} s", Text(role.sentence), Text(role.outcome))
-        parts.append(table)
-    return Group(*parts)
-
-
-COUNTERFACTUAL_COLUMNS: Final = ("fleet", "", "in time", "TTFT p50", "p90", "p99", "lost", "GPU-h")
-"""Headings of `counterfactual_rows`."""
-
-
-def counterfactual_rows(found: Counterfactual) -> list[tuple[str, ...]]:
-    """Return a row per fleet, the measured one first; see `COUNTERFACTUAL_COLUMNS`."""
-    return [
-        (
-            each.name,
-            each.source,
-            percent(each.in_time),
-            *(_tenths(value) for value in (each.ttft_p50_s, each.ttft_p90_s, each.ttft_p99_s)),
-            str(each.lost),
-            "-" if each.gpu_hours is None else f"{each.gpu_hours:.3f}",
-        )
-        for each in found.outcomes
-    ]
-
-
-def _tenths(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} s"
-
-
-def counterfactual_summary(found: Counterfactual) -> RenderableType:
-    """Return what other fleets would have cost and kept in time: a table, and a sentence for each."""
-    table = Table(title=f"The same traffic on other fleets (in time: TTFT below {found.slo_s:g} s)")
-    for place, heading in enumerate(COUNTERFACTUAL_COLUMNS):
-        table.add_column(heading, justify="left" if place < 2 else "right")
-    for row in counterfactual_rows(found):
-        table.add_row(*row)
-    return Group(table, *(Text(line) for line in (*sentences(found), *found.notes)))
-
-
-def gpu_line(use: GpuUse) -> str:
-    """Return GPU-hours in one sentence."""
-    ceiling = "the peak held" if use.budget_gpus is None else f"the budget of {use.budget_gpus}"
-    return (
-        f"GPU-hours: {use.used_hours:.3f} used over {use.end_s - use.start_s:.0f} s; {use.static_max_hours:.3f}"
-        f" static at {ceiling} ({percent(use.saved_fraction)} saved), {use.static_min_hours:.3f} static at the"
-        f" floor; peak {use.peak_gpus} GPUs"
-    )
-
-
-def violation_lines(missed: Violations) -> list[str]:
-    """Return a sentence for each target that was given."""
-    lines = []
-    if missed.ttft_target_s is not None and missed.late_first_tokens is not None:
-        lines.append(
-            f"TTFT target {seconds(missed.ttft_target_s)}: missed by {missed.late_first_tokens} of"
-            f" {missed.requests} requests ({_share(missed.late_first_tokens, missed.requests)}), failed and"
-            " rejected ones included"
-        )
-    if missed.itl_target_s is not None and missed.long_gaps is not None:
-        lines.append(
-            f"ITL target {seconds(missed.itl_target_s)}: exceeded by {missed.long_gaps} of {missed.gaps} gaps"
-            f" ({_share(missed.long_gaps, missed.gaps)})"
-        )
-    return lines
-
-
-def _share(part: int, total: int) -> str:
-    return percent(part / total if total else None)

@@ -178,7 +178,7 @@ def _pool(pool: PoolSpec, replicas: Mapping[Role, int]) -> PoolSpec:
 
 def _replicas_at_zero(run: PlannerRun) -> dict[Role, int]:
     """Return the replicas that were ready or starting when the load began; empty where no pull shows them."""
-    before = [sample for sample in run.samples if sample.at_s <= 0] or list(run.samples[:1])
+    before = [pull for pull in run.pulls if pull.at_s <= 0] or list(run.pulls[:1])
     return {role: pool.ready + pool.starting for each in before[-1:] for role, pool in each.pools.items()}
 
 

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.planner.decide.config import DecideConfig
-from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.report import series
 from penstock.report.analysis import GpuUse, gpu_use, violations
 from penstock.report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import (
     DecisionMark,
-    LedgerSample,
     LoadOrigin,
     PlannerRun,
     RoleChange,
@@ -28,23 +27,23 @@ from penstock.workload.record import RequestStatus
 from penstock.workload.results import LoadRun
 
 
-def _sample(at_s, prefill=1, decode=1, draining=0):
+def _pull(at_s, prefill=1, decode=1, draining=0):
     pools = {Role.PREFILL: PoolCounts(prefill), Role.DECODE: PoolCounts(decode, 0, draining)}
-    return LedgerSample(at_s, pools, prefill + decode + draining, 0.5, 0.1, None)
+    return Pull(at_s, pools, NO_WORKERS, None)
 
 
-def _mark(at_s, gpus_after, outcome="applied", action="up"):
-    role = RoleChange(Role.DECODE, 1, 2, action, "above_threshold", "decode 1 -> 2: KV", 0.95, outcome)
-    return DecisionMark("d000001", at_s, "adjustment", False, (role,), gpus_after)
+def _mark(at_s, gpus_after):
+    role = RoleChange(Role.DECODE, 1, 2, "up", "above_threshold", "decode 1 -> 2: KV", 0.95, "applied")
+    return DecisionMark("d000001", at_s, (role,), gpus_after)
 
 
-def _run(samples, decisions=(), *, end_s, budget=8):
-    return PlannerRun(DecideConfig(max_gpu_budget=budget), tuple(samples), tuple(decisions), (), end_s, ())
+def _run(pulls, decisions=(), *, end_s, budget=8):
+    return PlannerRun(DecideConfig(max_gpu_budget=budget), tuple(pulls), tuple(decisions), end_s=end_s)
 
 
 def test_gpu_hours_are_what_was_held():
     """Two GPUs for an hour, three for half of one from the decision on, against eight and two all the time."""
-    run = _run([_sample(0), _sample(3600), _sample(3700, decode=2)], [_mark(3600, 3)], end_s=5400)
+    run = _run([_pull(0), _pull(3600), _pull(3700, decode=2)], [_mark(3600, 3)], end_s=5400)
 
     use = gpu_use(run, start_s=0, end_s=5400)
 
@@ -64,7 +63,7 @@ def test_gpu_hours_are_what_was_held():
 )
 def test_the_span_is_what_the_ledger_saw(start_s, end_s, span, hours):
     """Time before the first pull and after the last record is not counted, on either side."""
-    use = gpu_use(_run([_sample(0)], end_s=100), start_s=start_s, end_s=end_s)
+    use = gpu_use(_run([_pull(0)], end_s=100), start_s=start_s, end_s=end_s)
 
     assert (use.start_s, use.end_s) == span
     assert use.used_hours == pytest.approx(hours)
@@ -76,16 +75,15 @@ STEPS = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), min_size=1, ma
 @given(steps=STEPS, cut_s=st.floats(0, 100))
 def test_the_hours_of_two_halves_are_those_of_the_whole(steps, cut_s):
     """Wherever a run is cut; never below the least that was held nor above the peak."""
-    samples = [_sample(at_s, decode=count) for at_s, count in sorted(steps)]
-    run = _run(samples, end_s=120.0)
-    start_s = samples[0].at_s
+    run = _run([_pull(at_s, decode=count) for at_s, count in sorted(steps)], end_s=120.0)
+    start_s = run.pulls[0].at_s
 
     whole = gpu_use(run, start_s=0, end_s=120.0)
     halves = [gpu_use(run, start_s=0, end_s=cut_s), gpu_use(run, start_s=cut_s, end_s=120.0)]
 
     assert whole.used_hours == pytest.approx(sum(half.used_hours for half in halves if half is not None))
     hours = (120.0 - start_s) / 3600
-    assert min(each.gpus for each in samples) * hours <= whole.used_hours * (1 + 1e-9)
+    assert min(gpus for _, gpus in run.gpu_steps()) * hours <= whole.used_hours * (1 + 1e-9)
     assert whole.used_hours <= whole.peak_gpus * hours * (1 + 1e-9)
 
 
@@ -94,12 +92,12 @@ def test_the_hours_of_two_halves_are_those_of_the_whole(steps, cut_s):
     [
         (0, 700, None),
         (0, 300, "the ledger covers 300 s of the load run's 600 s"),
-        (900, 1000, "the ledger holds nothing from the time of the load run"),
+        (900, 1000, "the ledger covers 0 s of the load run's 600 s"),
     ],
 )
 def test_a_ledger_that_saw_part_of_the_run_says_so(from_s, to_s, note):
     """Figures over half of a run are not passed off as the whole's."""
-    run = _run([_sample(from_s)], end_s=to_s)
+    run = _run([_pull(from_s)], end_s=to_s)
     load = LoadRun({"throughput": {"duration_s": 600.0}}, ())
     report = RunReport(load, run, gpu_use(run, start_s=0, end_s=600.0), _nothing_missed())
 
@@ -113,8 +111,8 @@ def _nothing_missed():
 def test_violations_count_requests_that_got_nothing(result_of):
     """At the target is within it; failed and rejected requests missed it."""
     results = [
-        result_of(itl_s=array("f", [0.1, 0.3])),
-        result_of(ttft_s=1.1),
+        result_of(itl_s=array("f", [0.1, 0.3]), tpot_s=0.2),
+        result_of(ttft_s=1.1, tpot_s=0.21),
         result_of(status=RequestStatus.FAILED),
         result_of(status=RequestStatus.REJECTED, ttft_s=None),
     ]
@@ -122,17 +120,21 @@ def test_violations_count_requests_that_got_nothing(result_of):
     missed = violations(results, ttft_target_s=1.0, itl_target_s=0.2)
 
     assert (missed.late_first_tokens, missed.requests) == (3, 4)
-    assert (missed.long_gaps, missed.gaps) == (1, 2)
-    assert violations(results, ttft_target_s=None, itl_target_s=None).late_first_tokens is None
+    assert (missed.long_gaps, missed.gaps, missed.slow_requests) == (1, 2, 3)
+    assert missed.lines() == [
+        "TTFT target 1 s: missed by 3 of 4 requests (75.0%), failed and rejected ones included",
+        "ITL target 0.2 s: exceeded by 1 of 2 gaps (50.0%); on average (TPOT) by 3 of 4 requests (75.0%)",
+    ]
+    assert violations(results, ttft_target_s=None, itl_target_s=None).lines() == []
 
 
 def test_the_view_counts_from_the_load_runs_zero(ledger_records):
     """One host: the shared simulated clock; the first pull of the synthetic ledger is 19 s before zero."""
-    origin = LoadOrigin(model_s=100_000.0, unix_s=1_700_000_000.0, speed=20.0, duration_s=600.0)
+    origin = LoadOrigin(model_s=100_000.0, unix_s=1_700_000_000.0, speed=20.0)
 
     run = view_of(ledger_records, origin=origin)
 
-    assert run.samples[0].at_s == pytest.approx(-19)
+    assert run.pulls[0].at_s == pytest.approx(-19)
     assert run.notes == ()
     assert run.decisions[0].at_s == pytest.approx(10)
     outcomes = {role.outcome for mark in run.decisions for role in mark.roles if role.action != "hold"}
@@ -144,11 +146,11 @@ def test_the_view_counts_from_the_load_runs_zero(ledger_records):
 
 def test_two_hosts_are_matched_by_the_wall_clock(ledger_records):
     """Another host's monotonic clock has another origin; the page says that the match is by the wall."""
-    origin = LoadOrigin(model_s=5.0, unix_s=1_700_000_000.0, speed=20.0, duration_s=600.0)
+    origin = LoadOrigin(model_s=5.0, unix_s=1_700_000_000.0, speed=20.0)
 
     run = view_of(ledger_records, origin=origin)
 
-    assert run.samples[0].at_s == pytest.approx(-19, abs=1e-3)
+    assert run.pulls[0].at_s == pytest.approx(-19, abs=1e-3)
     assert "different clocks" in run.notes[0]
 
 
@@ -158,7 +160,7 @@ def test_only_the_newest_timeline_is_shown(ledger_records):
 
     run = view_of([old, *ledger_records], origin=None)
 
-    assert run.samples[0].at_s == pytest.approx(1)
+    assert run.pulls[0].at_s == pytest.approx(1)
 
 
 def test_a_planner_that_goes_on_is_shaded_while_replicas_start_or_drain(ledger_records):
@@ -168,7 +170,7 @@ def test_a_planner_that_goes_on_is_shaded_while_replicas_start_or_drain(ledger_r
     for record in others[4:9]:
         record["pull"]["pools"]["decode"]["starting"] = 1
     run = view_of([header, *others], origin=None)
-    assert run.adjusting == ((run.samples[4].at_s, run.samples[9].at_s),)
+    assert run.adjusting == ((run.pulls[4].at_s, run.pulls[9].at_s),)
     others[-1]["pull"]["pools"]["prefill"]["draining"] = 1
     assert view_of([header, *others], origin=None).adjusting[1:] == ((run.end_s, run.end_s),)
 

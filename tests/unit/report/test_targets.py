@@ -12,12 +12,12 @@ from penstock.api import Role
 from penstock.cli.report import report as report_command
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import Demand
+from penstock.planner.decide.observation import NO_WORKERS, Demand, Pull
 from penstock.planner.decision_steps import Forecast, ProfileReading
-from penstock.report.analysis import demand_bins, demand_line, demand_summary
+from penstock.report.analysis import demand_summary, targets_summary
 from penstock.report.findings import analyse
-from penstock.report.ledger_view import DecisionMark, LedgerSample, PlannerRun, RoleChange
-from penstock.report.targets import kept, target_lines, targets_summary
+from penstock.report.ledger_view import DecisionMark, PlannerRun, RoleChange
+from penstock.report.series import demand_bins, kept
 from penstock.report.text import report_text
 from penstock.workload.record import RequestStatus
 
@@ -29,45 +29,46 @@ ENGINE = PerformanceProfile(
 )
 
 
-def _decision(at_s, tokens_per_s, needed, had, *, factor=1.0, is_outside=False):
+def _pull(at_s, demand):
+    return Pull(float(at_s), {}, NO_WORKERS, None, demand)
+
+
+def _steady(**changes):
+    return Demand(**{"period_s": 1.0, "arrivals": 2.0, "uncached_tokens": 1000.0, **changes})
+
+
+def _decision(at_s, tokens_per_s, needed=1, had=1, *, factor=1.0, is_outside=False):
     profile = ProfileReading({"prefill": factor, "ttft": 1.0, "itl": 1.0}, is_outside, needed, had, None)
     forecast = Forecast(10.0, tokens_per_s, had, 2000.0)
-    part = RoleChange(
-        Role.PREFILL, had, had, "hold", "r", "s", None, "not asked", forecast=forecast, profile=profile
-    )
-    return DecisionMark("d", float(at_s), "adjustment", no_operation=False, roles=(part,), gpus_after=had)
+    part = RoleChange(Role.PREFILL, had, had, "hold", "r", "s", None, "not asked", forecast, profile)
+    return DecisionMark("d", float(at_s), (part,), gpus_after=had)
 
 
-@pytest.fixture(name="run")
-def _run():
-    """Return 100 s of 1,000 tokens/s with three decisions; the last one's forecast is for after the end."""
-    samples = [
-        LedgerSample(float(second), {}, 2, None, None, Demand(period_s=1.0, arrivals=2, uncached_tokens=1000))
-        for second in range(101)
-    ]
+def _run_of(pulls, decisions=(), config=CONFIG):
+    return PlannerRun(config, tuple(pulls), tuple(decisions), end_s=100.0)
+
+
+STEADY = [_pull(second, _steady()) for second in range(101)]
+
+
+def test_replicas_and_factors_are_summed_up():
+    """One decision of three had too few; one lay outside the profile."""
     decisions = (
         _decision(30, 1100.0, 2, 1),
         _decision(50, 600.0, 2, 2, factor=2.0),
         _decision(95, 9000.0, 1, 2, factor=1.5, is_outside=True),
     )
-    return PlannerRun(CONFIG, tuple(samples), decisions, (), 100.0, ())
+
+    same = "1.00 (1.00 to 1.00, at the end 1.00)"
+    assert targets_summary(_run_of(STEADY, decisions), start_s=0, end_s=100).lines() == [
+        "the targets are to hold for 90.0% of the requests",
+        f"observed over profile, median: prefill 1.50 (1.00 to 2.00, at the end 1.50); TTFT {same}; ITL {same}",
+        "prefill needed 1.7 replicas by the profile and had 1.7, fewer than needed at 33.3% of 3 decisions",
+        "outside the profile at 33.3% of the decisions: its edge held",
+    ]
 
 
-def test_prediction_replicas_and_factors_are_summed_up(run):
-    """Off by 10% and 40%: 25%. One decision of three had too few; one lay outside the profile."""
-    found = targets_summary(run, [], start_s=0, end_s=100)
-
-    assert (found.forecasts, found.forecast_mape) == (2, pytest.approx(0.25))
-    need = found.replicas["prefill"]
-    assert (need.decisions, need.needed, need.had) == (3, pytest.approx(5 / 3), pytest.approx(5 / 3))
-    assert need.short == pytest.approx(1 / 3)
-    factor = found.factors["prefill"]
-    assert (factor.least, factor.median, factor.most, factor.last) == (1.0, 1.5, 2.0, 1.5)
-    assert found.outside == pytest.approx(1 / 3)
-    assert (found.ttft_attainment, found.itl_attainment) == (None, None)
-
-
-def test_a_request_keeps_its_targets_one_by_one(result_of, run):
+def test_a_request_keeps_its_targets_one_by_one(result_of):
     """A lost one keeps neither; an answer of one token has no gap to miss; on the bound is within."""
     results = [
         result_of(arrival_s=1.0, tpot_s=0.04),
@@ -76,13 +77,8 @@ def test_a_request_keeps_its_targets_one_by_one(result_of, run):
         result_of(arrival_s=4.0, tpot_s=0.06),
         result_of(arrival_s=5.0, status=RequestStatus.REJECTED, ttft_s=None),
     ]
-    is_ttft, is_itl = kept(results, ttft_s=2.0, itl_s=0.05)
-    assert (is_ttft.tolist(), is_itl.tolist()) == ([1, 1, 0, 1, 0], [1, 1, 1, 0, 0])
-    found = targets_summary(run, results, start_s=0, end_s=100)
-    assert (found.ttft_attainment, found.itl_attainment) == (0.6, 0.6)
-    lines = target_lines(found)
-    assert "TTFT within 2 s: 60.0% of 5 requests, lost ones counted as late; to hold are 90.0%" in lines
-    assert "prediction of tokens/s: off by 25% on average (MAPE of 2, against 30 s means)" in lines
+    in_time, is_fast = kept(results, ttft_s=2.0, itl_s=0.05)
+    assert (in_time.tolist(), is_fast.tolist()) == ([1, 1, 0, 1, 0], [1, 1, 1, 0, 0])
 
 
 @pytest.fixture(name="written", scope="module")
@@ -105,12 +101,12 @@ def test_a_report_of_mode_sla_shows_them_in_page_text_and_json(written):
 
     assert "targets.png" in [Path(each).name for each in found["files"]]
     assert (found["targets"]["ttft_target_s"], found["violations"]["itl_target_s"]) == (2.0, 0.05)
-    assert 0 < found["targets"]["ttft_attainment"] < 1
+    assert 0 < found["violations"]["late_first_tokens"] < found["violations"]["requests"]
     assert found["targets"]["replicas"]["prefill"]["decisions"] > 10
     for line in (
         "prediction of tokens/s: off by",
         "observed over profile, median: prefill",
-        "TTFT within 2 s: ",
+        "TTFT target 2 s: missed by",
     ):
         assert line in page
         assert line in console.file.getvalue()
@@ -118,44 +114,22 @@ def test_a_report_of_mode_sla_shows_them_in_page_text_and_json(written):
     assert "prompt_tokens&#x27;: (" not in page
 
 
-def _sample(at_s, demand):
-    return LedgerSample(float(at_s), {}, 2, None, None, demand)
-
-
-def _demand_decision(at_s, tokens_per_s):
-    forecast = Forecast(10.0, tokens_per_s, 1, 2000.0)
-    part = RoleChange(Role.PREFILL, 1, 1, "hold", "r", "s", None, "not asked", forecast)
-    return DecisionMark("d", float(at_s), "adjustment", no_operation=False, roles=(part,), gpus_after=2)
-
-
-def _demand_run(samples, decisions=()):
-    return PlannerRun(DecideConfig(), tuple(samples), tuple(decisions), (), 100.0, ())
-
-
-def _steady(**changes):
-    return Demand(**{"period_s": 1.0, "arrivals": 2.0, "uncached_tokens": 1000.0, **changes})
-
-
 def test_a_run_sums_what_came_and_what_was_turned_away():
     """Over the span only; the longest wait that any pull saw; a pull without demand is not one without requests."""
-    samples = [_sample(-5, _steady()), _sample(1, _steady(refused=1.0)), _sample(2, None)]
-    samples += [_sample(3, _steady(timed_out=2.0, oldest_wait_s=7.5)), _sample(4, _steady(oldest_wait_s=1.0))]
+    pulls = [_pull(-5, _steady()), _pull(1, _steady(refused=1.0)), _pull(2, None)]
+    pulls += [_pull(3, _steady(timed_out=2.0, oldest_wait_s=7.5)), _pull(4, _steady(oldest_wait_s=1.0))]
 
-    found = demand_summary(_demand_run(samples), start_s=0, end_s=10)
-
-    assert (found.arrivals, found.rejected, found.oldest_wait_s, found.unknown_pulls) == (6.0, 3.0, 7.5, 1)
-    assert found.forecast_error is None
-    assert demand_line(found) == (
+    assert demand_summary(_run_of(pulls), start_s=0, end_s=10).lines() == [
         "demand: 6 requests came, 3 were rejected, the oldest wait was 7.5 s; 1 pulls knew nothing of it"
-    )
+    ]
 
 
 def test_the_picture_shows_means_of_bins_and_the_longest_wait():
     """Single prompts of each second hide what matters; where no pull knew anything there is a gap."""
-    samples = [_sample(second, _steady(refused=1.0, prefilled_tokens=500.0)) for second in (1, 2, 3, 4)]
-    samples += [_sample(5, None), _sample(9, _steady(arrivals=0.0, oldest_wait_s=7.5))]
+    pulls = [_pull(second, _steady(refused=1.0, prefilled_tokens=500.0)) for second in (1, 2, 3, 4)]
+    pulls += [_pull(5, None), _pull(9, _steady(arrivals=0.0, oldest_wait_s=7.5))]
 
-    found = demand_bins(samples, 2.0)
+    found = demand_bins(pulls, 2.0)
 
     assert found.edges.tolist() == [0, 2, 4, 6, 8, 10]
     gap = pytest.approx(float("nan"), nan_ok=True)
@@ -165,13 +139,17 @@ def test_the_picture_shows_means_of_bins_and_the_longest_wait():
     assert found.oldest_wait_s.tolist() == [0, 0, gap, gap, 7.5]
 
 
-@pytest.mark.parametrize(("forecasts", "error"), [([1000.0], 0.0), ([1200.0, 700.0, 1000.0], 0.2)])
+@pytest.mark.parametrize(
+    ("forecasts", "error"),
+    [
+        ({30: 1000.0}, "0% on average (MAPE of 1,"),
+        ({30: 1100.0, 50: 600.0, 95: 9000.0}, "25% on average (MAPE of 2,"),
+    ],
+)
 def test_forecasts_are_held_against_what_came_at_their_time(forecasts, error):
-    """1,000 tokens/s all the time: the median of what each was off by."""
-    samples = [_sample(second, _steady()) for second in range(101)]
-    decisions = [_demand_decision(30 + place, tokens) for place, tokens in enumerate(forecasts)]
+    """1,000 tokens/s all the time: off by 10% and 40%; the last forecast is for after the end."""
+    decisions = [_decision(at_s, tokens) for at_s, tokens in forecasts.items()]
 
-    found = demand_summary(_demand_run(samples, decisions), start_s=0, end_s=100)
+    found = demand_summary(_run_of(STEADY, decisions), start_s=0, end_s=100)
 
-    assert found.forecast_error == pytest.approx(error)
-    assert "the forecast of tokens/s was off by" in demand_line(found)
+    assert found.lines()[1] == f"prediction of tokens/s: off by {error} against 30 s means)"

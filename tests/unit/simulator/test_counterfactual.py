@@ -10,11 +10,11 @@ from penstock.api import GraphDeployment, Role, Tier
 from penstock.cli.report import report as report_command
 from penstock.core.errors import ConfigError
 from penstock.planner.decide.config import DecideConfig, Mode
-from penstock.planner.decide.observation import PoolCounts
+from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.report.analysis import GpuUse, violations
 from penstock.report.counterfactual import sentences
 from penstock.report.findings import RunReport
-from penstock.report.ledger_view import LedgerSample, PlannerRun
+from penstock.report.ledger_view import PlannerRun
 from penstock.simulator.counterfactual import MOST_SPLITS, Effort, compare, recorded_traffic, setting_of
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.results import SCHEMA, LoadRun, ResultWriter
@@ -99,17 +99,12 @@ def load_of(results, *, is_partial=False, concurrency=None, is_distorted=None):
 def planner_run(*samples, start_ups=(), **config):
     """Return what a ledger says; a sample is (time, prefill ready, prefill starting)."""
     held = tuple(
-        LedgerSample(
-            at_s,
-            {P: PoolCounts(ready, starting, 0, 1), D: PoolCounts(1, 0, 0, 1)},
-            ready + starting + 1,
-            None,
-            None,
-            None,
-        )
+        Pull(at_s, {P: PoolCounts(ready, starting, 0, 1), D: PoolCounts(1, 0, 0, 1)}, NO_WORKERS, None)
         for at_s, ready, starting in samples or [(0.0, 1, 0)]
     )
-    return PlannerRun(DecideConfig(**{"max_gpu_budget": 6, **config}), held, (), (), 100.0, (), start_ups)
+    return PlannerRun(
+        DecideConfig(**{"max_gpu_budget": 6, **config}), held, end_s=100.0, start_ups_s=start_ups
+    )
 
 
 def report_of(results=(), planner=None, gpu_hours=None, **load):
