@@ -26,7 +26,6 @@ from penstock.performance.profile import PROFILE_FILE, read_profile
 from penstock.performance.quality import sweep_warnings
 from penstock.performance.recommend import Recommendation, Targets, recommend
 from penstock.performance.sweep import Sweep
-from penstock.profiler import estimate
 from penstock.profiler.files import (
     GRAPH_FILE,
     choice_tables,
@@ -198,9 +197,7 @@ class ProfileProgress:
     "measure.  [default: nothing is written with --from]",
 )
 @fields.options(ProfileConfig, isl=3000, osl=500, ttft_s=500.0, itl_s=50.0)
-@click.option(
-    "--dry-run", is_flag=True, help="Say what would be measured and how long it takes; start nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Say what would be measured; start nothing.")
 @fields.options(ConfigMapFlags)
 @option.as_json("Print the result as JSON, without a progress bar.")
 def profile(graph_file: Path | None, source: str | None, **options: Any) -> None:
@@ -335,7 +332,7 @@ def _print_result(sweep: Sweep, recommendation: Recommendation, paths: Sequence[
 
 
 def _print_plan(plan: ProfilePlan, *, as_json: bool) -> None:
-    described = estimate.describe(plan)
+    described = plan.describe()
     if as_json:
         option.echo_json(described)
         return
@@ -349,8 +346,3 @@ def _print_plan(plan: ProfilePlan, *, as_json: bool) -> None:
         click.echo(f"  TTFT of prompts of {', '.join(map(str, engine['prompt_tokens']))} tokens")
         for context, counts in engine["in_flight_by_context"].items():
             click.echo(f"  ITL of {', '.join(map(str, counts))} requests of {context} tokens")
-    seconds = described["expected_s"]
-    click.echo(
-        "expected time: "
-        + (f"about {seconds} s" if seconds is not None else "unknown before real engines run")
-    )

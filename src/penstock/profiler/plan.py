@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 from penstock.api import GraphDeployment, Role, ServiceSpec
 from penstock.api.planner import PlannerConfig
@@ -22,16 +22,15 @@ from penstock.performance.recommend import Targets
 from penstock.profiler.points import DEFAULT_MAX_CONTEXT, Grid, Phase, grid_of
 from penstock.runtimes import ProcessSpec, RuntimeContext, masked_argv, process_specs
 
-PREFILL_SPEED: Final = 1.0
-"""Simulated TTFTs last tens of milliseconds, and each millisecond of the client counts N-fold at speed N."""
-DECODE_SPEED: Final = 4.0
-"""Simulated ITLs are means over many tokens, so that the client's time falls out. Chosen: two cores keep up with it."""
-WARM_SPEEDUP: Final = 100.0
+_DECODE_SPEED = 4.0
+"""Simulated ITLs are means over many tokens, so that the client's time falls out. Chosen: two cores keep up with it. TTFTs
+last tens of milliseconds, and each millisecond of the client would count N-fold at speed N."""
+_WARM_SPEEDUP = 100
 """Prompts that simulated workers compute before decode is measured take so much less than by their profile. Nothing of
 them is measured, and of three 70B sizes they were half of the time. Chosen: they then take a second or two."""
-_STREAM_INTERVAL: Final = 8
+_STREAM_INTERVAL = 8
 """Tokens per event of simulated workers. Chosen: hundreds of streams then cost the measuring machine little."""
-DEFAULT_MAX_CONCURRENCY: Final = 256
+_MAX_CONCURRENCY = 256
 """Requests in one batch where the graph sets none: the default of vLLM and of simulated workers."""
 _LARGEST_TP = 64
 
@@ -58,14 +57,14 @@ class PlannedEngine:
     Attributes:
         conditions: What its points depend on, to compare with an earlier run's.
         servers: Measured in turn.
-        profile: Latency profile of simulated workers; None for others.
+        kv_tokens: KV cache of simulated workers, tokens; None where the engine has to say it.
     """
 
     gpus: int
     name: str
     conditions: dict[str, str]
     servers: tuple[Server, ...]
-    profile: str | None = None
+    kv_tokens: int | None = None
 
 
 def _candidates(graph: GraphDeployment, config: ProfileConfig, gpus: int) -> tuple[PlannedEngine, ...]:
@@ -82,10 +81,7 @@ def _candidates(graph: GraphDeployment, config: ProfileConfig, gpus: int) -> tup
         )
     by_size = _profiles_of(graph) if spec.traits.is_simulated else None
     chosen = _sizes(graph, gpus, config.sizes, by_size)
-    if by_size is None:
-        return tuple(_real_engine(graph, size) for size in chosen)
-    speed = config.speed or DECODE_SPEED
-    return tuple(_simulated_engine(graph, size, by_size[size], speed) for size in chosen)
+    return tuple(_planned(graph, size, (by_size or {}).get(size), config.speed) for size in chosen)
 
 
 def measured_services(graph: GraphDeployment) -> dict[Role, tuple[str, ServiceSpec]]:
@@ -169,43 +165,40 @@ def _sizes(
     return sorted(set(sizes))
 
 
-def _simulated_engine(
-    graph: GraphDeployment, size: int, by_phase: Mapping[Role, str], decode_speed: float
+def _planned(
+    graph: GraphDeployment, size: int, by_phase: Mapping[Role, str] | None, speed: float | None
 ) -> PlannedEngine:
-    """Return a size with a worker for each phase: prompts are timed at another speed than batches."""
-    name = by_phase[Role.DECODE]
-    prefill = _alone(graph, Role.PREFILL, size, speed=PREFILL_SPEED, profile=by_phase[Role.PREFILL])
-    warm = ("--prefill-speedup", f"{WARM_SPEEDUP:g}")
-    decode = _alone(graph, Role.DECODE, size, speed=decode_speed, profile=name, args=warm)
-    servers = (
-        Server(prefill, PREFILL_SPEED, (Phase.PREFILL,)),
-        Server(decode, decode_speed, (Phase.DECODE,)),
-    )
-    return _engine(size, f"TP{size} ({name})", servers, name)
+    """Return one size; two workers that start alike are one, because loading a model takes minutes.
 
-
-def _real_engine(graph: GraphDeployment, size: int) -> PlannedEngine:
-    """Return a size with one worker for both phases where they start alike: loading a model takes minutes."""
-    prefill, decode = (_alone(graph, role, size, speed=1.0) for role in (Role.PREFILL, Role.DECODE))
-    servers: tuple[Server, ...] = (
-        Server(prefill, 1.0, (Phase.PREFILL,)),
-        Server(decode, 1.0, (Phase.DECODE,)),
-    )
-    if (prefill.argv, prefill.env) == (decode.argv, decode.env):
-        servers = (Server(decode, 1.0, tuple(Phase)),)
-    return _engine(size, f"TP{size}", servers, None)
-
-
-def _engine(size: int, name: str, servers: tuple[Server, ...], profile: str | None) -> PlannedEngine:
+    Args:
+        graph: Whose workers are started.
+        size: GPUs.
+        by_phase: Latency profiles of simulated workers; None: real ones.
+        speed: At which simulated workers decode; None: `_DECODE_SPEED`.
+    """
     conditions: dict[str, str] = {}
+    servers: list[Server] = []
     names: set[str] = set()
-    for server in servers:
-        if server.process is not None:
-            shown = " ".join(masked_argv(server.process.argv)[1:])
-            conditions |= {phase.value: f"{shown} at speed {server.speed:g}" for phase in server.phases}
-            names |= set(server.process.env)
+    for phase in Phase:
+        is_fast = by_phase is not None and phase is Phase.DECODE
+        speed_now = (speed or _DECODE_SPEED) if is_fast else 1.0
+        args = ("--prefill-speedup", str(_WARM_SPEEDUP)) if is_fast else ()
+        role = Role(phase.value)
+        profile = None if by_phase is None else by_phase[role]
+        process = _alone(graph, role, size, speed=speed_now, profile=profile, args=args)
+        conditions[phase.value] = f"{' '.join(masked_argv(process.argv)[1:])} at speed {speed_now:g}"
+        names |= set(process.env)
+        last = servers[-1].process if servers else None
+        if last is not None and (last.argv, last.env) == (process.argv, process.env):
+            servers = [Server(process, speed_now, tuple(Phase))]
+        else:
+            servers.append(Server(process, speed_now, (phase,)))
     conditions["environment"] = json.dumps(sorted(names))
-    return PlannedEngine(size, name, conditions, servers, profile)
+    if by_phase is None:
+        return PlannedEngine(size, f"TP{size}", conditions, tuple(servers))
+    name = by_phase[Role.DECODE]
+    kv_tokens = profiles.load(name).kv_capacity_tokens
+    return PlannedEngine(size, f"TP{size} ({name})", conditions, tuple(servers), kv_tokens)
 
 
 def _alone(
@@ -214,8 +207,8 @@ def _alone(
     gpus: int,
     *,
     speed: float,
-    profile: str | None = None,
-    args: tuple[str, ...] = (),
+    profile: str | None,
+    args: tuple[str, ...],
 ) -> ProcessSpec:
     """Return one worker that does both phases, without what would bound or disturb a measurement."""
     spec = graph.spec
@@ -331,8 +324,23 @@ class ProfilePlan:
         if graph is not None and graph.spec.model.context_tokens is not None:
             longest = min(longest, graph.spec.model.context_tokens)
         running = graph.spec.engine.max_running_requests if graph is not None else None
-        most = config.max_concurrency or running or DEFAULT_MAX_CONCURRENCY
+        most = config.max_concurrency or running or _MAX_CONCURRENCY
         return grid_of(targets, kv_tokens=int(kv_tokens), max_concurrency=most, max_context=longest)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the plan as JSON: points by engine, none where it must say first what its cache holds.
+
+        Raises:
+            ConfigError: a request of the target's lengths does not fit.
+        """
+        engines = []
+        for each in self.engines:
+            kv_tokens = self.config.kv_tokens or each.kv_tokens
+            grid = Grid([], {}, 0) if kv_tokens is None else self.grid(kv_tokens)
+            batches = {str(context): counts for context, counts in grid.batches.items()}
+            points = {"prompt_tokens": grid.prompts, "in_flight_by_context": batches}
+            engines.append({"gpus": each.gpus, "name": each.name, "conditions": each.conditions, **points})
+        return {"dry_run": True, "note": self.note, "engines": engines}
 
 
 def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> ProfilePlan:

@@ -272,7 +272,6 @@ class TargetsSummary:
     """How a planner of mode sla planned for its targets.
 
     Attributes:
-        itl_target_s: ITL to hold; None: any.
         goal: Share of the requests to hold them for.
         factors: Correction factors by name.
         replicas: By role.
@@ -280,8 +279,6 @@ class TargetsSummary:
             decisions.
     """
 
-    ttft_target_s: float
-    itl_target_s: float | None
     goal: float
     factors: dict[str, Factor]
     replicas: dict[str, Replicas]
@@ -329,7 +326,7 @@ def targets_summary(run: PlannerRun, *, start_s: float, end_s: float) -> Targets
         if pairs
     }
     outside = fmean(each.is_outside for _, each in readings) if readings else None
-    return TargetsSummary(config.ttft_slo_s, config.itl_slo_s, config.attainment, factors, replicas, outside)
+    return TargetsSummary(config.attainment, factors, replicas, outside)
 
 
 def _needs(role: Role, readings: Sequence[tuple[Role, ProfileReading]]) -> Iterator[tuple[int, int]]:

@@ -255,13 +255,13 @@ def _requests(report: RunReport) -> Figure:
     """Draw arrivals per second and requests in flight."""
     figure = _figure(report, "Arrivals and requests in flight")
     arrivals, flight = figure.subplots(2, 1, sharex=True)
-    edges, rate = series.arrivals_per_s(report.load.results)
-    label = f"arrivals, bins of {edges[1] - edges[0]:g} s" if rate.size else "arrivals"
-    arrivals.stairs(rate, edges, fill=True, color=SKY, label=label)
+    times = [result.arrival_s for result in report.load.results]
+    width_s = np.ceil(max(report.duration_s, 1.0) / 120)
+    bins = np.arange(0, max([report.duration_s, *times]) + width_s, width_s)
+    share = np.full(len(times), 1 / width_s)
+    arrivals.hist(times, bins, weights=share, color=SKY, label=f"arrivals, bins of {width_s:g} s")
     arrivals.set_ylabel("arrivals\n(requests / simulated s)")
-    edges, mean, peak = series.in_flight(report.load.results)
-    flight.stairs(peak, edges, fill=True, color=YELLOW, alpha=0.45, label="in flight, peak")
-    flight.stairs(mean, edges, color=BLACK, linewidth=1.4, baseline=None, label="in flight, mean")
+    flight.step(*series.in_flight(report.load.results), where="post", color=BLUE, label="in flight")
     flight.set(xlabel="time (simulated s)", ylabel="requests in flight")
     for axes in (arrivals, flight):
         axes.set_ylim(bottom=0)

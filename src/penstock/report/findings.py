@@ -103,9 +103,10 @@ def analyse(
         use = gpu_use(planner, start_s=0.0, end_s=duration_s)
         demand = demand_summary(planner, start_s=0.0, end_s=duration_s)
         targets = targets_summary(planner, start_s=0.0, end_s=duration_s)
-    if targets is not None:
-        ttft_target_s = targets.ttft_target_s if ttft_target_s is None else ttft_target_s
-        itl_target_s = targets.itl_target_s if itl_target_s is None else itl_target_s
+    if planner is not None and targets is not None:
+        config = planner.config
+        ttft_target_s = config.ttft_slo_s if ttft_target_s is None else ttft_target_s
+        itl_target_s = config.itl_slo_s if itl_target_s is None else itl_target_s
     missed = violations(load.results, ttft_target_s=ttft_target_s, itl_target_s=itl_target_s)
     return RunReport(load, planner, use, missed, demand, targets)
 

@@ -22,9 +22,6 @@ Floats = NDArray[np.float64]
 MAX_CURVE_POINTS: Final = 2000
 """Chosen: more points than a picture has columns."""
 
-MAX_BINS: Final = 120
-"""Chosen: bars that can still be distinguished."""
-
 
 def cdf(values: Sequence[float] | NDArray[np.floating]) -> tuple[Floats, Floats]:
     """Return (sorted values, share of values at most as large), thinned to `MAX_CURVE_POINTS`."""
@@ -80,40 +77,12 @@ def token_gaps(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
     return np.concatenate(times), np.concatenate(gaps)
 
 
-def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats, Floats]:
-    """Return (bin edges, mean, peak) of the requests in flight; bins are whole seconds, `MAX_BINS` at most.
-
-    The mean is over time: ten requests of a tenth of a second each are one request in flight for a second.
-    """
-    if not results:
-        return np.zeros(1), np.empty(0), np.empty(0)
+def in_flight(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
+    """Return (times, requests in flight from each on)."""
     times = np.array([result.sent_s for result in results] + [result.ended_s for result in results])
     steps = np.repeat([1.0, -1.0], len(results))
     order = np.lexsort((-steps, times))
-    times, count = times[order], np.cumsum(steps[order])
-    edges = _edges(float(times[-1]))
-    request_s = np.concatenate(([0.0], np.cumsum(count[:-1] * np.diff(times))))
-    mean = np.diff(np.interp(edges, times, request_s)) / np.diff(edges)
-    firsts = np.searchsorted(times, edges[:-1], side="right")
-    ends = np.searchsorted(times, edges[1:], side="right")
-    # what a bin begins with counts for its peak as well
-    peak = [count[max(0, first - 1) : end].max(initial=0.0) for first, end in zip(firsts, ends, strict=True)]
-    return edges, mean, np.array(peak)
-
-
-def arrivals_per_s(results: Sequence[RequestResult]) -> tuple[Floats, Floats]:
-    """Return (bin edges, arrivals/s in each bin); bins are whole seconds, `MAX_BINS` at most."""
-    if not results:
-        return np.zeros(1), np.empty(0)
-    arrivals = np.array([result.arrival_s for result in results])
-    edges = _edges(float(arrivals.max()))
-    counts, _ = np.histogram(arrivals, bins=edges)
-    return edges, counts / np.diff(edges)
-
-
-def _edges(end_s: float) -> Floats:
-    width_s = max(1.0, np.ceil((end_s + 1e-9) / MAX_BINS))
-    return np.arange(0.0, end_s + width_s + 1e-9, width_s)
+    return times[order], np.cumsum(steps[order])
 
 
 def kept(

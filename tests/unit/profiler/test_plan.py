@@ -10,7 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.performance.quality import GAP_RATIO
 from penstock.performance.recommend import Targets
 from penstock.performance.sweep import DecodePoint
-from penstock.profiler import estimate, points
+from penstock.profiler import points
 from penstock.profiler.plan import ProfileConfig, family, plan_profile
 from penstock.profiler.points import grid_of
 from penstock.profiler.workers import detect_gpus
@@ -102,12 +102,18 @@ def test_an_endpoint_needs_its_size_and_nothing_else(tmp_path, options, said):
         planned(tmp_path, **options)
 
 
-def test_three_large_engines_are_measured_within_two_minutes(build, tmp_path):
-    """By their latency profiles, on a machine that keeps up."""
+def test_a_plan_says_its_points_before_anything_starts(build, tmp_path):
+    """Of simulated engines by their caches; another engine has to say first what its cache holds."""
     graph = build(engine={"profile": "h100-llama-3.3-70b-tp4"}, planner={"maxGpuBudget": 8})
-    found = estimate.describe(planned(tmp_path, graph))
-    assert [each["gpus"] for each in found["engines"]] == [2, 4, 8]
-    assert found["expected_s"] < 120
+    simulated = planned(tmp_path, graph).describe()["engines"]
+    real = planned(tmp_path, build(runtime="vllm"), found=1).describe()["engines"]
+
+    assert [(each["gpus"], 3000 in each["prompt_tokens"]) for each in simulated] == [
+        (2, True),
+        (4, True),
+        (8, True),
+    ]
+    assert [(each["gpus"], each["prompt_tokens"]) for each in real] == [(1, [])]
 
 
 @pytest.fixture

@@ -272,22 +272,9 @@ def test_gaps_are_placed_at_their_tokens():
     assert series.token_gaps([bad])[0].size == 0
 
 
-def test_requests_in_flight_are_averaged_over_time():
-    """Two requests over half a bin each are one on average; the peak counts those that began before."""
-    edges, mean, peak = series.in_flight([_result(0.0, 1.5), _result(0.5, 1.0), _result(2.0, 2.5)])
+def test_requests_in_flight_are_counted():
+    """One that begins as another ends is counted beside it."""
+    times, count = series.in_flight([_result(0.0, 1.5), _result(0.5, 1.0), _result(1.5, 2.5)])
 
-    assert list(edges) == [0.0, 1.0, 2.0, 3.0]
-    assert list(mean) == pytest.approx([1.5, 0.5, 0.5])
-    assert list(peak) == [2.0, 1.0, 1.0]
+    assert list(zip(times, count, strict=True)) == [(0, 1), (0.5, 2), (1, 1), (1.5, 2), (1.5, 1), (2.5, 0)]
     assert series.in_flight([])[1].size == 0
-
-
-def test_arrivals_are_counted_per_second():
-    """Bins are whole seconds and widen for long runs."""
-    edges, rate = series.arrivals_per_s([_result(0.0, 1), _result(0.5, 1), _result(2.0, 3)])
-    wide, _ = series.arrivals_per_s([_result(0.0, 1), _result(3599.0, 3600)])
-
-    assert list(rate) == [2.0, 0.0, 1.0]
-    assert edges[1] - edges[0] == 1.0
-    assert wide[1] - wide[0] == 30.0
-    assert series.arrivals_per_s([])[1].size == 0

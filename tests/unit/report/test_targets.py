@@ -100,7 +100,7 @@ def test_a_report_of_mode_sla_shows_them_in_page_text_and_json(written):
     console.print(report_text(analyse(folder / "run", ledger=folder / "ledger.jsonl")))
 
     assert "targets.png" in [Path(each).name for each in found["files"]]
-    assert (found["targets"]["ttft_target_s"], found["violations"]["itl_target_s"]) == (2.0, 0.05)
+    assert (found["violations"]["ttft_target_s"], found["violations"]["itl_target_s"]) == (2.0, 0.05)
     assert 0 < found["violations"]["late_first_tokens"] < found["violations"]["requests"]
     assert found["targets"]["replicas"]["prefill"]["decisions"] > 10
     for line in (
