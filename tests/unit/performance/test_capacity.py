@@ -38,18 +38,13 @@ def test_replicas_by_hand(engine):
     assert found.gpus == found.prefill.replicas + found.decode.replicas
 
 
-def test_the_kv_cache_binds_where_no_itl_does(engine):
-    """Any ITL will do: the last batch that was measured ends it."""
-    found = plan_capacity(Sweep((engine(),)), replace(TARGETS, itl_s=5.0), Load(10.0))
-
-    assert found.decode.binds == "the KV cache, or the largest batch"
-
-
-def test_the_size_of_fewer_gpus_wins(two_sizes):
-    """TP1 answers more per GPU; a TTFT that it cannot hold takes TP2."""
+def test_what_binds_and_which_size_follows_from_the_targets(engine, two_sizes):
+    """Where any ITL will do, the last batch measured ends it. TP1 answers more per GPU; a tight TTFT takes TP2."""
+    any_itl = plan_capacity(Sweep((engine(),)), replace(TARGETS, itl_s=5.0), Load(10.0))
     slow = plan_capacity(two_sizes, TARGETS, Load(5.0))
     fast = plan_capacity(two_sizes, replace(TARGETS, ttft_s=0.19), Load(5.0))
 
+    assert any_itl.decode.binds == "the KV cache, or the largest batch"
     assert (slow.prefill.gpus, fast.prefill.gpus) == (1, 2)
 
 
@@ -79,12 +74,6 @@ def test_what_no_number_of_replicas_holds(engine, changed, said, is_aggregated):
         plan_capacity(sweep, replace(TARGETS, **changed), Load(1.0))
 
 
-def test_a_rate_beyond_reason_is_refused(engine):
-    """Before it counts to infinity."""
-    with pytest.raises(ConfigError, match="--rps"):
-        plan_capacity(Sweep((engine(),)), TARGETS, Load(1e9))
-
-
 @given(rps=st.floats(0.01, 50), ttft_s=st.floats(0.3, 3), itl_s=st.floats(0.014, 0.05))
 def test_more_load_or_tighter_targets_never_take_fewer_gpus(engine, rps, ttft_s, itl_s):
     """Monotone in all three."""
@@ -94,6 +83,8 @@ def test_more_load_or_tighter_targets_never_take_fewer_gpus(engine, rps, ttft_s,
     assert plan_capacity(sweep, targets, Load(rps * 1.5)).gpus >= gpus
     assert plan_capacity(sweep, replace(targets, ttft_s=ttft_s * 2), Load(rps)).gpus <= gpus
     assert plan_capacity(sweep, replace(targets, itl_s=itl_s * 2), Load(rps)).gpus <= gpus
+    with pytest.raises(ConfigError, match="--rps"):
+        plan_capacity(sweep, targets, Load(1e9))
 
 
 @pytest.mark.parametrize(
@@ -114,23 +105,13 @@ def test_erlangs_c(servers, load, expected):
     assert wait_probability(servers, load) == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_wait_of_one_server():
-    """M/M/1 at half load, service 0.1 s: a tenth waits longer than 0.2 s · ln 5."""
-    found = wait_quantile_s(1, 5.0, 0.1, variability=1.0, quantile=0.9)
-
-    assert found == pytest.approx(0.2 * math.log(5))
-
-
-def test_half_the_variability_is_half_the_wait():
-    """Fixed service times after Poisson arrivals: (1 + 0) / 2."""
-    found = wait_quantile_s(1, 5.0, 0.1, variability=0.5, quantile=0.9)
-
-    assert found == pytest.approx(0.1 * math.log(5))
-
-
-def test_a_pool_that_cannot_keep_up_waits_for_ever():
-    """At and above one server per request in service."""
-    assert wait_quantile_s(2, 20.0, 0.1, variability=1.0, quantile=0.5) == math.inf
+@pytest.mark.parametrize(
+    ("rps", "variability", "wait_s"),
+    [(5.0, 1.0, 0.2 * math.log(5)), (5.0, 0.5, 0.1 * math.log(5)), (20.0, 1.0, math.inf)],
+)
+def test_the_wait_of_one_server(rps, variability, wait_s):
+    """Service 0.1 s. M/M/1 at half load: a tenth waits longer than 0.2 s · ln 5; fixed service times halve that."""
+    assert wait_quantile_s(1, rps, 0.1, variability=variability, quantile=0.9) == pytest.approx(wait_s)
 
 
 @given(st.integers(1, 200), st.floats(0, 300), st.floats(0.01, 3), st.floats(0.5, 0.999))

@@ -24,13 +24,6 @@ def test_the_best_throughput_per_gpu_of_those_that_meet_the_targets(two_sizes):
     assert found.misses == ()
 
 
-def test_a_tight_ttft_takes_the_larger_engine(two_sizes):
-    """Only TP2 reads 2,000 tokens within 150 ms."""
-    found = recommend(two_sizes, replace(TARGETS, ttft_s=0.15))
-
-    assert (found.prefill.gpus, found.decode.gpus) == (2, 1)
-
-
 def test_the_four_lines_of_the_document(two_sizes):
     """Its wording, letter for letter; upper bound before lower."""
     assert recommend(two_sizes, TARGETS).lines() == [
@@ -41,11 +34,12 @@ def test_the_four_lines_of_the_document(two_sizes):
     ]
 
 
-def test_an_aggregated_graph_gets_one_size_for_both(two_sizes):
-    """TP1 alone would decode cheapest, but 150 ms of TTFT need TP2, and there is one engine."""
-    found = recommend(replace(two_sizes, is_aggregated=True), replace(TARGETS, ttft_s=0.15))
+@pytest.mark.parametrize(("is_aggregated", "sizes"), [(False, (2, 1)), (True, (2, 2))])
+def test_a_tight_ttft_takes_the_larger_engine(two_sizes, is_aggregated, sizes):
+    """Only TP2 reads 2,000 tokens within 150 ms; an aggregated graph decodes on it too, where TP1 would be cheaper."""
+    found = recommend(replace(two_sizes, is_aggregated=is_aggregated), replace(TARGETS, ttft_s=0.15))
 
-    assert (found.prefill.gpus, found.decode.gpus) == (2, 2)
+    assert (found.prefill.gpus, found.decode.gpus) == sizes
 
 
 def test_what_no_size_meets_names_the_nearest_and_what_it_takes(two_sizes):
@@ -77,32 +71,28 @@ def test_a_context_between_two_is_interpolated(engine):
         assert choice.itl_s == pytest.approx(0.01 + 0.0005 * choice.concurrency, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("found", "upper", "lower"),
+    [
+        (queue_bounds(0.05, 0.04837), 0.24, 0.1),
+        (kv_bounds(0.004), 0.2, 0.1),
+        (kv_bounds(0.05), 0.25, 0.1),
+        (kv_bounds(0.5), 0.7, 0.3),
+        (kv_bounds(0.9), 1.0, 0.7),
+        (kv_bounds(1.0), 1.0, 0.8),
+    ],
+)
+def test_bounds_by_the_formulas(found, upper, lower):
+    """The document's own example is TTFT 48.37 ms and an empty cache: 0.24/0.10 and 0.20/0.10."""
+    assert found == Bounds(upper, lower)
+
+
 SECONDS = st.floats(1e-3, 100)
 
 
-def test_the_documents_own_example():
-    """Its output shows 0.24/0.10 for TTFT 48.37 ms, which is a target of 50 ms, and 0.20/0.10 for an empty cache."""
-    assert queue_bounds(0.05, 0.04837) == Bounds(0.24, 0.1)
-    assert kv_bounds(0.004) == Bounds(0.2, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("kv_usage", "upper", "lower"), [(0.5, 0.7, 0.3), (0.9, 1.0, 0.7), (1.0, 1.0, 0.8), (0.05, 0.25, 0.1)]
-)
-def test_kv_bounds_are_clipped(kv_usage, upper, lower):
-    """± 0.2, within 0.1 to 1."""
-    assert kv_bounds(kv_usage) == Bounds(upper, lower)
-
-
-@given(SECONDS, SECONDS)
-def test_the_upper_bound_is_above_the_lower(target_s, ttft_s):
-    """Whatever was measured, a planner accepts the bounds."""
-    found = queue_bounds(target_s, ttft_s)
-    assert found.upper > found.lower >= 0.1
-
-
-@given(st.floats(0, 2))
-def test_kv_bounds_are_thresholds_that_a_planner_accepts(kv_usage):
-    """Both in (0, 1], the upper one above the lower."""
-    found = kv_bounds(kv_usage)
-    assert 0.1 <= found.lower < found.upper <= 1
+@given(SECONDS, SECONDS, st.floats(0, 2))
+def test_bounds_are_thresholds_that_a_planner_accepts(target_s, ttft_s, kv_usage):
+    """Whatever was measured: the upper one above the lower, of KV usage both in (0, 1]."""
+    queue, kv = queue_bounds(target_s, ttft_s), kv_bounds(kv_usage)
+    assert queue.upper > queue.lower >= 0.1
+    assert 0.1 <= kv.lower < kv.upper <= 1

@@ -29,57 +29,36 @@ def result(tmp_path, build):
     return folder
 
 
-def test_a_latency_profile_is_read_off_as_it_is():
-    """3,000 tokens: 18.6 + 0.01411 · 3,000 + 4.92e-7 · 3,000² = 65.4 ms. Nothing in it is doubtful."""
+def test_the_whole_folder_is_read_again(result):
+    """Every point, the model and the size: 3,000 tokens take 18.6 + 0.01411 · 3,000 + 4.92e-7 · 3,000² = 65.4 ms."""
     sweep = engine_sweep(NAME)
 
-    assert sweep.engine(1).prefill_table().ttft_of(3000) == pytest.approx(0.065358)
     assert sweep_warnings(sweep) == []
-
-
-def test_the_whole_folder_is_read_again(result):
-    """Every point, the model and the size."""
-    assert read_sweep(str(result)) == engine_sweep(NAME)
-    assert read_sweep(str(result / "profile.json")) == engine_sweep(NAME)
-
-
-def test_its_arrays_are_dynamos_own(result):
-    """Without the profile file, the two folders are read as Dynamo writes them."""
+    assert sweep.engine(1).prefill_table().ttft_of(3000) == pytest.approx(0.065358)
+    assert read_sweep(str(result)) == sweep
+    assert read_sweep(str(result / "profile.json")) == sweep
+    # Without the profile file, the two folders are read as Dynamo writes them.
     (result / "profile.json").unlink()
-    sweep = read_sweep(str(result))
+    again = recommend(read_sweep(str(result)), TARGETS)
+    assert again.decode.concurrency == recommend(sweep, TARGETS).decode.concurrency
 
-    with np.load(result / "decode_tp1_interpolation" / "raw_data.npz") as arrays:
-        assert set(arrays.files) == {
-            "x_kv_usage",
-            "y_context_length",
-            "z_itl",
-            "z_thpt_per_gpu",
-            "max_kv_tokens",
-        }
-    assert (
-        recommend(sweep, TARGETS).decode.concurrency
-        == recommend(engine_sweep(NAME), TARGETS).decode.concurrency
-    )
+
+DYNAMO = {
+    "prefill": {"prefill_isl": [100, 1000], "prefill_ttft": [20, 50], "prefill_thpt_per_gpu": [5000, 20000]},
+    "decode": {
+        "x_kv_usage": [0.01, 0.4],
+        "y_context_length": [1000, 1000],
+        "z_itl": [5, 10],
+        "z_thpt_per_gpu": [200, 4000],
+        "max_kv_tokens": [100_000],
+    },
+}
 
 
 @pytest.mark.parametrize("form", ["npz", "json"])
 def test_dynamos_own_folders_are_read(tmp_path, form):
     """Npz below selected_…_interpolation, or two JSON files."""
-    arrays = {
-        "prefill": {
-            "prefill_isl": [100, 1000],
-            "prefill_ttft": [20, 50],
-            "prefill_thpt_per_gpu": [5000, 20000],
-        },
-        "decode": {
-            "x_kv_usage": [0.01, 0.4],
-            "y_context_length": [1000, 1000],
-            "z_itl": [5, 10],
-            "z_thpt_per_gpu": [200, 4000],
-            "max_kv_tokens": [100_000],
-        },
-    }
-    for role, columns in arrays.items():
+    for role, columns in DYNAMO.items():
         if form == "json":
             (tmp_path / f"{role}_raw_data.json").write_text(json.dumps(columns))
             continue
@@ -87,10 +66,9 @@ def test_dynamos_own_folders_are_read(tmp_path, form):
         folder.mkdir()
         np.savez(folder / "raw_data.npz", **{key: np.array(value) for key, value in columns.items()})
 
-    sweep = read_sweep(str(tmp_path))
+    (engine,) = read_sweep(str(tmp_path)).engines
 
-    assert [engine.gpus for engine in sweep.engines] == [1]
-    assert sweep.engine(1).prefill_table().ttft_of(1000) == pytest.approx(0.05)
+    assert (engine.gpus, engine.prefill_table().ttft_of(1000)) == (1, pytest.approx(0.05))
 
 
 @pytest.mark.parametrize(

@@ -50,20 +50,24 @@ async def test_warmed_prompts_are_those_that_decode(fake_engine, measurer):
     assert point.tokens_per_s == pytest.approx(2 / point.itl_s, rel=0.2)
 
 
-async def test_a_server_that_caches_the_unsent_lies(fake_engine, measurer):
-    """Its TTFT is not that of the prompt."""
-    fake_engine.usage = {"prompt_tokens_details": {"cached_tokens": 64}}
+@pytest.mark.parametrize(
+    ("usage", "said"),
+    [
+        (
+            {"prompt_tokens_details": {"cached_tokens": 64}},
+            "64 tokens of a prompt that was never sent before",
+        ),
+        *(
+            ({"prompt_tokens": value}, "usage reports prompt_tokens")
+            for value in ("absent", None, 0, -5, "many", float("nan"))
+        ),
+    ],
+)
+async def test_a_server_that_lies_or_says_nothing_is_refused(fake_engine, measurer, usage, said):
+    """What it caches unsent is not the prompt's TTFT, and without the prompt's length a TTFT belongs nowhere."""
+    fake_engine.usage = usage
 
-    with pytest.raises(UpstreamError, match="64 tokens of a prompt that was never sent before"):
-        await measurer.prefill(100)
-
-
-@pytest.mark.parametrize("value", ["absent", None, 0, -5, "many", float("nan")])
-async def test_a_server_without_usable_usage_is_refused(fake_engine, measurer, value):
-    """Without the prompt's length a TTFT belongs nowhere."""
-    fake_engine.usage = {"prompt_tokens": value}
-
-    with pytest.raises(UpstreamError, match="usage reports prompt_tokens"):
+    with pytest.raises(UpstreamError, match=said):
         await measurer.prefill(100)
 
 
@@ -85,28 +89,24 @@ async def test_a_first_token_without_text_is_tried_again(fake_engine, measurer):
     assert len(fake_engine.bodies) == 5
 
 
-async def test_a_server_that_fails_is_named(fake_engine, measurer):
-    """Status and message, and that finished points are kept."""
-
-    async def failing(_, responder):
-        responder.send(500, b'{"error": {"message": "out of memory"}}')
-
-    fake_engine.script = failing
-
-    with pytest.raises(UpstreamError, match=r"http_500: out of memory; finished points are kept"):
-        await measurer.prefill(100)
+async def _failing(_, responder):
+    responder.send(500, b'{"error": {"message": "out of memory"}}')
 
 
-async def test_a_server_that_hangs_is_given_up(fake_engine, measurer):
-    """After the longest time of a request."""
+async def _hanging(_, responder):
+    responder.start(200)
+    await asyncio.Event().wait()
 
-    async def hanging(_, responder):
-        responder.start(200)
-        await asyncio.Event().wait()
 
-    fake_engine.script = hanging
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [(_failing, "http_500: out of memory; finished points are kept"), (_hanging, "timeout_total")],
+)
+async def test_a_server_that_fails_or_hangs_is_named(fake_engine, measurer, script, said):
+    """Status and message, or the longest time of a request."""
+    fake_engine.script = script
 
-    with pytest.raises(UpstreamError, match="timeout_total"):
+    with pytest.raises(UpstreamError, match=said):
         await measurer.prefill(100)
 
 
