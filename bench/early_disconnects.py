@@ -18,6 +18,8 @@ import sys
 import time
 from contextlib import suppress
 
+from options import read_options
+
 from penstock.api import Role, RouterConfig
 from penstock.core.http.client import ConnectionPool, Timeouts
 from penstock.core.http.loop import run
@@ -111,18 +113,8 @@ async def _measure(arguments: argparse.Namespace) -> dict[str, float]:
 
 def main() -> int:
     """Run the measurement, or, as the other process, the clients."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=20_000, help="Requests.  [default: 20000]")
-    parser.add_argument("--concurrency", type=int, default=100, help="Requests at a time.  [default: 100]")
-    parser.add_argument(
-        "--within-ms", type=float, default=2.0, help="Latest reset, milliseconds.  [default: 2]"
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
-    parser.add_argument("--clients-of", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.clients_of is not None:
+    arguments = read_options(__doc__, count=20_000, concurrency=100, within_ms=2.0, clients_of=0)
+    if arguments.clients_of:  # the port of the router: this is the other process
         within_s = arguments.within_ms / 1000
         asyncio.run(_clients(arguments.clients_of, arguments.count, arguments.concurrency, within_s))
         return 0

@@ -10,7 +10,6 @@ single samples that near; a request that arrives around the start of a step may 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -22,6 +21,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from options import read_options
 
 from penstock.core.errors import UpstreamError
 from penstock.core.http.client import ConnectionPool
@@ -183,13 +184,7 @@ def worker(flags: ServeFlags) -> Iterator[None]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rate", type=float, default=50.0, help="requests per second")
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of arrivals")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args()
+    args = read_options(__doc__, rate=50.0, seconds=10.0)
     flags = ServeFlags(MODEL, "h200-llama-3.1-8b-tp1", port=ephemeral_port())
     with worker(flags):
         figures = run(lambda _: bench(flags, args.rate, args.seconds))

@@ -7,10 +7,11 @@ Prompts are hashed as the server does it, and the time for that is part of the f
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from dataclasses import asdict, dataclass
+
+from options import read_options
 
 from penstock.engine import profiles
 from penstock.engine.core.batching import BatchLimits
@@ -79,11 +80,7 @@ def measure(work: Workload) -> Row:
 
 def main() -> None:
     """Measure all workloads and print them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    as_json = parser.parse_args().json
+    as_json = read_options(__doc__).json
     rows = [measure(work) for work in WORKLOADS]
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))

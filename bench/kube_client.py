@@ -11,7 +11,6 @@ their models; its Watch gives dictionaries. Penstock calls the official dynamic 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -29,6 +28,7 @@ import kubernetes  # noqa: E402
 import kubernetes.aio  # noqa: E402
 from apiserver import ControlPlane, missing_assets  # noqa: E402
 from kubernetes.aio.dynamic import DynamicClient  # noqa: E402
+from options import read_options  # noqa: E402
 
 from penstock.core.http.loop import run  # noqa: E402
 from penstock.kube.client import KubeClient  # noqa: E402
@@ -139,10 +139,7 @@ async def measure(kubeconfig: Path, applies: int) -> dict[str, dict[str, float]]
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--applies", type=int, default=500, help="applies and events per way and round")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
+    options = read_options(__doc__, applies=500)
     if (missing := missing_assets()) is not None:
         sys.exit(missing)
 

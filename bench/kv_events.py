@@ -10,7 +10,6 @@ times, because a busy machine interrupts. All data is synthetic.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 import msgspec
 import zmq
 import zmq.asyncio
+from options import read_options
 
 from penstock.api import RouterConfig
 from penstock.router.admission import Admission
@@ -163,9 +163,7 @@ def memory(workers: int, cache_tokens: int) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__)
     costs = [cpu(workers) for workers in FLEETS]
     socket = asyncio.run(by_socket())
     per_block = [memory(100, CACHE_TOKENS[0]), memory(8, CACHE_TOKENS[1])]

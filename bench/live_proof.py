@@ -1,6 +1,8 @@
 """Holds the simulator against real time: one trace slice through real processes and through virtual time.
 
-    python bench/live_proof.py [--policy prefix-cost,dualmap] [--instances 4P4D] [--rows 300] [--qps 2.5]
+    python bench/live_proof.py [--policy prefix-cost,dualmap] [--instances 4P4D] [--rows 300] [--qps 2.5] [--plot PNG]
+
+Without --qps arrivals come at the trace's own rate; --instances 8 are aggregated workers.
 
 Live: the router, worker processes and the load client's replayer, on this machine. Simulated: the same graph,
 arrivals, lengths and prompts. With --runs N the live figures are medians of N runs. Queues are chaotic: who meets
@@ -30,11 +32,11 @@ import orjson
 import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
-import graphs
 import live_page
-import router_process
+import servers
 import sse_load
 from live_page import Request, Side
+from options import read_options
 
 from penstock.api import GraphDeployment, Role
 from penstock.api.manifests import load_graph
@@ -92,7 +94,7 @@ def write_graph(folder: Path, instances: str, policy: str, profile: str) -> Path
     counts = {"aggregated": instances} if apart is None else {"prefill": apart[1], "decode": apart[2]}
     pools = {role: int(count) for role, count in counts.items()}
     path = folder / "graph.yaml"
-    path.write_text(graphs.manifest("live", MODEL, pools, policy=policy, profile=profile))
+    path.write_text(servers.manifest("live", MODEL, pools, policy=policy, profile=profile))
     return path
 
 
@@ -105,7 +107,7 @@ def read_requests(arguments: argparse.Namespace) -> tuple[TraceRequest, ...]:
         on_long=OnLong.TRUNCATE,
         limit=arguments.rows,
     )
-    return prepare(spec, seed=arguments.seed, qps=arguments.qps).requests
+    return prepare(spec, seed=arguments.seed, qps=arguments.qps or None).requests
 
 
 # ---------------------------------------------------------------------- virtual time
@@ -180,7 +182,7 @@ def processes(
             words = ["--speed", f"{speed:g}", "--discovery", str(statefile)]
             words += ["--access-log", str(path.with_name(f"access-{at}.jsonl"))]
             log = path.with_name(f"router-{at}.log")
-            started[f"router-{at}"] = router_process.start(port, path, words, log)
+            started[f"router-{at}"] = servers.start_router(port, path, words, log)
         yield urls, {name: process.pid for name, process in started.items()}
     finally:
         sse_load.stop(*started.values())
@@ -317,34 +319,31 @@ def prove(arguments: argparse.Namespace, policy: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--trace", default="mooncake", help="a Mooncake or Azure file, or the packaged mooncake"
+    arguments = read_options(
+        __doc__,
+        choices={"spread": [each.value for each in Spread]},
+        trace="mooncake",
+        rows=300,
+        qps=0.0,
+        spread="poisson",
+        max_input_tokens=32_768,
+        instances="4P4D",
+        profile=servers.PROFILE,
+        policy="prefix-cost,dualmap",
+        speed=1.0,
+        runs=1,
+        seed=0,
+        jitter_ms=20.0,
+        variants=20,
+        plot=None,
     )
-    parser.add_argument("--rows", "--limit", type=int, default=300, help="requests from its start")
-    parser.add_argument(
-        "--qps", "--rate", type=float, help="mean arrivals per simulated second; default: the trace's"
-    )
-    parser.add_argument("--spread", default="poisson", choices=[each.value for each in Spread])
-    parser.add_argument("--max-input-tokens", type=int, default=32_768, help="longer prompts are cut")
-    parser.add_argument("--instances", default="4P4D", help="4P4D, or 8 for aggregated workers")
-    parser.add_argument("--profile", default="a100-llama-8b-bf16-tp1")
-    parser.add_argument("--policy", default="prefix-cost,dualmap", help="one or more, with commas")
-    parser.add_argument("--speed", type=float, default=1.0, help="simulated seconds per real second")
-    parser.add_argument("--runs", type=int, default=1, help="live runs; medians are shown")
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
-    parser.add_argument("--jitter-ms", type=float, default=20.0, help="by which arrivals are moved at most")
-    parser.add_argument("--variants", type=int, default=20, help="simulations with moved arrivals")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="draw both TTFT distributions")
-    parser.add_argument("--json", action="store_true", help="print JSON, each request included")
-    arguments = parser.parse_args()
     found = []
     for policy in arguments.policy.split(","):
         found.append(prove(arguments, policy))
         if not arguments.json:
             live_page.show(found[-1], arguments)
     if arguments.plot is not None:
-        live_page.draw(found, arguments.plot)
+        live_page.draw(found, Path(arguments.plot))
     if arguments.json:
         print(json.dumps(found))
 

@@ -20,9 +20,10 @@ from itertools import combinations
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import graphs
 import live_page
 import live_proof
+import servers
+from options import read_options
 from rich.console import Console
 from rich.table import Table
 
@@ -87,7 +88,7 @@ def ways(policies: Sequence[str], counts: Sequence[int]) -> list[Way]:
 
 def outcome(arguments: argparse.Namespace, way: Way, requests: Sequence[TraceRequest]) -> Outcome:
     """Run one way on both sides."""
-    text = graphs.manifest(
+    text = servers.manifest(
         "live",
         live_proof.MODEL,
         {"aggregated": WORKERS},
@@ -191,25 +192,21 @@ def show(found: Sequence[Outcome], told: Sequence[Pair]) -> None:
 
 def main() -> None:
     """Run every way and say whether both sides agree."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--trace", default="mooncake", help="a Mooncake or Azure file, or the packaged mooncake"
+    arguments = read_options(
+        __doc__,
+        trace="mooncake",
+        rows=400,
+        qps=28.0,
+        spread="poisson",
+        max_input_tokens=8192,
+        max_output_tokens=16,
+        policy="prefix-cost,dualmap",
+        routers="1,2,4",
+        speed=0.5,
+        seed=0,
+        jitter_ms=20.0,
+        variants=8,
     )
-    parser.add_argument("--rows", "--limit", type=int, default=400, help="requests from its start")
-    parser.add_argument(
-        "--qps", "--rate", type=float, default=28.0, help="mean arrivals per simulated second"
-    )
-    parser.add_argument("--spread", default="poisson", help="how a trace's batches are spread")
-    parser.add_argument("--max-input-tokens", type=int, default=8192, help="longer prompts are cut")
-    parser.add_argument("--max-output-tokens", type=int, default=16, help="longer answers are cut")
-    parser.add_argument("--policy", default="prefix-cost,dualmap", help="how each picks")
-    parser.add_argument("--routers", default="1,2,4", help="numbers of router processes")
-    parser.add_argument("--speed", type=float, default=0.5, help="simulated seconds per real second")
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
-    parser.add_argument("--jitter-ms", type=float, default=20.0, help="by which arrivals are moved at most")
-    parser.add_argument("--variants", type=int, default=8, help="simulations with moved arrivals")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args()
     most = arguments.max_output_tokens
     requests = [
         replace(each, output_tokens=min(most, each.output_tokens))

@@ -9,7 +9,6 @@ of the two says what parsing and measuring cost, whatever the machine does meanw
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -18,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import cast
 
 import uvloop
+from options import read_options
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.http.client import ConnectionPool
@@ -121,14 +121,7 @@ async def replayed(port: int, streams: int, tokens: int) -> tuple[int, float]:
 
 def main() -> None:
     """Run both readers and print events per CPU-second."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--streams", type=int, default=64, help="streams at once")
-    parser.add_argument("--tokens", type=int, default=400, help="tokens per stream")
-    parser.add_argument("--itl-ms", type=float, default=5.0, help="gap between tokens, real milliseconds")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, streams=64, tokens=400, itl_ms=5.0)
     ours, theirs = multiprocessing.Pipe()
     source = multiprocessing.get_context("spawn").Process(
         target=serve, args=(theirs, arguments.itl_ms / 1000), daemon=True

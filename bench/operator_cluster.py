@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "cluster"))
 
 from apiserver import ControlPlane, free_port, missing_assets  # noqa: E402
+from options import read_options  # noqa: E402
 
 from penstock.core.http.loop import run  # noqa: E402
 from penstock.kube.client import KubeClient  # noqa: E402
@@ -211,13 +212,7 @@ async def measure(plane: ControlPlane, arguments: argparse.Namespace) -> dict[st
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--graphs", type=int, default=1000, help="graphs")
-    parser.add_argument("--pods", type=int, default=0, help="pods of each graph, kwok's; 0: none are made")
-    parser.add_argument("--changes", type=int, default=100, help="changed graphs, one after the other")
-    parser.add_argument("--rest", type=float, default=30.0, help="seconds at rest")
-    parser.add_argument("--json", action="store_true", help="figures as JSON")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, graphs=1000, pods=0, changes=100, rest=30.0)
     reason = missing_assets()
     if reason is not None:
         sys.exit(reason)

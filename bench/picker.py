@@ -30,9 +30,9 @@ from pathlib import Path
 import orjson
 
 sys.path.insert(0, str(Path(__file__).parent))
-import graphs
-import router_process
+import servers
 import sse_load
+from options import read_options
 
 from penstock.core.errors import PenstockError
 from penstock.core.http.client import ConnectionPool, Timeouts
@@ -182,7 +182,7 @@ class Running:
 async def routers(count: int, workers: int, folder: Path) -> AsyncIterator[Running]:
     """Run workers, and as many routers before them; each has a statefile with its own ways to the others."""
     graph = folder / "graph.yaml"
-    graph.write_text(graphs.manifest("bench", sse_load.MODEL, {"aggregated": workers}))
+    graph.write_text(servers.manifest("bench", sse_load.MODEL, {"aggregated": workers}))
     started, sources = [], []
     ports = [ephemeral_port() for _ in range(count)]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -199,9 +199,9 @@ async def routers(count: int, workers: int, folder: Path) -> AsyncIterator[Runni
         for number, port in enumerate(ports):
             statefile = folder / f"{number}.json"
             listed = [urls[at] if at == number else wires[number, at].url for at in range(count)]
-            router_process.list_all(statefile, sources, listed)
+            servers.list_all(statefile, sources, listed)
             words = ["--discovery", str(statefile)]
-            begin = partial(router_process.start, port, graph, words, folder / f"{port}.log")
+            begin = partial(servers.start_router, port, graph, words, folder / f"{port}.log")
             started.append(await asyncio.to_thread(begin))
         yield Running(urls, started[workers:], sources, wires)
     finally:
@@ -297,16 +297,10 @@ def show(rows: list[dict[str, float]]) -> None:
 
 def main() -> None:
     """Measure and print; exit with 1 where a router lost streams that the struck one did not relay."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    choices = {"event": list(LASTS_S)}
+    arguments = read_options(
+        __doc__, choices=choices, routers=4, workers=8, seconds=40.0, rps=5.0, event="kill"
     )
-    parser.add_argument("--routers", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=40.0, help="length of the load")
-    parser.add_argument("--rps", type=float, default=5.0, help="requests per second at each router")
-    parser.add_argument("--event", choices=list(LASTS_S), default="kill")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args()
     rows: list[dict[str, float]] = []
 
     async def work(stop: asyncio.Event) -> None:

@@ -8,11 +8,12 @@ Frames of 32 requests each, as a relay under load sends them: prompts of 20 keys
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import random
 import time
+
+from options import read_options
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.loop import run
@@ -87,10 +88,7 @@ async def seconds_each(workers: int, requests: int) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", default="8,64,1024", help="numbers of workers")
-    parser.add_argument("--requests", type=int, default=6000, help="of each number")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, workers="8,64,1024", requests=6000)
     for workers in map(int, arguments.workers.split(",")):
         each_s = run(lambda _: seconds_each(workers, arguments.requests))  # noqa: B023 - run at once
         print(f"{workers:>5} workers: {1e6 * each_s:.0f} us a request, {1 / each_s:,.0f} a second")

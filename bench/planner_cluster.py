@@ -3,7 +3,7 @@
 Everything but the API server is real: watched pods are counted, router pages fetched over HTTP and parsed,
 ledgers, state files and dashboards written, decisions made. Pages come from a server in a process of its own.
 
-Run: python bench/planner_cluster.py [--graphs 200] [--workers 16] [--seconds 60] [--no-dashboard] [--profile]
+Run: python bench/planner_cluster.py [--graphs 200] [--workers 16] [--seconds 60] [--dashboard 0] [--profile 1]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import uvloop
+from options import read_options
 
 from penstock.api import GraphDeployment, Role
 from penstock.core.clock import SimulatedClock
@@ -207,7 +208,7 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
             ),
             SnapshotWriter(home, plan.config, now_s=time.monotonic),
         ]
-        if not arguments.no_dashboard:
+        if arguments.dashboard:
             dashboards.append(Dashboard(home, plan.config))
             listeners.append(dashboards[-1])
         await asyncio.sleep(2 * index / arguments.graphs)
@@ -241,13 +242,7 @@ async def plan(arguments: argparse.Namespace, url: str, folder: Path) -> tuple[C
 
 def main() -> None:
     """Start the page server, plan, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--graphs", type=int, default=200)
-    parser.add_argument("--workers", type=int, default=16, help="per graph")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--no-dashboard", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="print the costliest functions")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, graphs=200, workers=16, seconds=60.0, dashboard=1, profile=0)
     configure("warning")
     mine, theirs = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(
@@ -268,9 +263,7 @@ def main() -> None:
     lags = [each.view.lag_p99_s or 0.0 for each in metrics.all() if each.view is not None]
     ticks = sum(each.ticks for each in metrics.all())
     unknown = sum(1 for each in metrics.all() if each.pull is None or each.pull.kv.unknown)
-    print(
-        f"graphs {arguments.graphs}, workers {arguments.workers} each, dashboard {not arguments.no_dashboard}"
-    )
+    print(f"graphs {arguments.graphs}, workers {arguments.workers} each, dashboard {arguments.dashboard}")
     print(f"CPU seconds per second   {cost.per_second:6.2f}   (bound {BUDGET:g})")
     wanted = cost.per_tick_ms / 1000 * arguments.graphs
     print(f"CPU per pull             {cost.per_tick_ms:6.2f} ms, so {wanted:.2f} s/s when no pull is late")

@@ -8,7 +8,6 @@ batches the fastest counts, because a busy machine only ever adds. `bench/router
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -20,6 +19,7 @@ from opentelemetry.exporter.otlp.json.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+from options import read_options
 
 from penstock.api import Role, RouterConfig
 from penstock.core.http.client_connection import ClientConnection
@@ -199,12 +199,7 @@ async def _microseconds(
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batches", type=int, default=60, help=f"of {BATCH} requests; the fastest counts")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__, batches=60)
     batches = arguments.batches
     found = {kind: run(lambda _: _microseconds(kind, batches)) for kind in ANSWERS}  # noqa: B023 - run at once
     found["everything on"] = run(lambda _: _microseconds("whole", batches, all_on=True))

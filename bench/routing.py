@@ -8,7 +8,6 @@ one run. Times are CPU times, because a busy machine interrupts.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import random
@@ -16,6 +15,8 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+
+from options import read_options
 
 from penstock.api import AdmissionConfig, AdmissionMode, Role, RouterConfig
 from penstock.router.core.build import TOGETHER, build_router
@@ -140,9 +141,7 @@ def index_bytes(blocks: int) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
+    arguments = read_options(__doc__)
     texts = prompts(REQUESTS)
     hashing = statistics.median(_timed(text) for text in texts)
     rows = []

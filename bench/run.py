@@ -14,11 +14,19 @@ import time
 from pathlib import Path
 
 BENCHMARKS = {
-    "router": ("router.py",),
+    "router": (
+        "router.py",
+        "--only",
+        "penstock",
+        "penstock-apart",
+        "relay-wire",
+        "relay-aiohttp",
+        "relay-bytes",
+        "nginx",
+    ),
     "request": ("request.py",),
     "hop": ("hop.py",),
     "picker": ("picker.py",),
-    "relay": ("relay.py",),
     "engine-core": ("engine_core.py",),
     "engine-accuracy": ("engine_accuracy.py",),
     "planner": ("planner_decide.py",),

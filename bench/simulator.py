@@ -7,8 +7,9 @@ repository: give its path. Without one the packaged 608 rows are run.
 
 from __future__ import annotations
 
-import argparse
 import time
+
+from options import read_options
 
 from penstock.api import Role
 from penstock.router.policy.registry import policy_names
@@ -24,20 +25,16 @@ WHOLE_TRACE = 12_031
 
 def main() -> None:
     """Print one line per block size and policy."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", default="mooncake")
-    parser.add_argument("--policy", nargs="*", default=[policy_names()[0]], choices=policy_names())
-    parser.add_argument("--block-size", nargs="*", type=int, default=[128, 16])
-    arguments = parser.parse_args()
-    workload = prepare(WorkloadSpec(arguments.trace), seed=0)
+    options = read_options(__doc__, trace="mooncake", policy=policy_names()[:1], block_size=(128, 16))
+    workload = prepare(WorkloadSpec(options.trace), seed=0)
     count = len(workload.requests)
     budget = f"budget {BUDGET_S:g} s" if count == WHOLE_TRACE else "no budget: not the whole trace"
     print(f"{workload.name}: {count} requests, {WORKERS}+{WORKERS} workers ({budget})")
     print(
         f"{'policy':<16}{'block':>6}{'cpu s':>8}{'wall s':>8}{'events':>9}{'req/s':>8}{'hit':>7}{'p50 ms':>8}"
     )
-    for policy in arguments.policy:
-        for block_size in arguments.block_size:
+    for policy in options.policy:
+        for block_size in options.block_size:
             model = ProfiledModel(DEFAULT_PROFILE, block_size=block_size)
             pools = (PoolSpec(Role.PREFILL, WORKERS, model), PoolSpec(Role.DECODE, WORKERS, model))
             wall, cpu = time.perf_counter(), time.process_time()

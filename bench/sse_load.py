@@ -1,23 +1,19 @@
 """Load for relay benchmarks: a source that speaks vLLM's SSE, clients that time it, CPU and memory of a PID.
 
-The target under test is only a URL and a PID, so the same load measures the minimal relay
-(``bench/relay.py``) and the real router (``bench/router.py``). Run as a script it is the source:
-
-    python bench/sse_load.py --port 0 --itl-ms 5
+The target under test is only a URL and a PID. Run as a script it is the source, with the times between tokens and to the first
+one: `python bench/sse_load.py ITL_MS TTFT_MS`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import re
-import shutil
-import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -186,16 +182,20 @@ class Sample:
     rss_mb: float
 
 
-def wait_until_ready(url: str, *, within_s: float = 20.0) -> None:
-    """Return when ``url`` answers 200."""
+def wait_until_ready(url: str, *, within_s: float = 20.0, has_to_serve: bool = True) -> None:
+    """Return when ``url`` answers 200, or anything where it need not serve."""
     deadline_s = time.monotonic() + within_s
-    while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2.0) as answer:
-            if answer.status == 200:
-                return
-        if time.monotonic() > deadline_s:
-            raise SystemExit(f"{url} did not answer 200 within {within_s} s")
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            try:
+                with urllib.request.urlopen(url, timeout=2.0) as answer:
+                    if answer.status == 200:
+                        return
+            except urllib.error.HTTPError:
+                if not has_to_serve:
+                    return
         time.sleep(0.05)
+    raise SystemExit(f"{url} did not answer 200 within {within_s} s")
 
 
 def sample(pid: int) -> Sample:
@@ -221,7 +221,7 @@ def spawn(*argv: str) -> tuple[subprocess.Popen[bytes], int]:
 
 def spawn_source(itl_ms: float, ttft_ms: float = 0.0) -> tuple[subprocess.Popen[bytes], str]:
     """Start a source; return it and its URL."""
-    process, port = spawn(__file__, "--itl-ms", str(itl_ms), "--ttft-ms", str(ttft_ms))
+    process, port = spawn(__file__, str(itl_ms), str(ttft_ms))
     return process, f"http://127.0.0.1:{port}"
 
 
@@ -237,22 +237,6 @@ def stop(*processes: subprocess.Popen[bytes]) -> None:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
-
-
-def wait_for_port(port: int, *, within_s: float = 10.0) -> None:
-    """Return when something listens on the port of this host."""
-    deadline_s = time.monotonic() + within_s
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-            return
-        if time.monotonic() > deadline_s:
-            raise SystemExit(f"nothing listens on port {port} after {within_s} s")
-        time.sleep(0.05)
-
-
-def which_nginx() -> str | None:
-    """Return nginx's path, or None."""
-    return shutil.which("nginx")
 
 
 # ---------------------------------------------------------------------- load
@@ -285,6 +269,12 @@ class LoadResult:
     def fail(self, cause: str) -> None:
         """Count a failure."""
         self.failed[cause] = self.failed.get(cause, 0) + 1
+
+    def checked(self) -> LoadResult:
+        """Return it, or end the bench where a request failed."""
+        if self.failed:
+            raise SystemExit(f"requests failed: {self.failed}")
+        return self
 
 
 def _body(tokens: int, *, stream: bool, prompt: str = "wxyz" * 64) -> bytes:
@@ -362,16 +352,6 @@ async def shorts(url: str, pid: int, *, requests: int, concurrency: int, tokens:
     return await _closed_loop(one, url, pid, requests, concurrency)
 
 
-async def many_streams(url: str, pid: int, *, requests: int, concurrency: int, tokens: int = 8) -> LoadResult:
-    """Send ``requests`` streamed requests, ``concurrency`` at a time."""
-    body = _body(tokens, stream=True)
-
-    async def one(pool: ConnectionPool, target: str, result: LoadResult) -> None:
-        await _one_stream(pool, target, body, result)
-
-    return await _closed_loop(one, url, pid, requests, concurrency)
-
-
 async def prompts(url: str, pid: int, *, texts: Sequence[str], concurrency: int, tokens: int) -> LoadResult:
     """Stream one answer per prompt, ``concurrency`` at a time, in order."""
     left = iter(texts)
@@ -436,26 +416,14 @@ def percentile(values: list[float], fraction: float) -> float:
     return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
 
 
-async def _serve(stop_event: asyncio.Event, port: int, source: Source) -> None:
+async def _serve(stop_event: asyncio.Event, source: Source) -> None:
     server = HttpServer(source.handle)
-    await server.start("127.0.0.1", port)
+    await server.start("127.0.0.1", 0)
     print(json.dumps({"port": server.port}), flush=True)
     await stop_event.wait()
     await server.close(grace_s=0.5)
 
 
-def main() -> None:
-    """Run the source until SIGTERM."""
-    parser = argparse.ArgumentParser(description="SSE source that speaks vLLM's completions")
-    parser.add_argument("--port", type=int, default=0, help="TCP port; 0 takes a free one")
-    parser.add_argument("--itl-ms", type=float, default=5.0, help="time between tokens in milliseconds")
-    parser.add_argument(
-        "--ttft-ms", type=float, default=0.0, help="time from head to first token in milliseconds"
-    )
-    args = parser.parse_args()
-    source = Source(args.itl_ms / 1000, args.ttft_ms / 1000)
-    run(lambda stop_event: _serve(stop_event, args.port, source))
-
-
 if __name__ == "__main__":
-    main()
+    itl_ms, ttft_ms = map(float, sys.argv[1:])
+    run(lambda stop_event: _serve(stop_event, Source(itl_ms / 1000, ttft_ms / 1000)))
