@@ -12,8 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from penstock.api import Role
-from penstock.planner.decide.config import Mode
 from penstock.report import series
 from penstock.report.counterfactual import Counterfactual, FleetKind, FleetOutcome
 from penstock.report.drawing import (
@@ -35,19 +33,12 @@ from penstock.report.drawing import (
 )
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import PlannerRun
-from penstock.report.planner_charts import (
-    draw_demand,
-    draw_replicas,
-    draw_signals,
-    draw_targets,
-    needing_roles,
-    roles_of,
-)
+from penstock.report.planner_charts import Picture, planner_pictures
 from penstock.workload.record import RequestStatus
 from penstock.workload.statistics import percentiles
 
-_TALL_INCHES = 9.0
-"""Height of a picture of five panels."""
+_TALL_INCHES, _TALL_PANELS = 9.0, 3
+"""Height of a picture of more panels."""
 
 _LOOKS: Final = {
     FleetKind.PLANNER: ("o", BLUE),
@@ -59,17 +50,12 @@ _LOOKS: Final = {
 
 def draw_all(report: RunReport, directory: Path) -> list[Path]:
     """Write every picture that the report has data for, and return their paths in the page's order."""
-    pictures: list[tuple[str, Callable[[], Figure]]] = []
     run = report.planner
+    pictures: list[tuple[str, Callable[[], Figure]]] = []
     if run is not None and run.pulls:
         pictures += [
-            ("replicas.png", partial(_replicas, report, run)),
-            ("signals.png", partial(_signals, report, run)),
+            (f"{each.name}.png", partial(_over_time, report, run, each)) for each in planner_pictures(run)
         ]
-        if any(pull.demand is not None for pull in run.pulls):
-            pictures.append(("demand.png", partial(_demand, report, run)))
-        if run.config.mode == Mode.SLA:
-            pictures.append(("targets.png", partial(_targets, report, run)))
     if report.counterfactual is not None:
         pictures.append(("counterfactual.png", partial(_fleets, report, report.counterfactual)))
     drawn = {"ttft.png": _ttft, "itl.png": _itl, "requests.png": _requests}
@@ -86,7 +72,13 @@ def _figure(report: RunReport, title: str, *, is_of_gaps: bool = False) -> Figur
     return blank_figure(title + mark, colour="#A00000" if mark else BLACK)
 
 
-def _over_run(report: RunReport, run: PlannerRun, panels: Sequence[Axes]) -> None:
+def _over_time(report: RunReport, run: PlannerRun, picture: Picture) -> Figure:
+    """Draw one of the planner's pictures, with the spans in which replicas start or drain."""
+    figure = _figure(report, picture.title)
+    if picture.panels > _TALL_PANELS:
+        figure.set_size_inches(SIZE_INCHES[0], _TALL_INCHES)
+    panels = list(figure.subplots(picture.panels, 1, sharex=True, squeeze=False)[:, 0])
+    picture.draw(run, report.load.results, panels)
     begin_s, end_s = series.shown_span(run, duration_s=report.duration_s)
     label = "adjusting" if run.config.policy.waits_for_adjustments else "replicas change"
     spans = [span for span in run.adjusting if span[1] >= begin_s and span[0] <= end_s]
@@ -97,49 +89,13 @@ def _over_run(report: RunReport, run: PlannerRun, panels: Sequence[Axes]) -> Non
         axes.grid(alpha=0.25)
         legend_beside(axes)
     panels[-1].set_xlabel("time (simulated s)")
+    return figure
 
 
 def _over_load(report: RunReport, axes: Axes) -> None:
     axes.set_xlim(0, max(report.duration_s, 1.0))
     axes.grid(alpha=0.25)
     legend_above(axes)
-
-
-def _replicas(report: RunReport, run: PlannerRun) -> Figure:
-    figure = _figure(report, "Replicas and GPUs over time")
-    panels = figure.subplots(len(roles_of(run)) + 1, 1, sharex=True)
-    draw_replicas(run, panels)
-    _over_run(report, run, panels)
-    return figure
-
-
-def _signals(report: RunReport, run: PlannerRun) -> Figure:
-    thresholds = ", thresholds" if run.config.mode == Mode.LOAD else ""
-    figure = _figure(report, f"Planner signals{thresholds} and decisions")
-    count = 2 if Role.PREFILL in roles_of(run) else 1
-    panels = list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
-    draw_signals(run, panels)
-    _over_run(report, run, panels)
-    return figure
-
-
-def _demand(report: RunReport, run: PlannerRun) -> Figure:
-    begin_s, end_s = series.shown_span(run, duration_s=report.duration_s)
-    figure = _figure(report, "Demand at the routers and what became of it")
-    panels = figure.subplots(3, 1, sharex=True)
-    draw_demand(run, end_s - begin_s, panels)
-    _over_run(report, run, panels)
-    return figure
-
-
-def _targets(report: RunReport, run: PlannerRun) -> Figure:
-    roles = needing_roles(run)
-    figure = _figure(report, "Mode sla: prediction, targets, correction, replicas")
-    figure.set_size_inches(SIZE_INCHES[0], _TALL_INCHES)
-    panels = figure.subplots(3 + len(roles), 1, sharex=True)
-    draw_targets(run, report.load.results, roles, panels)
-    _over_run(report, run, panels)
-    return figure
 
 
 def _fleets(report: RunReport, found: Counterfactual) -> Figure:

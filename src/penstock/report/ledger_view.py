@@ -1,7 +1,6 @@
 """Turns a planner's ledger into what the report draws: pulls, decisions and adjustments over time.
 
-Pure except for `load_planner_run`, which reads the file. Times become seconds from the load run's zero,
-or from the ledger's first record when there is no load run.
+Pure except for `load_planner_run`, which reads the file. Times become seconds from the load run's zero.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class PlannerRun:
                     yield mark.at_s, part.role, part.profile
 
 
-def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
+def load_planner_run(path: Path, *, origin: LoadOrigin) -> PlannerRun:
     """Read a ledger file, or the one in a folder.
 
     Raises:
@@ -165,7 +164,7 @@ def load_planner_run(path: Path, *, origin: LoadOrigin | None) -> PlannerRun:
     return replace(run, notes=(*found.notes, *run.notes))
 
 
-def view_of(records: Sequence[Record], *, origin: LoadOrigin | None) -> PlannerRun | None:
+def view_of(records: Sequence[Record], *, origin: LoadOrigin) -> PlannerRun | None:
     """Return the newest timeline of a ledger, or None without a header.
 
     Raises:
@@ -208,10 +207,8 @@ def _newest_timeline(records: Sequence[Record]) -> list[Record]:
     return current
 
 
-def _zero(records: Sequence[Record], origin: LoadOrigin | None) -> tuple[float, tuple[str, ...]]:
+def _zero(records: Sequence[Record], origin: LoadOrigin) -> tuple[float, tuple[str, ...]]:
     """Return the ledger's time of the load run's zero, by the shared clock or else by the wall's."""
-    if origin is None:
-        return float(records[0]["at_s"]), ()
     header = records[0]
     by_wall_s = header["at_s"] - (header["wall_s"] - origin.unix_s) * origin.speed
     if abs(by_wall_s - origin.model_s) <= _SAME_CLOCK_S * origin.speed:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -54,14 +55,44 @@ def _whole(axes: Axes, label: str, values: Iterable[float]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def roles_of(run: PlannerRun) -> list[Role]:
-    """Return the roles that a ledger has replicas of."""
+def _roles(run: PlannerRun) -> list[Role]:
     return [role for role in ROLE_COLOURS if any(role in pull.pools for pull in run.pulls)]
 
 
-def draw_replicas(run: PlannerRun, panels: Sequence[Axes]) -> None:
+def _needing_roles(run: PlannerRun) -> list[Role]:
+    found = {role for _, role, each in run.readings() if each.needed is not None}
+    return [role for role in ROLE_COLOURS if role in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture over time: its file, title and number of panels, and what draws them one below the other."""
+
+    name: str
+    title: str
+    panels: int
+    draw: Callable[[PlannerRun, Sequence[RequestResult], Sequence[Axes]], None]
+
+
+def planner_pictures(run: PlannerRun) -> list[Picture]:
+    """Return the pictures that a ledger has data for."""
+    roles, thresholds = _roles(run), ", thresholds" if run.config.mode == Mode.LOAD else ""
+    signals = 2 if Role.PREFILL in roles else 1
+    found = [
+        Picture("replicas", "Replicas and GPUs over time", len(roles) + 1, _draw_replicas),
+        Picture("signals", f"Planner signals{thresholds} and decisions", signals, _draw_signals),
+    ]
+    if any(pull.demand is not None for pull in run.pulls):
+        found.append(Picture("demand", "Demand at the routers and what became of it", 3, _draw_demand))
+    if run.config.mode == Mode.SLA:
+        title = "Mode sla: prediction, targets, correction, replicas"
+        found.append(Picture("targets", title, 3 + len(_needing_roles(run)), _draw_targets))
+    return found
+
+
+def _draw_replicas(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
     """Draw each role's replicas, actual and desired, and below them the GPUs against the budget."""
-    for axes, role in zip(panels, roles_of(run), strict=False):
+    for axes, role in zip(panels, _roles(run), strict=False):
         pools = [(pull.at_s, pull.pools[role]) for pull in run.pulls if role in pull.pools]
         desired = [
             (mark.at_s, part.desired) for mark in run.decisions for part in mark.roles if part.role is role
@@ -80,7 +111,7 @@ def draw_replicas(run: PlannerRun, panels: Sequence[Axes]) -> None:
     _whole(axes, "GPUs", [budget or 0, floor, *(held for _, held in gpus)])
 
 
-def draw_signals(run: PlannerRun, panels: Sequence[Axes]) -> None:
+def _draw_signals(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
     """Draw KV usage and, on a second panel, the prefill queue; decisions as markers where they were taken."""
     config = run.config
     kv_role = Role.DECODE if len(panels) > 1 else Role.AGGREGATED
@@ -126,16 +157,16 @@ def _draw_signal(
         )
 
 
-def draw_demand(run: PlannerRun, span_s: float, panels: Sequence[Axes]) -> None:
-    """Draw requests/s, prompt tokens/s with forecast and supply, and the oldest wait, one below the other."""
+def _draw_demand(run: PlannerRun, _results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
+    """Draw requests/s, prompt tokens/s with forecast and supply, and the oldest wait."""
     rates, tokens, waits = panels
-    width_s = np.ceil(series.window_for(span_s) / 2)
-    found = series.demand_bins(run.pulls, width_s)
-    rates.stairs(found.arrivals, found.edges, fill=True, color=SKY, label=f"arrivals, {width_s:g} s means")
-    rates.stairs(found.rejected, found.edges, fill=True, color=PURPLE, label="of them rejected")
+    width_s = np.ceil(series.window_for(run.end_s) / 2)
+    edges, found = series.demand_bins(run.pulls, width_s)
+    rates.stairs(found["arrivals"], edges, fill=True, color=SKY, label=f"arrivals, {width_s:g} s means")
+    rates.stairs(found["rejected"], edges, fill=True, color=PURPLE, label="of them rejected")
     rates.set_ylabel("requests / s")
-    tokens.stairs(found.uncached_tokens, found.edges, fill=True, color=SKY, label="arrive, uncached")
-    tokens.stairs(found.computed_tokens, found.edges, color=BLUE, baseline=None, label="computed")
+    tokens.stairs(found["uncached"], edges, fill=True, color=SKY, label="arrive, uncached")
+    tokens.stairs(found["computed"], edges, color=BLUE, baseline=None, label="computed")
     _draw_forecasts(tokens, run)
     supply = [
         (at_s, forecast.supply_tokens_per_s)
@@ -144,7 +175,7 @@ def draw_demand(run: PlannerRun, span_s: float, panels: Sequence[Axes]) -> None:
     ]
     _steps(tokens, supply, YELLOW, "supply")
     tokens.set_ylabel("prompt tokens / s")
-    waits.stairs(found.oldest_wait_s, found.edges, fill=True, color=BLUE, alpha=0.6, label="oldest wait")
+    waits.stairs(found["oldest_wait_s"], edges, fill=True, color=BLUE, alpha=0.6, label="oldest wait")
     _goal(waits, run.config.ttft_slo_s, f"TTFT SLO {run.config.ttft_slo_s:g} s")
     waits.set_ylabel("wait (s)")
     for axes in panels:
@@ -158,16 +189,8 @@ def _draw_forecasts(axes: Axes, run: PlannerRun) -> None:
         axes.plot(*columns(sorted(made)), color=BLACK, linestyle=":", label="forecast")
 
 
-def needing_roles(run: PlannerRun) -> list[Role]:
-    """Return the roles whose needed replicas could be looked up."""
-    found = {role for _, role, each in run.readings() if each.needed is not None}
-    return [role for role in ROLE_COLOURS if role in found]
-
-
-def draw_targets(
-    run: PlannerRun, results: Sequence[RequestResult], roles: Sequence[Role], panels: Sequence[Axes]
-) -> None:
-    """Draw prediction, attainment, correction factors and each role's replicas, one below the other."""
+def _draw_targets(run: PlannerRun, results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
+    """Draw prediction, attainment, correction factors and each role's replicas."""
     prediction, attainment, factors, *replicas = panels
     prediction.plot(*columns(arrivals_over_time(run)), color=SKY, label="came (30 s)")
     _draw_forecasts(prediction, run)
@@ -180,7 +203,7 @@ def draw_targets(
         factors.plot(times, values, color=_FACTOR_COLOURS[name], label=label)
     _goal(factors, 1.0, "as the profile", is_dotted=True)
     factors.set_ylabel("observed\nover profile")
-    for axes, role in zip(replicas, roles, strict=True):
+    for axes, role in zip(replicas, _needing_roles(run), strict=True):
         known = [(at_s, each) for at_s, own, each in run.readings() if own is role and each.needed]
         had, needed = (
             [(at_s, each.had) for at_s, each in known],

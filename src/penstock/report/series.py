@@ -6,7 +6,6 @@ Pure: arrays in, arrays out; nothing is drawn here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -111,31 +110,16 @@ def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tu
     return np.arange(0.5, shares.size) * width_s, shares
 
 
-@dataclass(frozen=True, slots=True)
-class DemandBins:
-    """Demand over bins of one width; NaN where no pull knew any. Rates per second, the wait in seconds.
-
-    Attributes:
-        edges: Times, shape (n + 1,).
-        arrivals, rejected: Requests, shape (n,).
-        uncached_tokens, computed_tokens: Prompt tokens that came and that were prefilled.
-        oldest_wait_s: Longest of the bin's pulls.
-    """
-
-    edges: Floats
-    arrivals: Floats
-    rejected: Floats
-    uncached_tokens: Floats
-    computed_tokens: Floats
-    oldest_wait_s: Floats
-
-
-def demand_bins(pulls: Sequence[Pull], width_s: float) -> DemandBins:
+def demand_bins(pulls: Sequence[Pull], width_s: float) -> tuple[Floats, dict[str, Floats]]:
     """Return means over bins: of pulls each second, single requests and prompts would be all that a picture shows.
 
     Args:
         pulls: In order of time; at least one knows the demand.
         width_s: Of a bin, seconds, > 0.
+
+    Returns:
+        Times of the bins' edges, shape (n + 1,), and by name, shape (n,) with NaN where no pull knew any: requests/s that
+        arrived and were rejected, prompt tokens/s that came and were computed, and the longest wait in seconds.
     """
     known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
     demands = [demand for _, demand in known]
@@ -144,20 +128,19 @@ def demand_bins(pulls: Sequence[Pull], width_s: float) -> DemandBins:
     places -= first
     count = int(places.max()) + 1
     seconds = np.bincount(places, weights=[each.period_s for each in demands], minlength=count)
-
-    def rate(values: Sequence[float]) -> Floats:
-        return _ratio(np.bincount(places, weights=values, minlength=count), seconds)
-
-    oldest = np.full(count, np.nan)
-    np.fmax.at(oldest, places, [each.oldest_wait_s or 0.0 for each in demands])
-    return DemandBins(
-        edges=(first + np.arange(count + 1, dtype=np.float64)) * width_s,
-        arrivals=rate([each.arrivals for each in demands]),
-        rejected=rate([each.refused + each.timed_out for each in demands]),
-        uncached_tokens=rate([each.uncached_tokens for each in demands]),
-        computed_tokens=rate([each.prefilled_tokens for each in demands]),
-        oldest_wait_s=oldest,
-    )
+    sums = {
+        "arrivals": [each.arrivals for each in demands],
+        "rejected": [each.refused + each.timed_out for each in demands],
+        "uncached": [each.uncached_tokens for each in demands],
+        "computed": [each.prefilled_tokens for each in demands],
+    }
+    found = {
+        name: _ratio(np.bincount(places, weights=values, minlength=count), seconds)
+        for name, values in sums.items()
+    }
+    found["oldest_wait_s"] = np.full(count, np.nan)
+    np.fmax.at(found["oldest_wait_s"], places, [each.oldest_wait_s or 0.0 for each in demands])
+    return (first + np.arange(count + 1, dtype=np.float64)) * width_s, found
 
 
 def _ratio(sums: NDArray[Any], counts: NDArray[Any]) -> Floats:

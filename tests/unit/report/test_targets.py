@@ -129,14 +129,14 @@ def test_the_picture_shows_means_of_bins_and_the_longest_wait():
     pulls = [_pull(second, _steady(refused=1.0, prefilled_tokens=500.0)) for second in (1, 2, 3, 4)]
     pulls += [_pull(5, None), _pull(9, _steady(arrivals=0.0, oldest_wait_s=7.5))]
 
-    found = demand_bins(pulls, 2.0)
+    edges, found = demand_bins(pulls, 2.0)
 
-    assert found.edges.tolist() == [0, 2, 4, 6, 8, 10]
+    assert edges.tolist() == [0, 2, 4, 6, 8, 10]
     gap = pytest.approx(float("nan"), nan_ok=True)
-    assert found.arrivals.tolist() == [2, 2, gap, gap, 0]
-    assert found.rejected.tolist() == [1, 1, gap, gap, 0]
-    assert found.computed_tokens.tolist() == [500, 500, gap, gap, 0]
-    assert found.oldest_wait_s.tolist() == [0, 0, gap, gap, 7.5]
+    assert found["arrivals"].tolist() == [2, 2, gap, gap, 0]
+    assert found["rejected"].tolist() == [1, 1, gap, gap, 0]
+    assert found["computed"].tolist() == [500, 500, gap, gap, 0]
+    assert found["oldest_wait_s"].tolist() == [0, 0, gap, gap, 7.5]
 
 
 @pytest.mark.parametrize(
