@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from penstock.api import Role
-from penstock.performance.capacity import Load, figures, first_token_s, wait_quantile_s
+from penstock.performance.capacity import Load, figures
 from penstock.performance.recommend import Targets
 from penstock.profiler.files import engine_sweep
 from penstock.report.drawing import BLUE, DPI, VERMILION, blank_figure, legend_above
@@ -29,10 +29,9 @@ SIMULATED_RPS = (2, 5, 8, 10, 12, 13, 14)
 
 def predicted_s(rps: float, quantile: float) -> float:
     """The percentile of TTFT by docs/capacity.md."""
-    (engine,) = figures(engine_sweep(PROFILE), TARGETS)
     load = Load(rps, quantile=quantile, transfer_s=TRANSFER_S)
-    waited_s = wait_quantile_s(PREFILL, rps, engine.ttft_s, variability=load.variability, quantile=quantile)
-    return waited_s + engine.ttft_s + first_token_s(engine, TARGETS, load, DECODE)
+    (engine,) = figures(engine_sweep(PROFILE), TARGETS, load)
+    return engine.wait_s(PREFILL) + engine.ttft_s + engine.first_token_s(DECODE)
 
 
 def simulated_s(rps: float) -> np.ndarray:

@@ -110,11 +110,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """Replicas of one role.
+    """The fewest replicas of one role, of ``gpus`` each, that hold the target.
 
     Attributes:
-        gpus: Of one replica.
-        replicas: Fewest that hold the target.
         latency_s: TTFT or ITL to expect at the percentile, seconds.
         utilisation: Share of the pool's capacity in use: of its time in prefill, of the requests that it may run in decode.
         binds: Which limit needs the last replica.
@@ -162,7 +160,7 @@ class UnreachableError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What one engine size does with the target's requests, looked up once.
+    """What one engine size does with a load, and the pools of it that hold the targets.
 
     Attributes:
         ttft_s: Of one prompt that does not wait.
@@ -174,12 +172,72 @@ class EngineFigures:
     ttft_s: float
     choices: tuple[DecodeChoice, ...]
     row: DecodeRow
+    targets: Targets
+    load: Load
 
     def itl_s(self, in_flight: float) -> float:
         """Return the ITL of so many requests, that of one below it."""
         return self.row.itl_of(max(1.0, in_flight))
 
-    def limit(self, itl_s: float) -> tuple[float, str] | None:
+    def wait_s(self, replicas: int) -> float:
+        """Return how long a prompt waits at the percentile."""
+        load = self.load
+        return wait_quantile_s(
+            replicas, load.rps, self.ttft_s, variability=load.variability, quantile=load.quantile
+        )
+
+    def first_token_s(self, replicas: int) -> float:
+        """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step."""
+        mean = self._mean_in_flight(self.load.rps / replicas) or 1.0
+        return self.load.transfer_s + 2 * self.itl_s(mean)
+
+    def prefill_pool(self, after_s: float) -> PoolPlan | None:
+        """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it."""
+        least_s, most_s = self.ttft_s + after_s, self.targets.ttft_s
+        if least_s > most_s:
+            return None
+        busy = self.load.rps * self.ttft_s
+        replicas = least = _bounded(math.floor(busy) + 1)
+        while (waited_s := self.wait_s(replicas)) + least_s > most_s:
+            replicas = _bounded(replicas + 1)
+        is_rate = replicas == least
+        binds = "the rate of prompts" if is_rate else f"waiting, at the {self.load.quantile:.0%} of TTFT"
+        return PoolPlan(self.gpus, replicas, waited_s + least_s, busy / replicas, binds)
+
+    def decode_pool(self) -> PoolPlan | None:
+        """Return the fewest replicas whose requests in flight stay within ITL and KV cache; None: one request exceeds it."""
+        limit, quantile = self._limit(self.targets.itl_s), self.load.quantile
+        if limit is None or most_in_flight(_TINY, quantile) > limit[0]:
+            return None
+        replicas = 1
+        while (mean := self._mean_within(self.load.rps / replicas, limit[0])) is None:
+            replicas = _bounded(replicas + 1)
+        return PoolPlan(
+            self.gpus, replicas, self.itl_s(most_in_flight(mean, quantile)), mean / limit[0], limit[1]
+        )
+
+    def aggregated_pool(self) -> PoolPlan | None:
+        """Return the fewest replicas that hold both targets while they do both; None: none does.
+
+        A replica that spends a share of its time on prompts decodes in the rest, so its ITL grows by 1 / (1 - share).
+        """
+        least_s, rps = self.ttft_s + self.itl_s(1), self.load.rps
+        if least_s > self.targets.ttft_s or self._limit(self.targets.itl_s) is None:
+            return None
+        for replicas in range(math.floor(rps * self.ttft_s) + 1, MAX_REPLICAS):
+            share = rps * self.ttft_s / replicas
+            ttft_s = self.wait_s(replicas) + least_s
+            limit = self._limit(self.targets.itl_s * (1 - share))
+            if ttft_s <= self.targets.ttft_s and limit is not None:
+                mean = self._mean_within(rps / replicas / (1 - share), limit[0])
+                if mean is not None:
+                    used = share + (1 - share) * mean / limit[0]
+                    return PoolPlan(self.gpus, replicas, ttft_s, used, limit[1])
+            if share < _TINY:
+                break  # more replicas do not help: one request alone is too slow
+        return None
+
+    def _limit(self, itl_s: float) -> tuple[float, str] | None:
         """Return the most requests that may run, and what ends it; None: one alone exceeds the ITL."""
         meeting = [each.concurrency for each in self.choices if each.itl_s <= itl_s]
         if not meeting:
@@ -187,14 +245,19 @@ class EngineFigures:
         is_last = meeting[-1] == self.choices[-1].concurrency
         return meeting[-1], "the KV cache, or the largest batch" if is_last else "ITL"
 
-    def mean_in_flight(self, rps: float, osl: int, most: float = math.inf) -> float | None:
+    def _mean_within(self, rps: float, most: float) -> float | None:
+        """Return the mean in flight where the percentile stays within ``most``."""
+        mean = self._mean_in_flight(rps, most)
+        return mean if mean is not None and most_in_flight(mean, self.load.quantile) <= most else None
+
+    def _mean_in_flight(self, rps: float, most: float = math.inf) -> float | None:
         """Return how many requests run on average, by Little: rate · output tokens · ITL of so many.
 
         The smallest number that answers as fast as requests come; None: none up to ``most`` does.
         """
         mean = 0.0
         for _ in range(_ITERATIONS):
-            wanted = rps * osl * self.itl_s(mean)
+            wanted = rps * self.targets.osl * self.itl_s(mean)
             if wanted > most:
                 return None
             if wanted - mean <= _CLOSE * wanted:
@@ -203,7 +266,7 @@ class EngineFigures:
         return mean
 
 
-def figures(sweep: Sweep, targets: Targets) -> list[EngineFigures]:
+def figures(sweep: Sweep, targets: Targets, load: Load) -> list[EngineFigures]:
     """Return the figures of every size.
 
     Raises:
@@ -215,15 +278,11 @@ def figures(sweep: Sweep, targets: Targets) -> list[EngineFigures]:
             prefill_choice(engine, targets).ttft_s,
             tuple(decode_choices(engine, targets)),
             engine.decode_table().at_context(targets.context),
+            targets,
+            load,
         )
         for engine in sweep.engines
     ]
-
-
-def first_token_s(engine: EngineFigures, targets: Targets, load: Load, replicas: int) -> float:
-    """Return what a first token takes after its prefill: the KV's transfer, the running step's end, and its own step."""
-    mean = engine.mean_in_flight(load.rps / replicas, targets.osl) or 1.0
-    return load.transfer_s + 2 * engine.itl_s(mean)
 
 
 def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
@@ -233,15 +292,15 @@ def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
         ConfigError: the lengths lie beyond what was measured.
         UnreachableError: no number of replicas meets a target; the message names the nearest and what it takes.
     """
-    engines = figures(sweep, targets)
+    engines = figures(sweep, targets, load)
     if sweep.is_aggregated:
-        pool = _cheapest(_aggregated_pool(engine, targets, load) for engine in engines)
+        pool = _cheapest(engine.aggregated_pool() for engine in engines)
         if pool is not None:
             return CapacityPlan(pool, pool, is_aggregated=True)
-    elif (decode := _cheapest(_decode_pool(engine, targets, load) for engine in engines)) is not None:
+    elif (decode := _cheapest(engine.decode_pool() for engine in engines)) is not None:
         (chosen,) = (engine for engine in engines if engine.gpus == decode.gpus)
-        after_s = first_token_s(chosen, targets, load, decode.replicas)
-        prefill = _cheapest(_prefill_pool(engine, targets, load, after_s) for engine in engines)
+        after_s = chosen.first_token_s(decode.replicas)
+        prefill = _cheapest(engine.prefill_pool(after_s) for engine in engines)
         if prefill is not None:
             return CapacityPlan(prefill, decode, is_aggregated=False)
     raise UnreachableError(_unreachable(engines, targets, load))
@@ -250,67 +309,6 @@ def plan_capacity(sweep: Sweep, targets: Targets, load: Load) -> CapacityPlan:
 def _cheapest(plans: Iterable[PoolPlan | None]) -> PoolPlan | None:
     found = [plan for plan in plans if plan is not None]
     return min(found, key=lambda pool: (pool.total_gpus, pool.latency_s), default=None)
-
-
-def _prefill_pool(engine: EngineFigures, targets: Targets, load: Load, after_s: float) -> PoolPlan | None:
-    """Return the fewest replicas whose TTFT percentile holds the target; None: the TTFT alone exceeds it."""
-    least_s = engine.ttft_s + after_s
-    if least_s > targets.ttft_s:
-        return None
-    busy = load.rps * engine.ttft_s
-    replicas = least = _bounded(math.floor(busy) + 1)
-    while (waited_s := _wait_s(replicas, engine, load)) + least_s > targets.ttft_s:
-        replicas = _bounded(replicas + 1)
-    binds = "the rate of prompts" if replicas == least else f"waiting, at the {load.quantile:.0%} of TTFT"
-    return PoolPlan(engine.gpus, replicas, waited_s + least_s, busy / replicas, binds)
-
-
-def _decode_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
-    """Return the fewest replicas whose requests in flight stay within ITL and KV cache; None: one request exceeds it."""
-    limit = engine.limit(targets.itl_s)
-    if limit is None or most_in_flight(_TINY, load.quantile) > limit[0]:
-        return None
-    replicas = 1
-    while (mean := _mean_within(engine, targets, load, load.rps / replicas, limit[0])) is None:
-        replicas = _bounded(replicas + 1)
-    itl_s = engine.itl_s(most_in_flight(mean, load.quantile))
-    return PoolPlan(engine.gpus, replicas, itl_s, mean / limit[0], limit[1])
-
-
-def _aggregated_pool(engine: EngineFigures, targets: Targets, load: Load) -> PoolPlan | None:
-    """Return the fewest replicas that hold both targets while they do both; None: none does.
-
-    A replica that spends a share of its time on prompts decodes in the rest, so its ITL grows by 1 / (1 - share).
-    """
-    least_s = engine.ttft_s + engine.itl_s(1)
-    if least_s > targets.ttft_s or engine.limit(targets.itl_s) is None:
-        return None
-    for replicas in range(math.floor(load.rps * engine.ttft_s) + 1, MAX_REPLICAS):
-        share = load.rps * engine.ttft_s / replicas
-        ttft_s = _wait_s(replicas, engine, load) + least_s
-        limit = engine.limit(targets.itl_s * (1 - share))
-        if ttft_s <= targets.ttft_s and limit is not None:
-            mean = _mean_within(engine, targets, load, load.rps / replicas / (1 - share), limit[0])
-            if mean is not None:
-                used = share + (1 - share) * mean / limit[0]
-                return PoolPlan(engine.gpus, replicas, ttft_s, used, limit[1])
-        if share < _TINY:
-            break  # more replicas do not help: one request alone is too slow
-    return None
-
-
-def _mean_within(
-    engine: EngineFigures, targets: Targets, load: Load, rps: float, most: float
-) -> float | None:
-    """Return the mean in flight where the percentile stays within ``most``."""
-    mean = engine.mean_in_flight(rps, targets.osl, most)
-    return mean if mean is not None and most_in_flight(mean, load.quantile) <= most else None
-
-
-def _wait_s(replicas: int, engine: EngineFigures, load: Load) -> float:
-    return wait_quantile_s(
-        replicas, load.rps, engine.ttft_s, variability=load.variability, quantile=load.quantile
-    )
 
 
 def _bounded(replicas: int) -> int:

@@ -158,10 +158,7 @@ def _between_rows(contexts: Sequence[float], rows: Sequence[Sequence[float]], co
 class PerformanceProfile:
     """An engine that prefills and one that decodes; the same engine twice where the graph is aggregated.
 
-    Attributes:
-        prefill_gpus: GPUs of the prefill engine that was measured, >= 1.
-        decode_gpus: GPUs of the decode engine that was measured, >= 1.
-        model: Model that was measured; empty where it is not known.
+    GPUs are of the engines that were measured; the model is empty where it is not known.
     """
 
     prefill: PrefillTable

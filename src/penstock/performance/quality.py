@@ -45,12 +45,6 @@ def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, de
     Letters' case, the publisher before the slash and a suffix such as ``-FP8``, which names the weights' format, make no
     other model.
 
-    Args:
-        profile: What was measured.
-        model: Model that the graph serves.
-        prefill_gpus: GPUs of one replica that prefills.
-        decode_gpus: GPUs of one replica that decodes.
-
     Raises:
         ConfigError: with every difference, and what to do about it.
     """

@@ -85,8 +85,7 @@ class Recommendation:
     """What to run, and the bounds to plan it by.
 
     Attributes:
-        queue: Bounds of the prefill queue, requests.
-        kv: Bounds of decode's KV usage.
+        queue: Of the prefill queue, requests.
         misses: What is not met, the nearest reachable, and what it takes; empty where all is met.
     """
 
@@ -240,21 +239,13 @@ def queue_bounds(ttft_target_s: float, ttft_s: float) -> Bounds:
     same with 0.8.
 
     Example: target 50 ms, TTFT 48.37 ms: 0.24 and 0.10.
-
-    Args:
-        ttft_target_s: Seconds, > 0.
-        ttft_s: Of a prompt that does not wait, seconds, > 0.
     """
     ratio = ttft_target_s / ttft_s
     return _spread(_QUEUE_UP * ratio - 1, _QUEUE_DOWN * ratio - 1, most=math.inf)
 
 
 def kv_bounds(kv_usage: float) -> Bounds:
-    """Return the bounds of decode's KV usage: the chosen point's ± 0.2, clipped to 0.1 to 1.
-
-    Args:
-        kv_usage: requests · (ISL + OSL / 2) / tokens of the KV cache, >= 0.
-    """
+    """Return the bounds of decode's KV usage: requests · (ISL + OSL / 2) / tokens of the cache, ± 0.2, within 0.1 to 1."""
     return _spread(kv_usage + _KV_MARGIN, kv_usage - _KV_MARGIN, most=1.0)
 
 

@@ -149,12 +149,7 @@ def write_result(
 ) -> list[Path]:
     """Write profile, arrays and graph, and return their paths.
 
-    Args:
-        directory: Made if it is not there.
-        sweep: Every point.
-        recommendation: Names the sizes whose arrays are written.
-        warnings: Kept in the profile.
-        graph: Manifest to write; None: none.
+    The folder is made if it is not there; the arrays are of the recommended sizes.
 
     Raises:
         PenstockError: the disk is full or gone.
@@ -192,10 +187,7 @@ def _replace(path: Path, text: str) -> None:
 def graph_back(graph: GraphDeployment, recommendation: Recommendation, profile: str) -> dict[str, Any]:
     """Return the manifest of the recommended graph.
 
-    Args:
-        graph: As profiled.
-        recommendation: Without misses.
-        profile: What ``planner.sla.profile`` names: the path of the profile's file.
+    The recommendation misses nothing; ``profile`` is what ``planner.sla.profile`` names: the path of the profile's file.
 
     Raises:
         ConfigError: one replica per role exceeds the graph's GPU budget.

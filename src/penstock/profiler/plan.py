@@ -170,11 +170,7 @@ def _planned(
 ) -> PlannedEngine:
     """Return one size; two workers that start alike are one, because loading a model takes minutes.
 
-    Args:
-        graph: Whose workers are started.
-        size: GPUs.
-        by_phase: Latency profiles of simulated workers; None: real ones.
-        speed: At which simulated workers decode; None: `_DECODE_SPEED`.
+    Real workers have no latency profiles; ``speed`` is the one at which simulated ones decode.
     """
     conditions: dict[str, str] = {}
     servers: list[Server] = []

@@ -120,12 +120,7 @@ def refinement(row: Sequence[DecodePoint], itl_s: float) -> int | None:
 
     It halves the step between the most requests within the target and the next more.
 
-    Args:
-        row: Points of one context, by requests in flight.
-        itl_s: The target, seconds.
-
-    Returns:
-        The number; None: it is close enough, or nothing lies on both sides of the target.
+    None: it is close enough, or nothing lies on both sides of the target.
     """
     within = [point.concurrency for point in row if point.itl_s <= itl_s]
     if not within:

@@ -60,11 +60,7 @@ async def running(
 ) -> AsyncIterator[str]:
     """Start a worker, yield its address once it is healthy, and stop it with its entire group at the end.
 
-    Args:
-        spec: What is started.
-        gpus: How many GPUs it gets, from the first on.
-        directory: Where its log and its identity go.
-        environ: The caller's environment.
+    It gets the first ``gpus`` GPUs; its log and its identity go to the directory.
 
     Raises:
         ConfigError: its program is not there.

@@ -84,14 +84,14 @@ class Counterfactual:
 def served_outcome(
     results: Sequence[RequestResult], use: GpuUse | None, *, name: str, slo_s: float, duration_s: float
 ) -> FleetOutcome:
-    """Return the run itself as an outcome.
+    """Return the run itself as an outcome of that name; a ledger that covers less than the run leaves GPU-hours unknown.
 
     Args:
         results: Of all requests that ended, at least one.
         use: GPU-hours by the ledger; None: unknown.
         name: Of what scaled.
         slo_s: TTFT that counts as in time, seconds.
-        duration_s: Of the run; a ledger that covers less of it leaves the GPU-hours unknown.
+        duration_s: Of the run.
     """
     ttft = [result.ttft_s for result in results if result.status is RequestStatus.OK]
     is_covered = use is not None and use.end_s - use.start_s >= _COVERED * duration_s
@@ -116,16 +116,10 @@ def outcome(
     gpu_hours: float | None,
     is_measured: bool = False,
 ) -> FleetOutcome:
-    """Return a fleet's figures: see `FleetOutcome`.
+    """Return a fleet's figures.
 
-    Args:
-        ttft_s: Of the served requests, shape (served,), seconds.
-        name: As shown.
-        kind: Who sets the replicas.
-        requests: Sent in all, >= served, >= 1; what was not served is lost.
-        slo_s: TTFT that counts as in time, seconds.
-        gpu_hours: None where unknown.
-        is_measured: It happened.
+    TTFTs are of the served requests, shape (served,), in seconds; below ``slo_s`` they are in time. Of the ``requests`` that
+    were sent, one at least, those not served are lost.
     """
     ranks = describe(ttft_s)
     return FleetOutcome(
