@@ -31,6 +31,14 @@ def _load_at(at_s):
     return float(np.exp(-(((at_s - 260) / 130) ** 2)))
 
 
+def _result(**fields):
+    """A result of the given fields: by itself a request of 10 tokens that is served in 1 s."""
+    times = dict.fromkeys(("arrival_s", "sent_s"), fields.get("arrival_s", 0.0))
+    known = {"id": "r", "line": 1, **times, "ended_s": times["sent_s"] + 5.0, "status": RequestStatus.OK}
+    known |= {"http_status": 200, "error": None, "error_class": None, "ttft_s": 1.0}
+    return RequestResult(**{**known, "trace_input_tokens": 10, "trace_output_tokens": 10, **fields})
+
+
 def _results(rng):
     results = []
     for line in range(1, 401):
@@ -39,29 +47,14 @@ def _results(rng):
         ttft_s = float(0.2 + 3 * _load_at(arrival_s) * rng.random())
         gaps = array("f", rng.gamma(4, 0.004 * (1 + _load_at(arrival_s)), tokens - 1))
         e2e_s = ttft_s + float(sum(gaps))
-        is_bad = line % 97 == 0
-        results.append(
-            RequestResult(
-                id=f"synthetic-{line}",
-                line=line,
-                arrival_s=arrival_s,
-                sent_s=arrival_s + 0.004,
-                ended_s=arrival_s + 0.004 + e2e_s,
-                status=RequestStatus.REJECTED if is_bad else RequestStatus.OK,
-                http_status=503 if is_bad else 200,
-                error="prefill queue is full" if is_bad else None,
-                error_class="http_503" if is_bad else None,
-                trace_input_tokens=1000,
-                trace_output_tokens=tokens,
-                prompt_tokens=None if is_bad else 1000,
-                output_tokens=None if is_bad else tokens,
-                cached_tokens=None if is_bad else 250,
-                ttft_s=None if is_bad else ttft_s,
-                e2e_s=None if is_bad else e2e_s,
-                tpot_s=None if is_bad else (e2e_s - ttft_s) / (tokens - 1),
-                itl_s=array("f") if is_bad else gaps,
-            )
-        )
+        known = {"id": f"synthetic-{line}", "line": line, "arrival_s": arrival_s, "sent_s": arrival_s + 0.004}
+        known |= {"ended_s": arrival_s + 0.004 + e2e_s, "trace_output_tokens": tokens}
+        outcome = {"prompt_tokens": 1000, "output_tokens": tokens, "cached_tokens": 250, "itl_s": gaps}
+        outcome |= {"ttft_s": ttft_s, "e2e_s": e2e_s, "tpot_s": (e2e_s - ttft_s) / (tokens - 1)}
+        if line % 97 == 0:
+            outcome = {"status": RequestStatus.REJECTED, "http_status": 503, "ttft_s": None}
+            outcome |= {"error": "prefill queue is full", "error_class": "http_503"}
+        results.append(_result(**known, **outcome))
     return results
 
 
@@ -110,13 +103,14 @@ def _pull(at_s, ready, draining):
 
 
 def _ledger_records(config):
-    state = PlannerState()
-    ready = {Role.PREFILL: 1, Role.DECODE: 1}
-    start_s = -20.0
-    place = LedgerPosition("boot-1", start_s + ZERO_MODEL_S, start_s + ZERO_MODEL_S)
+    state, ready, start_s = PlannerState(), {Role.PREFILL: 1, Role.DECODE: 1}, -20.0
+
+    def place(at_s):
+        return LedgerPosition("boot-1", ZERO_MODEL_S - 20.0, at_s + ZERO_MODEL_S)
+
+    header = Header(place(start_s), start_s + ZERO_MODEL_S, state, is_resumed=False)
     about = {"namespace": "synthetic", "environment": "local", "speed": SPEED}
     wall_s = ZERO_UNIX_S + start_s / SPEED
-    header = Header(place, place.start_s, state, is_resumed=False)
     yield records.header_record(header, wall_s=wall_s, config=config, about=about)
     while start_s < 900:
         pulls = []
@@ -127,44 +121,24 @@ def _ledger_records(config):
         window = Window(start_s + ZERO_MODEL_S, end_s + ZERO_MODEL_S, tuple(pulls))
         decision, after = decide(window, state, config)
         deciding = Deciding(DecisionKind.ADJUSTMENT, config, state, after, decision, window=window)
-        place = LedgerPosition("boot-1", place.origin_s, end_s + ZERO_MODEL_S)
-        yield records.decision_record(deciding, place, wall_s=ZERO_UNIX_S + end_s / SPEED)
-        state = after
+        yield records.decision_record(deciding, place(end_s), wall_s=ZERO_UNIX_S + end_s / SPEED)
+        state, start_s = after, end_s
         for role in decision.changes:
             change = Change(decision.id, role.role, role.current, role.desired, decision.at_s)
             yield records.actuation_record(change, at_s=decision.at_s, outcome=Outcome.APPLIED)
             ready[role.role] = role.desired
-        start_s = end_s
         if decision.changes:
             start_s += SETTLE_S
-            place = LedgerPosition("boot-1", place.origin_s, start_s + ZERO_MODEL_S)
+            settled = place(start_s)
             yield records.converged_record(
-                place, at_s=place.start_s, took_s=SETTLE_S, state=state, is_overdue=False
+                settled, at_s=settled.start_s, took_s=SETTLE_S, state=state, is_overdue=False
             )
 
 
 @pytest.fixture(scope="session")
 def result_of():
-    """Return a function that makes a result of the given fields: by itself a request of 10 tokens that is served in 1 s."""
-
-    def make(**fields):
-        times = dict.fromkeys(("arrival_s", "sent_s"), fields.get("arrival_s", 0.0))
-        known = {
-            "id": "r",
-            "line": 1,
-            **times,
-            "ended_s": times["sent_s"] + 5.0,
-            "status": RequestStatus.OK,
-            "http_status": 200,
-            "error": None,
-            "error_class": None,
-            "trace_input_tokens": 10,
-            "trace_output_tokens": 10,
-            "ttft_s": 1.0,
-        }
-        return RequestResult(**{**known, **fields})
-
-    return make
+    """Return the function that makes a result."""
+    return _result
 
 
 @pytest.fixture(scope="session")

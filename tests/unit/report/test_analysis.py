@@ -2,7 +2,6 @@
 
 from array import array
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from penstock.planner.decide.config import DecideConfig
 from penstock.planner.decide.observation import NO_WORKERS, PoolCounts, Pull
 from penstock.report import series
 from penstock.report.analysis import GpuUse, gpu_use, violations
-from penstock.report.counterfactual import Counterfactual, FleetKind, outcome, sentences, served_outcome
+from penstock.report.counterfactual import Counterfactual, FleetKind, sentences, served_outcome
 from penstock.report.findings import RunReport
 from penstock.report.ledger_view import (
     DecisionMark,
@@ -54,21 +53,6 @@ def test_gpu_hours_are_what_was_held():
     assert use.saved_fraction == pytest.approx(1 - 3.5 / 12)
 
 
-@pytest.mark.parametrize(
-    ("start_s", "end_s", "span", "hours"),
-    [
-        (-100, 1000, (0, 100), 2 * 100 / 3600),
-        (50, 60, (50, 60), 2 * 10 / 3600),
-    ],
-)
-def test_the_span_is_what_the_ledger_saw(start_s, end_s, span, hours):
-    """Time before the first pull and after the last record is not counted, on either side."""
-    use = gpu_use(_run([_pull(0)], end_s=100), start_s=start_s, end_s=end_s)
-
-    assert (use.start_s, use.end_s) == span
-    assert use.used_hours == pytest.approx(hours)
-
-
 STEPS = st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), min_size=1, max_size=20)
 
 
@@ -78,11 +62,12 @@ def test_the_hours_of_two_halves_are_those_of_the_whole(steps, cut_s):
     run = _run([_pull(at_s, decode=count) for at_s, count in sorted(steps)], end_s=120.0)
     start_s = run.pulls[0].at_s
 
-    whole = gpu_use(run, start_s=0, end_s=120.0)
+    whole = gpu_use(run, start_s=-9, end_s=200.0)
     halves = [gpu_use(run, start_s=0, end_s=cut_s), gpu_use(run, start_s=cut_s, end_s=120.0)]
 
     assert whole.used_hours == pytest.approx(sum(half.used_hours for half in halves if half is not None))
     hours = (120.0 - start_s) / 3600
+    assert (whole.start_s, whole.end_s) == (start_s, 120.0)  # what the ledger saw
     assert min(gpus for _, gpus in run.gpu_steps()) * hours <= whole.used_hours * (1 + 1e-9)
     assert whole.used_hours <= whole.peak_gpus * hours * (1 + 1e-9)
 
@@ -145,21 +130,16 @@ def test_the_view_counts_from_the_load_runs_zero(ledger_records):
     assert all(end_s - begin_s == pytest.approx(8) for begin_s, end_s in run.adjusting)
 
 
-def test_two_hosts_are_matched_by_the_wall_clock(ledger_records):
-    """Another host's monotonic clock has another origin; the page says that the match is by the wall."""
+def test_other_clocks_are_matched_by_the_wall(ledger_records):
+    """Another host's monotonic clock has another origin, which is said; times from before a reboot are left out."""
     run = view_of(ledger_records, origin=replace(ORIGIN, model_s=5.0))
+    rebooted = view_of(
+        [{**ledger_records[0], "timeline": "boot-0", "at_s": 9e9}, *ledger_records], origin=ORIGIN
+    )
 
     assert run.pulls[0].at_s == pytest.approx(-19, abs=1e-3)
     assert "different clocks" in run.notes[0]
-
-
-def test_only_the_newest_timeline_is_shown(ledger_records):
-    """Times of a clock from before a reboot cannot be compared."""
-    old = {**ledger_records[0], "timeline": "boot-0", "at_s": 9e9}
-
-    run = view_of([old, *ledger_records], origin=ORIGIN)
-
-    assert run.pulls[0].at_s == pytest.approx(-19)
+    assert rebooted.pulls[0].at_s == pytest.approx(-19)
 
 
 def test_a_planner_that_goes_on_is_shaded_while_replicas_start_or_drain(ledger_records):
@@ -196,28 +176,16 @@ def test_what_was_served_counts_lost_requests_as_late(result_of):
     assert (served.in_time, served.lost, served.gpu_hours) == (0.25, 2, 2.0)
     assert served.ttft_p99_s == 6.0
     assert served.source == "measured"
-
-
-@pytest.mark.parametrize("use", [None, _use(end_s=98.0)])
-def test_a_ledger_that_saw_part_of_the_run_gives_no_cost(result_of, use):
-    """Unknown is never zero, and half of a run is not passed off as the whole."""
-    assert _served([result_of()], use).gpu_hours is None
+    # Unknown is never zero, and a part of a run is not passed off as the whole.
+    assert [_served(results, use).gpu_hours for use in (None, _use(end_s=98.0))] == [None, None]
 
 
 def test_the_sentences_say_what_a_fixed_fleet_would_have_cost(result_of):
     """Cost and attainment, each beside what was served, and the planner's own row as the simulation's error."""
     served = _served([result_of(ttft_s=1.0), result_of(ttft_s=9.0)], _use())
-    planner = outcome(
-        np.array([1.0, 9.0]),
-        name="adaptive",
-        kind=FleetKind.PLANNER,
-        requests=2,
-        slo_s=5.0,
-        gpu_hours=2.2,
-    )
-    fixed = replace(
-        planner, name="3P+1D", kind=FleetKind.FIXED, in_time=0.75, gpu_hours=3.0, remark="cheapest"
-    )
+    planner = replace(served, is_measured=False, gpu_hours=2.2)
+    changes = {"name": "3P+1D", "kind": FleetKind.FIXED, "in_time": 0.75, "gpu_hours": 3.0}
+    fixed = replace(planner, **changes, remark="cheapest")
 
     lines = sentences(Counterfactual(5.0, (served, planner, fixed), (fixed,), ()))
 
@@ -228,11 +196,6 @@ def test_the_sentences_say_what_a_fixed_fleet_would_have_cost(result_of):
     assert lines[1] == (
         "a fixed 3P+1D would have cost 3.000 GPU-hours (+50%) and kept 75.0% in time (+25.0 points) (cheapest)"
     )
-
-
-def _result(sent_s, ended_s, **changes):
-    fields = {"sent_s": sent_s, "ended_s": ended_s, "arrival_s": sent_s, "status": RequestStatus.OK}
-    return SimpleNamespace(**{**fields, **changes})
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5000))
@@ -259,10 +222,10 @@ def test_running_percentiles_see_their_window_only():
     assert series.running_percentiles(np.empty(0), np.empty(0), ranks=(50,), window_s=1.0)[0].size == 0
 
 
-def test_gaps_are_placed_at_their_tokens():
+def test_gaps_are_placed_at_their_tokens(result_of):
     """A gap's time is when the later token came; failed requests have none."""
-    good = _result(10.0, 12.0, ttft_s=1.0, itl_s=array("f", [0.5, 0.25]))
-    bad = _result(0.0, 1.0, ttft_s=1.0, itl_s=array("f", [9.0]), status=RequestStatus.FAILED)
+    good = result_of(arrival_s=10.0, itl_s=array("f", [0.5, 0.25]))
+    bad = result_of(itl_s=array("f", [9.0]), status=RequestStatus.FAILED)
 
     times, gaps = series.token_gaps([good, bad])
 
@@ -271,9 +234,10 @@ def test_gaps_are_placed_at_their_tokens():
     assert series.token_gaps([bad])[0].size == 0
 
 
-def test_requests_in_flight_are_counted():
+def test_requests_in_flight_are_counted(result_of):
     """One that begins as another ends is counted beside it."""
-    times, count = series.in_flight([_result(0.0, 1.5), _result(0.5, 1.0), _result(1.5, 2.5)])
+    spans = ((0.0, 1.5), (0.5, 1.0), (1.5, 2.5))
+    times, count = series.in_flight([result_of(arrival_s=begin, ended_s=end) for begin, end in spans])
 
     assert list(zip(times, count, strict=True)) == [(0, 1), (0.5, 2), (1, 1), (1.5, 2), (1.5, 1), (2.5, 0)]
     assert series.in_flight([])[1].size == 0

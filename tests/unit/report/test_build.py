@@ -131,6 +131,8 @@ def test_the_page_shows_decisions_marks_and_settings(written):
     for mark in report.planner.decisions:
         for role in mark.roles:
             assert role.sentence.replace(">", "&gt;").replace("<", "&lt;") in page
+    assert found["violations"]["late_first_tokens"] > 4
+    assert {part["action"] for mark in found["decisions"] for part in mark["roles"]} == {"up", "hold", "down"}
     assert 'class="mark bad">DISTORTED' in page
     assert "client sending 400.0 ms" in page
     assert "1 trace rows skipped, first: line 7: not JSON" in page
@@ -173,14 +175,6 @@ def test_a_ledger_that_cannot_be_read_is_refused(make_run, tmp_path):
         analyse(run, ledger=empty)
     with pytest.raises(LedgerError, match="lacks what its type promises"):
         analyse(run, ledger=damaged)
-
-
-def test_the_command_prints_every_decision_as_json(written):
-    """What missed the target and what each role did about it is there."""
-    found, _ = written
-
-    assert found["violations"]["late_first_tokens"] > 4
-    assert {part["action"] for mark in found["decisions"] for part in mark["roles"]} == {"up", "hold", "down"}
 
 
 def _reported(run, ledger, out, *more):
