@@ -81,19 +81,15 @@ def test_dynamos_own_folders_are_read(tmp_path, form):
     ],
 )
 def test_what_is_no_profile_is_refused(tmp_path, content, said):
-    """By what is wrong with it."""
-    (tmp_path / "odd.json").write_text(content)
-
-    with pytest.raises(ConfigError, match=f"no profile can be read: .*{said}"):
-        read_sweep(str(tmp_path / "odd.json"))
-
-
-def test_a_folder_without_a_profile_says_what_was_looked_for(tmp_path):
-    """So that a mistaken path is seen."""
+    """By what is wrong with it; a folder or name by what was looked for."""
     with pytest.raises(ConfigError, match=r"holds neither profile\.json, nor selected_prefill_interpolation"):
         read_sweep(str(tmp_path))
     with pytest.raises(ConfigError, match="neither a file or folder, nor a latency profile"):
         read_sweep("no-such-thing")
+    (tmp_path / "odd.json").write_text(content)
+
+    with pytest.raises(ConfigError, match=f"no profile can be read: .*{said}"):
+        read_sweep(str(tmp_path / "odd.json"))
 
 
 def test_the_graph_written_back_runs_what_was_recommended(result):

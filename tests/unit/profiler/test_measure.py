@@ -20,22 +20,16 @@ async def measurer(fake_engine):
 
 
 async def test_prompts_come_out_as_long_as_asked_for_in_the_servers_tokens(fake_engine, measurer):
-    """A tokenizer of 2.5 bytes a token that adds one of its own."""
+    """A tokenizer of 2.5 bytes a token that adds one of its own. No prompt is sent twice, so nothing can be cached."""
     fake_engine.tokens_per_byte = 0.4
     await measurer.calibrate()
+    fake_engine.bodies.clear()
 
     point = await measurer.prefill(2000)
 
     assert point.prompt_tokens == pytest.approx(2000, rel=0.01)
     assert point.ttft_s > 0
-
-
-async def test_prompts_of_ttft_are_never_sent_twice(fake_engine, measurer):
-    """Nothing of them can be cached."""
-    await measurer.prefill(100)
-    await measurer.prefill(200)
-
-    assert len({body["prompt"][:40] for body in fake_engine.bodies}) == 6
+    assert len({body["prompt"][:40] for body in fake_engine.bodies}) == 3
 
 
 async def test_warmed_prompts_are_those_that_decode(fake_engine, measurer):
@@ -138,19 +132,19 @@ def stream(first_s, gaps_s):
     return Stream(tuple(accumulate(gaps_s, initial=first_s)), len(gaps_s) + 1)
 
 
-def test_equal_streams_show_their_gap():
-    """Two streams of 10 ms make 200 tokens a second."""
-    assert steady([stream(0.0, [0.01] * 40), stream(0.05, [0.01] * 40)]) == pytest.approx((0.01, 200))
+@pytest.mark.parametrize(
+    ("other", "itl_s"),
+    [
+        (stream(0.05, [0.01] * 40), 0.01),
+        # While the second prompt was read, the first stream stood still for a second.
+        (stream(1.0, [0.01] * 30), 0.01),
+        # Too few tokens, or none: the engine did not run both at once.
+        (stream(0.35, [0.01] * 40), None),
+        (stream(5.0, [0.01] * 40), None),
+    ],
+)
+def test_streams_show_their_gap_while_all_decode(other, itl_s):
+    """Two streams of 10 ms make 200 tokens a second; gaps before the last stream begins do not count."""
+    one = stream(0.0, [0.9, 0.09] + [0.01] * 30 if other.times[0] == 1.0 else [0.01] * 40)
 
-
-def test_gaps_before_the_last_stream_begins_do_not_count():
-    """While the second prompt was read, the first stream stood still for a second."""
-    late = stream(1.0, [0.01] * 30)
-
-    assert steady([stream(0.0, [0.9, 0.09] + [0.01] * 30), late])[0] == pytest.approx(0.01, rel=1e-3)
-
-
-@pytest.mark.parametrize("start_s", [0.35, 5.0])
-def test_streams_that_hardly_overlap_show_nothing(start_s):
-    """Too few tokens, or none: the engine did not run both at once."""
-    assert steady([stream(0.0, [0.01] * 40), stream(start_s, [0.01] * 40)]) is None
+    assert steady([one, other]) == (None if itl_s is None else pytest.approx((itl_s, 2 / itl_s), rel=1e-3))

@@ -24,14 +24,9 @@ def planned(tmp_path, graph=None, *, found=None, **changes):
     return plan_profile(config, detect=lambda: found)
 
 
-def test_the_family_of_a_latency_profile():
-    """One model on one GPU at one precision; tables are a family of their own."""
-    assert family("h100-llama-3.3-70b-tp4") == {size: f"h100-llama-3.3-70b-tp{size}" for size in (2, 4, 8)}
-    assert family("h200-llama-3.1-8b-tp1") == {1: "h200-llama-3.1-8b-tp1"}
-
-
 def test_simulated_sizes_are_those_of_the_family_that_fit(build, tmp_path):
-    """Prompts are timed in real time, decode at four times it; the note says what bounds them."""
+    """Tables are a family of their own. Prompts are timed in real time, decode at four times it."""
+    assert family("h100-llama-3.3-70b-tp4") == {size: f"h100-llama-3.3-70b-tp{size}" for size in (2, 4, 8)}
     graph = build(engine={"profile": "h100-llama-3.3-70b-tp4"}, planner={"maxGpuBudget": 4})
     plan = planned(tmp_path, graph)
 
@@ -65,17 +60,17 @@ def test_a_worker_is_measured_alone(build, tmp_path):
         ({"runtime": "vllm"}, {"found": 2, "sizes": (4,)}, "--tp: 4 exceeds the 2 GPUs"),
         ({}, {"sizes": (2,)}, "--tp: 2: no latency profile"),
         ({"engine": {"profile": "h100-llama-3.3-70b-tp8"}}, {"max_gpus": 1}, "no engine fits 1 GPUs"),
-        (
-            {"planner": {"enabled": False}},
-            {"api_key": "k"},
-            "--api-key-file, PENSTOCK_API_KEY: belongs to --endpoint",
-        ),
+        ({}, {"api_key": "k"}, "--api-key-file, PENSTOCK_API_KEY: belongs to --endpoint"),
+        (None, {}, "give one of --config GRAPH"),
+        (None, {"endpoint": "http://x"}, "--tp: say with how many GPUs"),
+        (None, {"endpoint": "http://x", "sizes": (1, 2)}, "--tp: say with how many GPUs"),
+        (None, {"endpoint": "http://x", "sizes": (1,), "gpus": 4}, "--gpus: belongs to --config"),
     ],
 )
 def test_what_cannot_be_measured_here_is_refused(build, tmp_path, changes, options, said):
-    """With the remedy."""
+    """With the remedy; so is an option without effect."""
     with pytest.raises(ConfigError, match=said):
-        planned(tmp_path, build(**changes), **options)
+        planned(tmp_path, None if changes is None else build(**changes), **options)
 
 
 def test_real_engines_are_measured_once_for_both_phases(build, tmp_path):
@@ -85,21 +80,6 @@ def test_real_engines_are_measured_once_for_both_phases(build, tmp_path):
     assert [engine.gpus for engine in plan.engines] == [1, 2, 4]
     assert len(plan.engines[0].servers) == 1
     assert "--tensor-parallel-size 4" in plan.engines[2].conditions["decode"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "give one of --config GRAPH"),
-        ({"endpoint": "http://x"}, "--tp: say with how many GPUs"),
-        ({"endpoint": "http://x", "sizes": (1, 2)}, "--tp: say with how many GPUs"),
-        ({"endpoint": "http://x", "sizes": (1,), "gpus": 4}, "--gpus: belongs to --config"),
-    ],
-)
-def test_an_endpoint_needs_its_size_and_nothing_else(tmp_path, options, said):
-    """An option without effect is refused."""
-    with pytest.raises(ConfigError, match=said):
-        planned(tmp_path, **options)
 
 
 def test_a_plan_says_its_points_before_anything_starts(build, tmp_path):
@@ -116,32 +96,21 @@ def test_a_plan_says_its_points_before_anything_starts(build, tmp_path):
     assert [(each["gpus"], each["prompt_tokens"]) for each in real] == [(1, [])]
 
 
-@pytest.fixture
-def bare(monkeypatch, tmp_path):
-    """A machine without it; returns the folder of its programs."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-def script(folder, text):
-    """Put an nvidia-smi there."""
-    path = folder / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
-def test_nothing_is_found_on_a_bare_machine(bare):
-    """Unknown, not zero."""
-    assert detect_gpus() is None
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("echo 'GPU 0: H100'; echo 'GPU 1: H100'", 2), ("echo 'No devices were found'", None), ("exit 9", None)],
+    [
+        (None, None),
+        ("echo 'GPU 0: H100'; echo 'GPU 1: H100'", 2),
+        ("echo 'No devices were found'", None),
+        ("exit 9", None),
+    ],
 )
-def test_the_program_lists_them(bare, text, found):
-    """A line each; a failure is unknown."""
-    script(bare, text)
+def test_gpus_are_those_that_nvidia_smi_lists(monkeypatch, tmp_path, text, found):
+    """A line each; without the program, or where it fails, their number is unknown, not zero."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if text is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
 
     assert detect_gpus() == found
 

@@ -30,12 +30,15 @@ def profiled(fake_engine, tmp_path):
 
 
 async def test_every_point_is_measured_once_and_kept(fake_engine, profiled):
-    """The second run of the same folder sends no prompt; the size and the cache are as said."""
-    first = await profiled()
+    """Another limit on requests in flight measures what lacks, and a run without one sends no prompt."""
+    await profiled(max_concurrency=2)
     asked = len(fake_engine.bodies)
+    first = await profiled()
+    more = len(fake_engine.bodies)
     second = await profiled()
 
-    assert asked > 30
+    assert 0 < more < asked
+    assert asked + more > 30
     assert fake_engine.bodies == []
     assert second.sweep.engines == first.sweep.engines
     engine = first.sweep.engine(2)
@@ -43,16 +46,6 @@ async def test_every_point_is_measured_once_and_kept(fake_engine, profiled):
     assert {point.concurrency for point in engine.decode} == {1, 2, 3}
     sweep_warnings(first.sweep)
     assert profiled.steps[-1].finished <= profiled.steps[-1].planned
-
-
-async def test_more_points_are_added_to_those_there_are(fake_engine, profiled):
-    """Another limit on requests in flight measures what lacks, and nothing again."""
-    await profiled(max_concurrency=2)
-    measured = len(fake_engine.bodies)
-    more = await profiled(max_concurrency=3)
-
-    assert 0 < len(fake_engine.bodies) < measured
-    assert {point.concurrency for point in more.sweep.engine(2).decode} == {1, 2, 3}
 
 
 async def test_points_before_a_failure_are_kept(fake_engine, profiled):
@@ -103,30 +96,24 @@ def filled(folder):
 
 
 def test_points_are_there_again(tmp_path):
-    """Of the same engine under the same conditions."""
-    filled(tmp_path)
-    journal = Journal(tmp_path)
-    journal.begin(1, "TP1", CONDITIONS)
-    points = journal.engines[1]
-
-    assert (points.prefill[100], points.decode[512, 9]) == (PrefillPoint(101.0, 0.02), None)
-    assert points.row(512) == [DecodePoint(512.0, 4.0, 0.01, 400.0)]
-    assert points.sweep(1) == EngineSweep(1, 1000, (points.prefill[100],), tuple(points.row(512)), "TP1")
-    journal.close()
-
-
-def test_a_line_that_a_kill_tore_is_forgotten(tmp_path):
-    """What follows it is whole again."""
+    """Of the same engine under the same conditions; a line that a kill tore is forgotten, and what follows it is whole."""
     filled(tmp_path)
     path = tmp_path / JOURNAL
     path.write_text(path.read_text() + '{"kind": "prefill", "gpus": 1, "ask')
     journal = Journal(tmp_path)
+    journal.begin(1, "TP1", CONDITIONS)
     journal.keep(Prefill(1, 200, 201.0, 0.03))
     journal.close()
 
     again = Journal(tmp_path)
-    assert again.engines[1].prefill[200] == PrefillPoint(201.0, 0.03)
+    again.begin(1, "TP1", CONDITIONS)
     again.close()
+    points = again.engines[1]
+    assert points.prefill == {100: PrefillPoint(101.0, 0.02), 200: PrefillPoint(201.0, 0.03)}
+    assert points.decode[512, 9] is None
+    assert points.row(512) == [DecodePoint(512.0, 4.0, 0.01, 400.0)]
+    prefill = tuple(points.prefill.values())
+    assert points.sweep(1) == EngineSweep(1, 1000, prefill, tuple(points.row(512)), "TP1")
 
 
 def test_other_conditions_are_refused_and_named(tmp_path):
