@@ -39,35 +39,15 @@ _LARGEST_BLOCK = 128
 """Tokens. A warmed prompt counts as cached from 90% of it, less its last block, which no engine keeps; vLLM's largest."""
 
 
-class Prompts:
-    """Texts of any number of tokens, each beginning as its longer self does."""
-
-    def __init__(self, seed: int) -> None:
-        """Choose the texts: another seed gives others, that no cache knows."""
-        self._seed = seed
-        self.bytes_per_token = float(BYTES_PER_TOKEN)
-        self.overhead_tokens = 0.0
-
-    def text(self, line: int, tokens: float) -> bytes:
-        """Return the text of a line, of about so many of the server's tokens."""
-        wanted = max(1.0, tokens - self.overhead_tokens) * self.bytes_per_token
-        return unique_text(self._seed, line, -(-round(wanted) // BYTES_PER_TOKEN))[: round(wanted)]
-
-    def calibrate(self, short: tuple[int, int], long: tuple[int, int]) -> None:
-        """Learn the server's tokens from two texts: (bytes, tokens reported) of each."""
-        if long[1] <= short[1]:
-            return  # what the server reports does not follow the text: a point will show it
-        self.bytes_per_token = (long[0] - short[0]) / (long[1] - short[1])
-        self.overhead_tokens = max(0.0, short[1] - short[0] / self.bytes_per_token)
-
-
 class Measurer:
-    """Measures one server."""
+    """Measures one server with texts that no cache knows, each beginning as its longer self does."""
 
     def __init__(self, pool: ConnectionPool, sending: SendSettings, *, speed: float, seed: int) -> None:
         self._sender = RequestSender(pool, SimulatedClock(speed), sending, on_first=lambda _: None)
-        self._prompts = Prompts(seed)
+        self._seed = seed
         self._line = 0
+        self._bytes_per_token = float(BYTES_PER_TOKEN)
+        self._overhead_tokens = 0.0
 
     async def calibrate(self) -> None:
         """Warm the engine up, and learn how long its tokens are.
@@ -75,12 +55,16 @@ class Measurer:
         Raises:
             UpstreamError: the server fails, or does not report usage.
         """
-        seen = []
+        sizes = []
         for tokens in _CALIBRATION_TOKENS:
-            text = self._prompts.text(self._next_line(), tokens)
-            result = await self._one(text, tokens, output_tokens=1, needs_text=False)
-            seen.append((len(text), _prompt_tokens(result)))
-        self._prompts.calibrate(short=seen[1], long=seen[0])
+            result = await self._one(tokens, needs_text=False)
+            sizes.append((len(self._text(self._line, tokens)), _prompt_tokens(result)))
+        (long_bytes, long_tokens), (short_bytes, short_tokens) = sizes
+        if (
+            long_tokens > short_tokens
+        ):  # else what the server reports does not follow the text: a point will show it
+            self._bytes_per_token = (long_bytes - short_bytes) / (long_tokens - short_tokens)
+            self._overhead_tokens = max(0.0, short_tokens - short_bytes / self._bytes_per_token)
 
     async def prefill(self, tokens: int) -> PrefillPoint:
         """Return the median TTFT of prompts of about ``tokens``, one at a time.
@@ -90,17 +74,15 @@ class Measurer:
         """
         results: list[RequestResult] = []
         for attempt in range(_ATTEMPTS):
-            text = self._prompts.text(self._next_line(), tokens)
-            is_last = attempt == _ATTEMPTS - 1 and not results
-            result = await self._one(text, tokens, output_tokens=1, needs_text=is_last)
+            result = await self._one(tokens, needs_text=attempt == _ATTEMPTS - 1 and not results)
             results += [result] if result.ttft_s is not None else []
-            if results and len(results) >= repeats(_ttft_s(results[0])):
+            if results and len(results) >= (1 if _ttft_s(results[0]) > _LONG_TTFT_S else _REPEATS):
                 break
-        cached = [result.cached_tokens or 0 for result in results]
-        if any(cached):
+        cached = max(result.cached_tokens or 0 for result in results)
+        if cached:
             raise UpstreamError(
-                f"{max(cached)} tokens of a prompt that was never sent before came from the cache; a profile needs an"
-                " engine that computes what it is sent"
+                f"{cached} tokens of a prompt that was never sent before came from the cache; a profile needs an engine that"
+                " computes what it is sent"
             )
         lengths = statistics.median(_prompt_tokens(result) for result in results)
         return PrefillPoint(lengths, statistics.median(_ttft_s(result) for result in results))
@@ -111,9 +93,7 @@ class Measurer:
         Raises:
             UpstreamError: the server fails.
         """
-        tokens = max(1, context - OUTPUT_TOKENS // 2)
-        texts = [self._prompts.text(-1 - at, tokens) for at in range(count)]
-        await self._all([self._one(text, tokens, output_tokens=1, needs_text=False) for text in texts])
+        await self._at_once(count, max(1, context - OUTPUT_TOKENS // 2), output_tokens=1, needs_text=False)
 
     async def decode(self, context: int, count: int) -> tuple[DecodePoint | None, tuple[str, ...]]:
         """Measure ``count`` requests that hold ``context`` tokens on average, their prompts warmed before.
@@ -126,23 +106,40 @@ class Measurer:
         """
         output_tokens = OUTPUT_TOKENS
         while output_tokens <= _MAX_OUTPUT_TOKENS:
-            prompt_tokens = max(1, context - output_tokens // 2)
-            texts = [self._prompts.text(-1 - at, prompt_tokens) for at in range(count)]
-            results = await self._all(
-                [self._one(text, prompt_tokens, output_tokens=output_tokens) for text in texts]
-            )
+            tokens = max(1, context - output_tokens // 2)
+            results = await self._at_once(count, tokens, output_tokens=output_tokens)
             found = steady([_stream_of(result, output_tokens) for result in results])
             if found is not None:
                 return DecodePoint(context, count, *found), _doubts(results)
             output_tokens *= 2
         return None, (f"{count} requests of {context:,} tokens do not run at once",)
 
+    async def _at_once(
+        self, count: int, tokens: int, *, output_tokens: int, needs_text: bool = True
+    ) -> list[RequestResult]:
+        """Send prompts that are the same for each ``count``, at the same time."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(
+                        self._one(tokens, line=-1 - at, output_tokens=output_tokens, needs_text=needs_text)
+                    )
+                    for at in range(count)
+                ]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        return [task.result() for task in tasks]
+
     async def _one(
-        self, text: bytes, tokens: int, *, output_tokens: int, needs_text: bool = True
+        self, tokens: int, *, line: int | None = None, output_tokens: int = 1, needs_text: bool
     ) -> RequestResult:
+        """Send the prompt of a line, by itself of one that was never sent."""
+        self._line += 1
+        name, text = f"profile-{self._line}", self._text(self._line if line is None else line, tokens)
         request = TraceRequest(0.0, tokens, output_tokens, None, self._line)
-        body = self._sender.body(request, text)
-        result = await self._sender.send(request, body, request_id=f"profile-{self._next_line()}", zero_s=0.0)
+        result = await self._sender.send(
+            request, self._sender.body(request, text), request_id=name, zero_s=0.0
+        )
         is_textless = result.error_class == NO_TOKENS and not needs_text
         if result.status is not RequestStatus.OK and not is_textless:
             raise UpstreamError(
@@ -151,28 +148,16 @@ class Measurer:
             )
         return result
 
-    async def _all(self, requests: Sequence[asyncio._CoroutineLike[RequestResult]]) -> list[RequestResult]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(each) for each in requests]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
-        return [task.result() for task in tasks]
-
-    def _next_line(self) -> int:
-        self._line += 1
-        return self._line
-
-
-def repeats(ttft_s: float) -> int:
-    """Return how many prompts of a length are timed, by the first one's TTFT."""
-    return 1 if ttft_s > _LONG_TTFT_S else _REPEATS
+    def _text(self, line: int, tokens: float) -> bytes:
+        """Return the text of a line, of about so many of the server's tokens."""
+        wanted = round(max(1.0, tokens - self._overhead_tokens) * self._bytes_per_token)
+        return unique_text(self._seed, line, -(-wanted // BYTES_PER_TOKEN))[:wanted]
 
 
 def _stream_of(result: RequestResult, asked: int) -> Stream:
     if result.output_tokens is None or not result.itl_s:
         raise UpstreamError(
-            "the server's usage holds no completion_tokens, or its stream one event only: ITL cannot be told; a profile"
+            "the server's usage holds no completion_tokens, or its stream one event only: ITL is unknown; a profile"
             " needs a server that streams and reports usage (stream_options.include_usage)"
         )
     if result.output_tokens != asked:
