@@ -1,9 +1,8 @@
-"""Shows the bench's result: tables on the terminal, a document, and a self-contained page with pictures."""
+"""Shows the bench's result: tables on the terminal and a document."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import digest
@@ -11,11 +10,7 @@ from paper import KEY_DEPTHS
 from rich.console import Console
 from rich.table import Table
 
-from penstock.report.drawing import DPI, LINE_COLOURS, blank_figure, legend_above
-from penstock.report.html_parts import figure, page, table
-from penstock.report.html_parts import text as escaped
 from penstock.report.text import percent, seconds
-from penstock.simulator.charts import capacity, hits
 from penstock.simulator.output import COLUMNS, cells, goodput_text
 
 Rows = list[tuple[str, ...]]
@@ -61,16 +56,6 @@ def show(result: Mapping[str, Any]) -> None:
         heads, rows = blocks(name, part)[0]
         _print(console, heading(part), heads, rows)
     _print(console, "beside the paper's numbers", *claims(result))
-
-
-def write(result: Mapping[str, Any], directory: Path) -> None:
-    """Write pictures and page."""
-    document = ["<h1>DualMap's evaluation, reproduced in virtual time</h1>", table(*claims(result))]
-    for name, part in result["parts"].items():
-        document.append(f"<h2>{escaped(heading(part))}</h2>")
-        document += [figure(path, {path.name: part["title"]}) for path in _pictures(name, part, directory)]
-        document += [table(*block) for block in blocks(name, part)]
-    (directory / "dualmap.html").write_text(page("DualMap reproduced", document), encoding="utf-8")
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -143,59 +128,3 @@ def _depths(part: Mapping[str, Any]) -> Block:
     heads = ("workload", "thresholds", "blocks: share of requests")
     paper = [(workload, "the paper's figure 6", depths) for workload, depths in KEY_DEPTHS.items()]
     return heads, paper + [(row["workload"], row["thresholds"], row["depths"]) for row in part["rows"]]
-
-
-def _pictures(name: str, part: Mapping[str, Any], directory: Path) -> list[Path]:
-    drawn = {}
-    if name.startswith(("comparison", "engines", "order", "ours", "scaling")):
-        drawn[f"{name}.capacity.png"] = capacity(part["summary"], slo_s=5.0)
-        drawn[f"{name}.hits.png"] = hits(part["summary"])
-    elif name == "elasticity":
-        drawn[f"{name}.png"] = _attainment(part)
-    elif name.startswith("routers."):
-        drawn[f"{name}.png"] = _routers(part)
-    for file, picture in drawn.items():
-        picture.savefig(directory / file, dpi=DPI, metadata={"Software": None})
-    return [directory / file for file in drawn]
-
-
-def _attainment(part: Mapping[str, Any]) -> Any:
-    drawn = blank_figure("Share in time while instances join and leave (first seed)")
-    panels = drawn.subplots(2, 1)
-    for panel, label in zip(panels, ("4 to 8", "8 to 4"), strict=True):
-        chosen = [run for run in part["runs"] if run["seed"] == 0 and run["policy"].endswith(label)]
-        for run, colour in zip(chosen, LINE_COLOURS, strict=False):
-            panel.plot(
-                run["attainment"]["until_s"], run["attainment"]["share"], color=colour, label=run["policy"]
-            )
-        panel.set_ylim(0, 1.02)
-        panel.set_ylabel(f"in time, {label}")
-        panel.grid(alpha=0.25)
-        legend_above(panel)
-    panels[-1].set_xlabel("time (virtual s)")
-    return drawn
-
-
-def _routers(part: Mapping[str, Any]) -> Any:
-    """Draw a panel for each way of working together, a line for each policy."""
-    found = digest.by_routers(part["summary"])
-    ways = list(dict.fromkeys(way for _, way, _ in found))
-    policies = list(dict.fromkeys(policy for policy, _, _ in found))
-    colours = dict(zip(policies, LINE_COLOURS, strict=False))
-    drawn = blank_figure(f"Share in time against the number of routers: {part['title']}")
-    panels = drawn.subplots(1, len(ways), sharey=True)
-    for panel, way in zip(panels, ways, strict=True):
-        for policy, of_way, rows in found:
-            if of_way == way:
-                counts = sorted(rows)
-                shares = [rows[count]["capacity"] for count in counts]
-                panel.plot(counts, shares, marker="o", color=colours[policy], label=policy)
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(counts, map(str, counts))
-        panel.set_xlabel(f"routers: {way}")
-        panel.grid(alpha=0.25)
-        panel.set_ylim(0, 1.02)
-    panels[0].set_ylabel("share in time")
-    # Of the figure: a panel's own would widen it.
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(policies))
-    return drawn

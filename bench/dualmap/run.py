@@ -5,7 +5,7 @@
 The traces are not in the repository; docs of Mooncake (kvcache-ai/Mooncake, FAST25-release/traces) say where
 they are. Without --conversation the packaged slice of 608 rows is run, and every title says so; what
 needs a missing trace is left out. The surrogate is synthetic and is called so. Each part is kept in the output directory
-as it ends; the page and RESULTS.md show all that are there, so that --parts may be run one after the other.
+as it ends; RESULTS.md shows all that are there, so that --parts may be run one after the other.
 """
 
 from __future__ import annotations
@@ -172,7 +172,6 @@ def main() -> None:
         getattr(bench, part)()
     result = kept(arguments.output_dir)
     (arguments.output_dir / "RESULTS.md").write_text(page.markdown(result), encoding="utf-8")
-    page.write(result, arguments.output_dir)
     page.show(result)
     print(f"{time.monotonic() - began_s:.0f} s; wrote {arguments.output_dir}")
 
