@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from penstock.core.errors import ConfigError, PenstockError, unwritable
-from penstock.planner.decide.config import DecideConfig, Mode
 from penstock.report.counterfactual import sentences
 from penstock.report.findings import RunReport, require_plots
 from penstock.report.html_parts import figure, page, pairs, table, text
@@ -29,7 +28,8 @@ PAGE_FILE = "report.html"
 _CAPTIONS = {
     "replicas.png": "Replicas of each role, ready and desired, and the GPUs they hold against the budget. A"
     " draining replica still holds its GPUs.",
-    "signals.png": "KV usage and prefill queue as the planner pulled them, and its changes at the time that they were made.",
+    "signals.png": "KV usage and prefill queue as the planner pulled them, and its changes when they were made: in mode load at"
+    " the mean that was compared with the thresholds. Shaded: replicas start or drain; mode load pulls no metrics then.",
     "demand.png": "What came to the routers, what they rejected, the uncached prompt tokens that came and those that were computed, beside the planner's forecast (at the time that it was made for) and what its workers could compute, and the oldest wait against the TTFT that is aimed for. Means over the time that the legend names; of the wait, the longest.",
     "targets.png": "Mode sla: what was predicted, drawn at the time that it was meant for, against the tokens that came (30 s means); the share of requests within the targets by arrival; how far observation is from the profile; and the replicas that profile and targets need beside those there were.",
     "counterfactual.png": "The same traffic on other fleets: GPU-hours against the share of requests in time. The star was measured, everything else simulated; grey are the other fixed fleets that were tried.",
@@ -37,14 +37,6 @@ _CAPTIONS = {
     "itl.png": "Gaps between successive tokens over time, and their distribution beside each request's TPOT.",
     "requests.png": "Arrivals as the load has them, and requests in flight.",
 }
-_SIGNALS_OF_LOAD = (
-    " This mode compares means of an interval with thresholds; each change stands at the mean that decided it. While an"
-    " adjustment is under way (shaded), metrics are not pulled."
-)
-_SIGNALS_ELSE = (
-    " What this mode decides by is in the decisions' sentences; while replicas start or drain (shaded) it goes on measuring"
-    " and deciding."
-)
 
 
 def write_report(report: RunReport, output: Path) -> list[Path]:
@@ -74,10 +66,6 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
     """Return the page; the pictures are read and put into it."""
     summary = report.load.summary
     name = f"{summary['trace']['name']} against {summary['settings']['model']}"
-    captions = _CAPTIONS
-    if report.planner is not None:
-        more = _SIGNALS_OF_LOAD if report.planner.config.mode == Mode.LOAD else _SIGNALS_ELSE
-        captions = {**_CAPTIONS, "signals.png": _CAPTIONS["signals.png"] + more}
     said = {name: [line] for name, line in load_lines(summary).items()} | facts(report)
     parts = [
         f"<h1>Penstock report: {text(name)}</h1>",
@@ -85,7 +73,7 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
         "<h2>Summary</h2>",
         pairs((name, [line.removeprefix(f"{name}: ") for line in lines]) for name, lines in said.items()),
         _table(latencies(summary)),
-        *(figure(path, captions) for path in pictures),
+        *(figure(path, _CAPTIONS) for path in pictures),
     ]
     if report.counterfactual is not None:
         lines = "".join(f"<li>{text(line)}</li>" for line in sentences(report.counterfactual))
@@ -112,7 +100,11 @@ def render_page(report: RunReport, pictures: Sequence[Path]) -> str:
         pairs(summary["trace"].items()),
     ]
     if report.planner is not None:
-        parts += ["<h3>Planner</h3>", pairs(_planner_settings(report.planner.config))]
+        config = report.planner.config
+        shown = asdict(replace(config, performance=None))
+        if config.performance is not None:  # its tables are long
+            shown["performance"] = f"of {config.performance.model or 'an unnamed model'}"
+        parts += ["<h3>Planner</h3>", pairs(shown.items())]
     return page("Penstock report", parts)
 
 
@@ -124,19 +116,6 @@ def _table(figures: Figures) -> str:
 def _mark(note: str) -> str:
     is_bad = note.startswith(("DISTORTED", "PARTIAL", "ITL DISTORTED"))
     return f'<p class="mark{" bad" if is_bad else ""}">{text(note)}</p>'
-
-
-def _planner_settings(config: DecideConfig) -> list[tuple[str, object]]:
-    """Return the settings by name; of a performance profile only its subject, because its tables are long."""
-    shown: dict[str, object] = asdict(replace(config, performance=None))
-    profile = config.performance
-    if profile is not None:
-        prompts, contexts = profile.prefill.prompt_tokens, profile.decode.contexts
-        shown["performance"] = (
-            f"{profile.model or 'model not named'}: prompts of {prompts[0]:g} to {prompts[-1]:g} tokens, contexts of"
-            f" {contexts[0]:g} to {contexts[-1]:g}"
-        )
-    return list(shown.items())
 
 
 def _lags(report: RunReport) -> Figures:
