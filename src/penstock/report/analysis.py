@@ -15,10 +15,9 @@ import numpy as np
 
 from penstock.api import Role
 from penstock.planner.decide.config import Mode
-from penstock.planner.decide.observation import Pull
 from penstock.planner.decision_steps import ProfileReading
 from penstock.report.ledger_view import PlannerRun
-from penstock.report.series import kept
+from penstock.report.series import COMPARED_S, kept, tokens_around
 from penstock.workload.record import RequestResult
 from penstock.workload.statistics import pooled_gaps
 
@@ -26,10 +25,6 @@ _HOUR_S = 3600.0
 
 FACTOR_NAMES: Final = {"prefill": "prefill", "ttft": "TTFT", "itl": "ITL"}
 """Correction factors by their key, as people read them."""
-
-COMPARED_S: Final = 30.0
-"""A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
-prompt at a time, so that shorter means are noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +193,12 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
     known = [pull.demand for pull in pulls if pull.demand is not None]
     if not known:
         return None
-    arrivals = _Arrivals(pulls)
+    made = list(run.forecasts())
+    came = tokens_around(pulls, np.array([at_s + forecast.horizon_s for at_s, forecast in made]))
     errors = [
-        abs(forecast.tokens_per_s - came) / came
-        for at_s, forecast in run.forecasts()
-        if (came := arrivals.around(at_s + forecast.horizon_s))
+        abs(forecast.tokens_per_s - rate) / rate
+        for (_, forecast), rate in zip(made, came, strict=True)
+        if rate > 0
     ]
     return DemandSummary(
         arrivals=sum(each.arrivals for each in known),
@@ -216,40 +212,9 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
     )
 
 
-def arrivals_over_time(run: PlannerRun) -> list[tuple[float, float]]:
-    """Return (time, tokens/s that came around it), as forecasts are compared with, for each pull within."""
-    known = _Arrivals(run.pulls)
-    rates = ((float(at_s), known.around(at_s)) for at_s in known.times)
-    return [(at_s, rate) for at_s, rate in rates if rate is not None]
-
-
-class _Arrivals:
-    """Uncached tokens that came, over the pulls that know them."""
-
-    def __init__(self, pulls: Sequence[Pull]) -> None:
-        known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
-        self.times = np.array([at_s for at_s, _ in known])
-        self._tokens = np.cumsum([0.0, *(demand.uncached_tokens for _, demand in known)])
-        self._seconds = np.cumsum([0.0, *(demand.period_s for _, demand in known)])
-
-    def around(self, at_s: float) -> float | None:
-        begin_s, finish_s = at_s - COMPARED_S / 2, at_s + COMPARED_S / 2
-        if not self.times.size or begin_s < self.times[0] or finish_s > self.times[-1]:
-            return None
-        begin, finish = np.searchsorted(self.times, (begin_s, finish_s), side="right")
-        seconds = self._seconds[finish] - self._seconds[begin]
-        return float((self._tokens[finish] - self._tokens[begin]) / seconds) if seconds > 0 else None
-
-
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Replicas of one role that profile and targets needed, over the decisions that could look them up.
-
-    Attributes:
-        needed: Mean need.
-        had: Mean there was, those that start included.
-        short: Share of the decisions at which there were fewer than needed.
-    """
+    """Mean replicas that one role needed by profile and targets, and had, starting ones included; share with too few."""
 
     decisions: int
     needed: float

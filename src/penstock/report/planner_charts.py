@@ -15,7 +15,7 @@ from penstock.api import Role
 from penstock.planner.decide.config import Mode
 from penstock.planner.decide.observation import Pull
 from penstock.report import series
-from penstock.report.analysis import FACTOR_NAMES, arrivals_over_time
+from penstock.report.analysis import FACTOR_NAMES
 from penstock.report.drawing import (
     BLACK,
     BLUE,
@@ -192,7 +192,8 @@ def _draw_forecasts(axes: Axes, run: PlannerRun) -> None:
 def _draw_targets(run: PlannerRun, results: Sequence[RequestResult], panels: Sequence[Axes]) -> None:
     """Draw prediction, attainment, correction factors and each role's replicas."""
     prediction, attainment, factors, *replicas = panels
-    prediction.plot(*columns(arrivals_over_time(run)), color=SKY, label="came (30 s)")
+    pulls = np.array([pull.at_s for pull in run.pulls])
+    prediction.plot(pulls, series.tokens_around(run.pulls, pulls), color=SKY, label="came (30 s)")
     _draw_forecasts(prediction, run)
     prediction.set_ylabel("uncached\ntokens / s")
     prediction.set_ylim(bottom=0)

@@ -18,6 +18,10 @@ from penstock.workload.statistics import percentiles
 
 Floats = NDArray[np.float64]
 
+COMPARED_S: Final = 30.0
+"""A forecast is compared with the mean over this long around the time that it was made for. Chosen: tokens arrive a
+prompt at a time, so that shorter means are noise."""
+
 MAX_CURVE_POINTS: Final = 2000
 """Chosen: more points than a picture has columns."""
 
@@ -108,6 +112,20 @@ def attainment_over_time(results: Sequence[RequestResult], values: Floats) -> tu
     bins = np.floor(arrivals / width_s).astype(int)
     shares = _ratio(np.bincount(bins, weights=values), np.bincount(bins))
     return np.arange(0.5, shares.size) * width_s, shares
+
+
+def tokens_around(pulls: Sequence[Pull], times: Floats) -> Floats:
+    """Return the uncached tokens/s that came within `COMPARED_S` around each time; NaN beyond the pulls that know them."""
+    known = [(pull.at_s, pull.demand) for pull in pulls if pull.demand is not None]
+    ends = np.array([at_s for at_s, _ in known])
+    begins_s, ends_s = times - COMPARED_S / 2, times + COMPARED_S / 2
+    firsts, lasts = (np.searchsorted(ends, each, side="right") for each in (begins_s, ends_s))
+    tokens = np.cumsum([0.0, *(demand.uncached_tokens for _, demand in known)])
+    seconds = np.cumsum([0.0, *(demand.period_s for _, demand in known)])
+    rates = _ratio(tokens[lasts] - tokens[firsts], seconds[lasts] - seconds[firsts])
+    if known:
+        rates[(begins_s < ends[0]) | (ends_s > ends[-1])] = np.nan
+    return rates
 
 
 def demand_bins(pulls: Sequence[Pull], width_s: float) -> tuple[Floats, dict[str, Floats]]:
