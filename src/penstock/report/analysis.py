@@ -161,7 +161,7 @@ class DemandSummary:
         oldest_wait_s: The longest that any had waited at a pull; None when none waited.
         unknown_pulls: Pulls at which no router reported the demand.
         forecasts: Forecasts that could be held against what came.
-        forecast_mape: Their mean of |forecast - what came| / what came; None without any.
+        forecast_error: Their median of |forecast - what came| / what came; None without any.
     """
 
     arrivals: float
@@ -169,7 +169,7 @@ class DemandSummary:
     oldest_wait_s: float | None
     unknown_pulls: int
     forecasts: int
-    forecast_mape: float | None
+    forecast_error: float | None
 
     def lines(self) -> list[str]:
         """Return it in sentences."""
@@ -179,9 +179,9 @@ class DemandSummary:
         lines = [f"demand: {self.arrivals:.0f} requests came, {self.rejected:.0f} were rejected, {wait}"]
         if self.unknown_pulls:
             lines[0] += f"; {self.unknown_pulls} pulls knew nothing of it"
-        if self.forecast_mape is not None:
+        if self.forecast_error is not None:
             lines.append(
-                f"prediction of tokens/s: off by {self.forecast_mape:.0%} on average (MAPE of {self.forecasts}, against"
+                f"prediction of tokens/s: off by {self.forecast_error:.0%} (median of {self.forecasts}, against"
                 f" {COMPARED_S:g} s means)"
             )
         return lines
@@ -208,7 +208,7 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
         ),
         unknown_pulls=len(pulls) - len(known),
         forecasts=len(errors),
-        forecast_mape=fmean(errors) if errors else None,
+        forecast_error=median(errors) if errors else None,
     )
 
 

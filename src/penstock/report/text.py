@@ -52,9 +52,8 @@ class Figures:
         """Return it for a terminal; what stands in it is no markup."""
         table = Table(title=title, caption=self.note)
         for place, head in enumerate(self.heads):
-            table.add_column(
-                head, justify="left" if place < self.texts else "right", no_wrap=place < self.texts - 1
-            )
+            is_short = place == 0 or place < self.texts - 2  # the last texts are sentences, which may wrap
+            table.add_column(head, justify="left" if place < self.texts else "right", no_wrap=is_short)
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table

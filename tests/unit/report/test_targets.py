@@ -142,8 +142,8 @@ def test_the_picture_shows_means_of_bins_and_the_longest_wait():
 @pytest.mark.parametrize(
     ("forecasts", "error"),
     [
-        ({30: 1000.0}, "0% on average (MAPE of 1,"),
-        ({30: 1100.0, 50: 600.0, 95: 9000.0}, "25% on average (MAPE of 2,"),
+        ({30: 1000.0}, "0% (median of 1,"),
+        ({30: 1100.0, 50: 600.0, 95: 9000.0}, "25% (median of 2,"),
     ],
 )
 def test_forecasts_are_held_against_what_came_at_their_time(forecasts, error):
