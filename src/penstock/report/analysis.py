@@ -208,7 +208,7 @@ def demand_summary(run: PlannerRun, *, start_s: float, end_s: float) -> DemandSu
         ),
         unknown_pulls=len(pulls) - len(known),
         forecasts=len(errors),
-        forecast_error=median(errors) if errors else None,
+        forecast_error=float(median(errors)) if errors else None,
     )
 
 
