@@ -11,57 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import time
-from multiprocessing.connection import Connection
 from typing import cast
 
-import uvloop
+import sse_load
 from options import read_options
 
 from penstock.core.clock import SimulatedClock
 from penstock.core.http.client import ConnectionPool
-from penstock.core.http.messages import Request, Responder
-from penstock.core.http.server import HttpServer
+from penstock.core.http.loop import run
 from penstock.workload.exchange import SendSettings
 from penstock.workload.prompts import PromptMaker
 from penstock.workload.record import RequestResult, RequestStatus
 from penstock.workload.replay import Replayer
 from penstock.workload.traces import TraceRequest
-
-EVENT = (
-    b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"llama",'
-    b'"choices":[{"index":0,"text":" the","logprobs":null,"finish_reason":null,"stop_reason":null,'
-    b'"token_ids":null}],"usage":null}\n\n'
-)
-USAGE = (
-    b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"llama",'
-    b'"choices":[],"usage":{"prompt_tokens":16,"completion_tokens":%d,"total_tokens":16}}\n\ndata: [DONE]\n\n'
-)
-
-
-def serve(port_out: Connection, itl_s: float) -> None:
-    """Stream ``max_tokens`` events to each request until killed."""
-
-    async def stream(request: Request, responder: Responder) -> None:
-        if request.method != "POST":
-            responder.send(404, b"{}")
-            return
-        tokens = json.loads(request.body)["max_tokens"]
-        responder.start(200)
-        for _ in range(tokens):
-            responder.write(EVENT)
-            await asyncio.sleep(itl_s)
-        responder.write(USAGE % tokens)
-        responder.end()
-
-    async def main() -> None:
-        server = HttpServer(stream)
-        await server.start("127.0.0.1", 0)
-        port_out.send(server.port)
-        await asyncio.Event().wait()
-
-    uvloop.run(main())
 
 
 class BareReader(asyncio.Protocol):
@@ -83,28 +46,28 @@ class BareReader(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def bare(port: int, streams: int, tokens: int) -> tuple[int, float]:
+async def bare(url: str, streams: int, tokens: int) -> tuple[int, float]:
     """Return events and CPU seconds of the bare reader."""
-    body = b'{"max_tokens":%d}' % tokens
+    body = b'{"max_tokens":%d,"stream":true}' % tokens
     request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-    loop = asyncio.get_running_loop()
+    loop, port = asyncio.get_running_loop(), int(url.rsplit(":", 1)[1])
     cpu_s = time.process_time()
     readers = [
         (await loop.create_connection(lambda: BareReader(request), "127.0.0.1", port))[1]
         for _ in range(streams)
     ]
     await asyncio.gather(*(reader.done for reader in readers))
-    return sum(reader.events - 2 for reader in readers), time.process_time() - cpu_s
+    return sum(reader.events - 1 for reader in readers), time.process_time() - cpu_s
 
 
-async def replayed(port: int, streams: int, tokens: int) -> tuple[int, float]:
+async def replayed(url: str, streams: int, tokens: int) -> tuple[int, float]:
     """Return token events and CPU seconds of the replayer."""
     results: list[RequestResult] = []
     pool = ConnectionPool()
     replayer = Replayer(
         pool,
         SimulatedClock(1.0),
-        SendSettings(f"http://127.0.0.1:{port}", "llama"),
+        SendSettings(url, sse_load.MODEL),
         PromptMaker(),
         run_id="bench",
         on_result=results.append,
@@ -122,18 +85,12 @@ async def replayed(port: int, streams: int, tokens: int) -> tuple[int, float]:
 def main() -> None:
     """Run both readers and print events per CPU-second."""
     arguments = read_options(__doc__, streams=64, tokens=400, itl_ms=5.0)
-    ours, theirs = multiprocessing.Pipe()
-    source = multiprocessing.get_context("spawn").Process(
-        target=serve, args=(theirs, arguments.itl_ms / 1000), daemon=True
-    )
-    source.start()
+    source, url = sse_load.spawn_source(arguments.itl_ms)
     try:
-        port = ours.recv()
-        bare_events, bare_cpu_s = uvloop.run(bare(port, arguments.streams, arguments.tokens))
-        events, cpu_s = uvloop.run(replayed(port, arguments.streams, arguments.tokens))
+        bare_events, bare_cpu_s = run(lambda _: bare(url, arguments.streams, arguments.tokens))
+        events, cpu_s = run(lambda _: replayed(url, arguments.streams, arguments.tokens))
     finally:
-        source.terminate()
-        source.join()
+        sse_load.stop(source)
     figures = {
         "token_events": events,
         "events_per_cpu_s": round(events / cpu_s),
