@@ -11,20 +11,18 @@ single samples that near; a request that arrives around the start of a step may 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import sse_load
 from options import read_options
 
-from penstock.core.errors import UpstreamError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.http.loop import run
 from penstock.engine.core.engine import Engine
@@ -136,18 +134,6 @@ def is_near(measured_s: float, model_s: float) -> bool:
     return abs(measured_s - model_s) <= RELATIVE * model_s + ABSOLUTE_S
 
 
-async def wait_ready(url: str) -> None:
-    """Return when the worker is healthy."""
-    pool = ConnectionPool()
-    async with asyncio.timeout(20):
-        while True:
-            with contextlib.suppress(UpstreamError):
-                if (await pool.request("GET", url + "/health")).status == 200:
-                    break
-            await asyncio.sleep(0.05)
-    await pool.close()
-
-
 async def lag_p99_ms(url: str) -> float:
     """Return the worker's own p99 of lateness."""
     pool = ConnectionPool()
@@ -160,7 +146,6 @@ async def lag_p99_ms(url: str) -> float:
 async def bench(flags: ServeFlags, rate: float, seconds: float) -> dict[str, Any]:
     """Load the running worker and compare it with its model."""
     url = f"http://{flags.host}:{flags.port}"
-    await wait_ready(url)
     rows = workload(rate, seconds, seed=1)
     await send_all(url, rows)
     requests = [request for _, request in rows]
@@ -170,24 +155,17 @@ async def bench(flags: ServeFlags, rate: float, seconds: float) -> dict[str, Any
     return figures
 
 
-@contextlib.contextmanager
-def worker(flags: ServeFlags) -> Iterator[None]:
-    """Run a worker process."""
-    command = [sys.executable, "-m", "penstock.cli", "--log-level", "warning", "engine", "serve", MODEL]
-    command += ["--profile", flags.profile, "--port", str(flags.port)]
-    with subprocess.Popen(command) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
-
-
 def main() -> None:
     """Print the table."""
     args = read_options(__doc__, rate=50.0, seconds=10.0)
     flags = ServeFlags(MODEL, "h200-llama-3.1-8b-tp1", port=ephemeral_port())
-    with worker(flags):
+    command = [sys.executable, "-m", "penstock.cli", "--log-level", "warning", "engine", "serve", MODEL]
+    worker = subprocess.Popen([*command, "--profile", flags.profile, "--port", str(flags.port)])
+    try:
+        sse_load.wait_until_ready(f"http://{flags.host}:{flags.port}/health")
         figures = run(lambda _: bench(flags, args.rate, args.seconds))
+    finally:
+        sse_load.stop(worker)
     if args.json:
         print(json.dumps(figures, indent=2))
         return
