@@ -91,10 +91,10 @@ class EnginePoints:
 
 
 class Journal:
-    """The points of one output directory, by engine size; `close` it."""
+    """The points of one output directory, by engine size."""
 
     def __init__(self, directory: Path) -> None:
-        """Read what is there, and open the file for more.
+        """Read what is there, and drop a line that was not finished.
 
         Raises:
             ConfigError: the directory cannot be written to, or its journal cannot be read.
@@ -114,15 +114,10 @@ class Journal:
                         f"{self.path}:{number}: not a line of a profile ({exc}); give another --output-dir, or delete"
                         " that file"
                     ) from exc
-            self._stream = self.path.open("ab")
+            with self.path.open("ab") as stream:
+                stream.truncate(len(data) - len(torn))
         except OSError as exc:
             raise ConfigError(unwritable(f"--output-dir {directory}", exc)) from exc
-        if torn:
-            self._stream.truncate(len(data) - len(torn))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
 
     def begin(self, gpus: int, name: str, conditions: Mapping[str, str]) -> None:
         """Say what is measured; points of the same engine under the same conditions are kept.
@@ -149,9 +144,10 @@ class Journal:
             PenstockError: the disk is full or gone.
         """
         try:
-            self._stream.write(msgspec.json.encode(record) + b"\n")
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
+            with self.path.open("ab") as stream:
+                stream.write(msgspec.json.encode(record) + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
         except OSError as exc:
             raise PenstockError(unwritable(str(self.path), exc)) from exc
         self._take(record)

@@ -64,19 +64,14 @@ async def run_profile(plan: ProfilePlan, on_step: Callable[[Step], None]) -> Mea
         PenstockError: an engine does not start, fails or lies; finished points are kept.
     """
     journal = Journal(plan.config.output_dir)
-    try:
-        for engine in plan.engines:
-            journal.begin(engine.gpus, engine.name, engine.conditions)
-        session = _Session(plan, journal, on_step)
-        for engine in plan.engines:
-            for server in engine.servers:
-                await session.measure(engine, server)
-        engines = tuple(journal.engines[engine.gpus].sweep(engine.gpus) for engine in plan.engines)
-        return Measured(
-            Sweep(engines, plan.model or session.model, plan.is_aggregated), tuple(session.doubts)
-        )
-    finally:
-        journal.close()
+    for engine in plan.engines:
+        journal.begin(engine.gpus, engine.name, engine.conditions)
+    session = _Session(plan, journal, on_step)
+    for engine in plan.engines:
+        for server in engine.servers:
+            await session.measure(engine, server)
+    engines = tuple(journal.engines[engine.gpus].sweep(engine.gpus) for engine in plan.engines)
+    return Measured(Sweep(engines, plan.model or session.model, plan.is_aggregated), tuple(session.doubts))
 
 
 class _Session:

@@ -92,7 +92,6 @@ def filled(folder):
         Decode(1, 512, 9),
     ):
         journal.keep(record)
-    journal.close()
 
 
 def test_points_are_there_again(tmp_path):
@@ -103,11 +102,9 @@ def test_points_are_there_again(tmp_path):
     journal = Journal(tmp_path)
     journal.begin(1, "TP1", CONDITIONS)
     journal.keep(Prefill(1, 200, 201.0, 0.03))
-    journal.close()
 
     again = Journal(tmp_path)
     again.begin(1, "TP1", CONDITIONS)
-    again.close()
     points = again.engines[1]
     assert points.prefill == {100: PrefillPoint(101.0, 0.02), 200: PrefillPoint(201.0, 0.03)}
     assert points.decode[512, 9] is None
@@ -126,7 +123,6 @@ def test_other_conditions_are_refused_and_named(tmp_path):
     ):
         journal.begin(1, "TP1", {**CONDITIONS, "decode": "worker --a 2"})
     journal.begin(2, "TP2", {**CONDITIONS, "decode": "worker --a 2"})
-    journal.close()
 
 
 @pytest.mark.parametrize("line", ["[]", '{"kind": "prefill"}', "rubbish", '{"gpus": 1, "kind": "engine"}'])
