@@ -42,8 +42,8 @@ def sweep_warnings(sweep: Sweep) -> list[str]:
 def check_fits(profile: PerformanceProfile, *, model: str, prefill_gpus: int, decode_gpus: int) -> None:
     """Refuse a profile that was measured of another model or engine size than a graph runs.
 
-    Letters' case, the publisher before the slash and a suffix such as ``-FP8``, which names the weights' format, make no
-    other model.
+    Names that differ only in letter case, in the publisher before the slash, or in a suffix such as ``-FP8`` for the weights'
+    format name the same model.
 
     Raises:
         ConfigError: with every difference, and what to do about it.

@@ -1,6 +1,6 @@
 """What a profile is kept in: the profile, Dynamo's arrays, the graph to apply; reads and writes them.
 
-A profile is also read from a folder of Dynamo's profiler, or read off a latency profile that comes with Penstock.
+A profile is also read from a folder of Dynamo's profiler, or derived from a latency profile that comes with Penstock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OWN_FOLDERS = ("prefill_tp*_interpolation", "decode_tp*_interpolation")
 _MAX_BYTES = 64 << 20
 """Chosen: a thousand times the largest profile."""
 _LONGEST = 131_072
-"""Tokens; the simulated worker's own limit, up to which an engine's latency profile is read off."""
+"""Tokens; the simulated worker's own limit, up to which points are derived from a latency profile."""
 _MOST_BATCH = 256
 """Requests in one batch: the simulated worker's default."""
 _SWEEP: Final = TypeAdapter(Sweep)

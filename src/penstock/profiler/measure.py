@@ -162,8 +162,8 @@ def _stream_of(result: RequestResult, asked: int) -> Stream:
         )
     if result.output_tokens != asked:
         raise UpstreamError(
-            f"{asked} tokens were asked for with ignore_eos, but usage reports {result.output_tokens}; a profile needs a"
-            " server that generates what is asked for"
+            f"{asked} tokens were requested with ignore_eos, but usage reports {result.output_tokens}; a profile needs a"
+            " server that generates what is requested"
         )
     times = tuple(accumulate(result.itl_s, initial=result.sent_s + _ttft_s(result)))
     return Stream(times, result.output_tokens)

@@ -343,7 +343,7 @@ def plan_profile(config: ProfileConfig, *, detect: Callable[[], int | None]) -> 
     """Return what will be measured; ``detect`` returns the number of GPUs of this machine, None where it is unknown.
 
     Raises:
-        ConfigError: what is asked for contradicts itself, or cannot be measured here.
+        ConfigError: the options contradict each other, or cannot be measured here.
     """
     if (config.graph is None) == (config.endpoint is None):
         raise ConfigError(

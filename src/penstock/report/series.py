@@ -168,7 +168,7 @@ def _ratio(sums: NDArray[Any], counts: NDArray[Any]) -> Floats:
 
 
 def shown_span(run: PlannerRun, *, duration_s: float) -> tuple[float, float]:
-    """Return the span of time to draw: the load run of that duration, and the planner's coming to rest after it."""
+    """Return the span of time to draw: the load run of that duration, and the time after it in which the planner shrinks."""
     interval_s = run.config.adjustment_interval_s
     first_s = run.pulls[0].at_s if run.pulls else 0.0
     return max(min(0.0, first_s), -interval_s), min(max(run.end_s, duration_s), duration_s + 10 * interval_s)

@@ -87,7 +87,7 @@ def _tiers(tiers: Mapping[str, Mapping[str, Any]]) -> Figures:
         for name, row in tiers.items()
     ]
     heads = ("tier", "ok", "rej.", "failed", "TTFT p50", "p99", "TPOT p99", "E2E p99")
-    return Figures(heads, rows, note="requests by the tier that they asked for")
+    return Figures(heads, rows, note="requests by requested tier")
 
 
 def fleets(found: Counterfactual) -> Figures:
