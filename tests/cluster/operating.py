@@ -85,7 +85,7 @@ class BudgetWatch:
         self.most = 0
         self.seen = 0
         self._pods = Informer(
-            client, POD, namespace=namespace, on_change=self._changed, label_selector="penstock.dev/graph"
+            client, POD, namespace=namespace, on_change=self._changed, labels="penstock.dev/graph"
         )
 
     @asynccontextmanager

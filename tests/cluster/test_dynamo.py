@@ -49,7 +49,7 @@ async def test_dynamos_kind_is_asked_for_and_written_by_the_graphs_accounts_alon
         kubeconfig = plane.service_account_kubeconfig(NAMESPACE, account)
         theirs = await KubeClient.connect(kubeconfig=kubeconfig, rng=random.Random(3))
         try:
-            written = await theirs.apply(registration(account), field_manager="dynamo-worker", force=True)
+            written = await theirs.apply(registration(account), field_manager="dynamo-worker")
             assert written["spec"] == registration(account)["spec"]
             with pytest.raises(ForbiddenError):
                 await theirs.list(CONFIG_MAP, namespace=NAMESPACE)

@@ -66,9 +66,7 @@ async def gpu_peak(client, namespace):
         views = map(pod_view, pods.objects.values())
         peaks.append(max(peaks[-1], sum(each.gpus for each in views if not each.finished)))
 
-    pods = Informer(
-        client, POD, namespace=namespace, on_change=changed, label_selector="penstock.dev/profile"
-    )
+    pods = Informer(client, POD, namespace=namespace, on_change=changed, labels="penstock.dev/profile")
     task = asyncio.create_task(pods.run())
     await pods.synced.wait()
     try:

@@ -41,11 +41,9 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EventMessage:
-    """One thing to report about an object.
+    """One thing to report about an object: a reason in UpperCamelCase, and one sentence, cut to `MAX_NOTE` bytes.
 
     Attributes:
-        reason: One word in UpperCamelCase.
-        text: One sentence; cut to `MAX_NOTE` bytes.
         action: What was done, one word; empty: what its reporter always does.
         is_warning: Whether somebody should look.
         detail: Put behind the text in brackets; does not distinguish repeats.
@@ -67,30 +65,17 @@ class EventMessage:
 
 @dataclass(frozen=True, slots=True)
 class EventReporter:
-    """Who reports.
-
-    Attributes:
-        controller: Program's name.
-        instance: Name of this process: the pod's or the host's.
-        action: What it always does, one word.
-    """
+    """Who reports: program, this process by its pod's or host's name, and what it always does in one word."""
 
     controller: str
     instance: str
     action: str
 
     def event(self, regarding: Mapping[str, Any], message: EventMessage, *, at_s: float) -> dict[str, Any]:
-        """Return an Event.
-
-        Args:
-            regarding: Object with apiVersion, kind and metadata.
-            message: What happened.
-            at_s: When, seconds since the epoch.
-        """
+        """Return an Event about an object at a time in seconds since the epoch."""
         metadata = regarding["metadata"]
-        kept = {
-            key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata
-        }
+        shown = ("name", "namespace", "uid", "resourceVersion")
+        kept = {key: metadata[key] for key in shown if key in metadata}
         name = {
             "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
             "namespace": metadata.get("namespace", "default"),
@@ -138,12 +123,7 @@ class EventRecorder:
         self._known: OrderedDict[tuple[str, str, str], _Repeats] = OrderedDict()
 
     async def emit(self, regarding: Mapping[str, Any], message: EventMessage) -> None:
-        """Record ``message`` about an object; never raises for a cluster's refusal.
-
-        Args:
-            regarding: Object with apiVersion, kind and metadata.
-            message: What happened.
-        """
+        """Record ``message`` about an object; never raises for a cluster's refusal."""
         now_s = self._now_s()
         metadata = regarding["metadata"]
         key = (str(metadata.get("uid", metadata["name"])), message.reason, message.text)

@@ -12,14 +12,7 @@ from penstock.core.errors import InvalidObjectError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of object.
-
-    Attributes:
-        api_version: Group and version, ``apps/v1``; ``v1`` for the core group.
-        kind: Its name in manifests.
-        plural: Its name in paths.
-        namespaced: Whether its objects live in namespaces.
-    """
+    """One kind of object: group and version (``v1`` for the core's), its name in manifests and in paths."""
 
     api_version: str
     kind: str
@@ -38,12 +31,9 @@ class Kind:
     def path(
         self, namespace: str | None = None, name: str | None = None, *, subresource: str | None = None
     ) -> str:
-        """Return the path of the collection, of one object or of its subresource.
+        """Return the path of the collection, of one object or of its subresource (``status``, ``scale`` and the like).
 
-        Args:
-            namespace: None stands for all namespaces; ignored by kinds that live in none.
-            name: Of the object; None for the collection.
-            subresource: ``status``, ``scale`` and the like; needs a name.
+        A namespace of None stands for all; kinds that live in none ignore it.
         """
         base = "/apis/" if "/" in self.api_version else "/api/"
         parts = [base + self.api_version]

@@ -290,15 +290,15 @@ class KopfOperator:
 
     async def _login(self) -> kopf.AiohttpSession:
         """Give kopf a session with the client's credentials; a second call says that they were refused."""
-        now_s = time.monotonic()
+        now_s, transport = time.monotonic(), self._client.transport
         if self._login_s is not None:
             if now_s - self._login_s < LOGIN_GAP_S:
                 raise kopf.PermanentError(f"{self._client.server} refuses the credentials")
-            await self._client.renew_credentials(self._client.credentials_version)
+            await transport.renew(transport.version)
         self._login_s = now_s
         if self._session is not None:
             await self._session.close()
-        self._session = self._client.session()
+        self._session = transport.session()
         return kopf.AiohttpSession(
             server=self._client.server,
             aiohttp_session=self._session,

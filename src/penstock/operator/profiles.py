@@ -209,7 +209,7 @@ class Profiles:
             self._parts.client,
             kind,
             namespace=namespace,
-            label_selector=PROFILE_LABEL,
+            labels=PROFILE_LABEL,
             on_change=lambda _change, obj: self._enqueue(
                 (obj["metadata"]["namespace"], obj["metadata"]["labels"][PROFILE_LABEL])
             ),
