@@ -29,6 +29,7 @@ from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR, R
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.drift import FieldDifference, differences, drifted, stamped
+from penstock.operator.plan.status import is_current
 from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.resources.router_config import graph_secret
 from penstock.operator.trim import POSTED, VERSION, Object, is_posted, version_of
@@ -132,10 +133,15 @@ class Applier:
             await one(each)
         return found
 
-    async def status(self, obj: Object) -> None:
-        """Apply the status of a graph or an adapter."""
-        call = self._client.apply(obj, field_manager=OPERATOR, subresource="status")
+    async def status(self, obj: Object, status: Mapping[str, Any]) -> bool:
+        """Apply an object's status unless it says that already; return whether it said something new."""
+        if is_current(status, obj.get("status") or None):
+            return False
+        head = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
+        said = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": head, "status": status}
+        call = self._client.apply(said, field_manager=OPERATOR, subresource="status")
         await self._written("status", call, obj)
+        return True
 
     async def create_once(self, obj: Object) -> None:
         """Create an object that no watch shows; one that is there stays as it is."""

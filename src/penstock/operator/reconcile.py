@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,6 +16,8 @@ from typing import Final
 from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError, InvalidSpecError, Problem, UnavailableError
 from penstock.core.logs import get_logger
+from penstock.core.stamps import stamp
+from penstock.kube.client import KubeClient
 from penstock.kube.events import EventMessage, EventRecorder
 from penstock.kube.kinds import INFERENCE_POOL, LEADER_WORKER_SET, SCALING_ADAPTER
 from penstock.kube.objects.names import child_name, drain_finalizer, paused_by
@@ -24,29 +25,32 @@ from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.draining import Drains, scale_message
 from penstock.operator.gates import Gates
+from penstock.operator.loads import LoadReader
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.bounds import bounded, held
 from penstock.operator.plan.budget import blocked, blocked_on_budget
-from penstock.operator.plan.conditions import (
+from penstock.operator.plan.diagnose import Category, refusal
+from penstock.operator.plan.drain import WorkerPool
+from penstock.operator.plan.facts import (
     ConditionFacts,
     Failure,
+    ReconcileState,
+    graph_facts,
     kind_of_runtime,
     missing_definition,
     needs_leader_worker_set,
-    observed_services,
+    observed_facts,
 )
-from penstock.operator.plan.diagnose import Category, refusal
-from penstock.operator.plan.drain import WorkerPool
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.rollout import held_rollouts, rollout_view, unavailable
+from penstock.operator.plan.status import adapter_status, graph_status
 from penstock.operator.queue import Key
 from penstock.operator.resources.children import BuildContext, adapter, children
 from penstock.operator.resources.metadata import inherit
-from penstock.operator.resources.pod import gpu_ceiling, stated_gpu_ceiling
-from penstock.operator.statuses import ReconcileState, Statuses, graph_facts
+from penstock.operator.resources.pod import gpu_ceiling
 from penstock.operator.trim import Object
-from penstock.operator.validity import Models
+from penstock.operator.validity import Validated, validated
 from penstock.operator.workloads import (
     WORKLOADS,
     is_own,
@@ -64,8 +68,10 @@ DRAIN_REQUEUE_S: Final = 1.0
 UNREADY_REQUEUE_S: Final = 15.0
 """Between two reconciles while a pod is not ready, because some troubles only show by their duration. Chosen."""
 
+MODELS: Final = 256
 BUILT: Final = 64
-"""Graphs whose built objects are kept for the next reconcile. Chosen: five megabytes."""
+"""Validated graphs, and graphs with their built objects, that are kept for the next reconcile; one at rest needs none.
+Chosen: five megabytes each."""
 
 CONFLICT_REQUEUE_S: Final = 60.0
 """Between two reconciles while another owner's object has a child's name. Chosen: a person has to act first."""
@@ -75,23 +81,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What a reconciler works with.
+    """What the reconcilers of graphs and of ProfileRequests work with; of every build uid and namespace are the object's."""
 
-    Attributes:
-        cluster: The view.
-        applier: Writes.
-        drains: Takes steps of scaling.
-        gates: Removes scheduling gates.
-        recorder: Records Events for users.
-        metrics: Counts.
-        context: Of every build; uid and namespace are the graph's.
-        operator_class: Of the graphs.
-    """
-
+    client: KubeClient
     cluster: Cluster
     applier: Applier
-    drains: Drains
-    gates: Gates
+    loads: LoadReader
     recorder: EventRecorder
     metrics: OperatorMetrics
     context: BuildContext
@@ -100,12 +95,7 @@ class Dependencies:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """How one reconcile of a graph ended.
-
-    Attributes:
-        outcome: unchanged, changed, waiting, invalid or conflict; for the metrics.
-        requeue_after_s: When to reconcile again though nothing changes, seconds; None: not.
-    """
+    """How one reconcile of a graph ended: for the metrics, and when to come again though nothing changes."""
 
     outcome: str
     requeue_after_s: float | None = None
@@ -142,11 +132,11 @@ class _Graph:
 class Reconciler:
     """Reconciles graphs; keeps no truth of its own, only what saves work."""
 
-    def __init__(self, parts: Dependencies, *, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, parts: Dependencies) -> None:
         self._parts = parts
-        self._now_s = now_s
-        self._models = Models()
-        self._statuses = Statuses(parts.applier)
+        self._drains = Drains(parts.applier, parts.loads)
+        self._gates = Gates(parts.applier)
+        self._models: LruCache[Key, tuple[tuple[str, int], Validated]] = LruCache(MODELS)
         self._settled: dict[Key, tuple[object, ...]] = {}
         self._emitted: dict[Key, frozenset[EventMessage]] = {}
         self._deletions: dict[str, asyncio.Event] = {}
@@ -179,7 +169,7 @@ class Reconciler:
         self._settled.pop(key, None)
         self._emitted.pop(key, None)
         self._built.forget(key)
-        self._parts.gates.forget(key)
+        self._gates.forget(key)
 
     async def _reconcile(self, key: Key) -> ReconcileResult:
         snapshot = self._parts.cluster.snapshot(key)
@@ -194,13 +184,21 @@ class Reconciler:
         if self._settled.get(key) == seen_as:
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
-        model, problems = self._models.of(key, raw)
+        model, problems = self._validated(key, raw)
         if model is None:
             return await self._invalid(raw, snapshot, problems)
         try:
             return await self._reconcile_valid(await self._graph(key, model, raw, snapshot), seen_as)
         except InvalidSpecError as exc:
             return await self._invalid(raw, snapshot, exc.problems)
+
+    def _validated(self, key: Key, raw: Object) -> Validated:
+        identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0))
+        known = self._models.get(key)
+        if known is None or known[0] != identity:
+            known = identity, validated(raw)
+            self._models.put(key, known)
+        return known[1]
 
     async def _graph(self, key: Key, model: GraphDeployment, raw: Object, snapshot: GraphSnapshot) -> _Graph:
         cluster, spec = self._parts.cluster, model.spec
@@ -213,7 +211,7 @@ class Reconciler:
         )
         kind = kind_of_runtime(spec)
         has_kind = kind is not None and await cluster.knows(kind)
-        return _Graph(key, model, raw, snapshot, context, self._now_s(), has_kind_of_runtime=has_kind)
+        return _Graph(key, model, raw, snapshot, context, time.time(), has_kind_of_runtime=has_kind)
 
     async def _reconcile_valid(self, graph: _Graph, seen_as: tuple[object, ...]) -> ReconcileResult:
         seen = ReconcileState(paused=paused_by(graph.raw))
@@ -310,7 +308,7 @@ class Reconciler:
     async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
         messages = []
         pods = graph.workers
-        allowed = self._parts.gates.plan(
+        allowed = self._gates.plan(
             graph.key,
             pods,
             budget=gpu_ceiling(graph.model),
@@ -331,7 +329,7 @@ class Reconciler:
                 pods=[each for each in pods if each.service == name],
                 known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
             )
-            plan = await self._parts.drains.step(pool, now_s=graph.now_s)
+            plan = await self._drains.step(pool, now_s=graph.now_s)
             seen.plans[name] = plan
             text = scale_message(name, plan, pool.desired)
             if text is not None:
@@ -414,14 +412,14 @@ class Reconciler:
             names |= {key for key in graph.snapshot.children if key[0] == LEADER_WORKER_SET.kind}
         workloads, rest = obsolete(graph.snapshot.children, names, owner_uid=graph.uid)
         for child in workloads:
-            await self._parts.drains.retire(child, graph.snapshot, now_s=graph.now_s)
+            await self._drains.retire(child, graph.snapshot, now_s=graph.now_s)
         for child in rest:
             if not child["metadata"].get("deletionTimestamp"):
                 await self._parts.applier.delete(child)
         return bool(workloads or rest)
 
     async def _ungate(self, graph: _Graph, seen: ReconcileState) -> bool:
-        allowed, released = await self._parts.gates.ungate(
+        allowed, released = await self._gates.ungate(
             graph.key,
             graph.workers,
             budget=gpu_ceiling(graph.model),
@@ -435,12 +433,24 @@ class Reconciler:
     async def _report(self, graph: _Graph, snapshot: GraphSnapshot, seen: ReconcileState) -> ConditionFacts:
         generation = graph.raw["metadata"].get("generation", 0)
         facts = graph_facts(graph.model, generation, snapshot.views(), seen, now_s=graph.now_s)
-        await self._statuses.graph(graph.raw, facts, now_s=self._now_s())
+        await self._say(graph.raw, facts)
         for name, service in graph.model.spec.services.items():
             live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
             if service.scaling is not None and live is not None and is_own(live, graph.uid):
-                await self._statuses.adapter(live, facts.services[name], seen.bounds[name], now_s=graph.now_s)
+                said = adapter_status(
+                    facts.services[name],
+                    seen.bounds[name],
+                    generation=live["metadata"].get("generation", 0),
+                    old=live.get("status"),
+                    now=stamp(graph.now_s),
+                )
+                await self._parts.applier.status(live, said)
         return facts
+
+    async def _say(self, raw: Object, facts: ConditionFacts) -> bool:
+        """Write a graph's status; return whether it said something new."""
+        status = graph_status(facts, old=raw.get("status") or None, now=stamp(time.time()))
+        return await self._parts.applier.status(raw, status)
 
     async def _invalid(
         self, raw: Object, snapshot: GraphSnapshot, problems: tuple[Problem, ...]
@@ -449,16 +459,10 @@ class Reconciler:
         message = "; ".join(
             f"{each.path}: {each.message}" if each.path else each.message for each in problems
         )
-        facts = ConditionFacts(
-            generation=raw["metadata"].get("generation", 0),
-            services=observed_services(snapshot.views()),
-            budget=stated_gpu_ceiling(raw),
-            failure=Failure("InvalidSpec", message),
-        )
-        if await self._statuses.graph(raw, facts, now_s=self._now_s()):
-            await self._parts.recorder.emit(
-                raw, EventMessage("InvalidSpec", message, "Validate", is_warning=True)
-            )
+        facts = observed_facts(raw, snapshot.views(), failure=Failure("InvalidSpec", message))
+        if await self._say(raw, facts):
+            event = EventMessage("InvalidSpec", message, "Validate", is_warning=True)
+            await self._parts.recorder.emit(raw, event)
         return ReconcileResult("invalid")
 
     async def _delete(self, key: Key, raw: Object, snapshot: GraphSnapshot) -> ReconcileResult:
@@ -466,18 +470,11 @@ class Reconciler:
         if drain_finalizer(self._parts.operator_class) not in finalizers:
             return ReconcileResult("unchanged")
         if "orphan" not in finalizers:  # the user wants to keep the children
-            step = await self._parts.drains.delete_graph(raw, snapshot, now_s=self._now_s())
+            step = await self._drains.delete_graph(raw, snapshot, now_s=time.time())
             if not step.release:
-                facts = ConditionFacts(
-                    generation=raw["metadata"].get("generation", 0),
-                    services=observed_services(snapshot.views()),
-                    budget=stated_gpu_ceiling(raw),
-                    deleting=step.message,
-                )
-                await self._statuses.graph(raw, facts, now_s=self._now_s())
-                return ReconcileResult(
-                    "waiting", DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
-                )
+                await self._say(raw, observed_facts(raw, snapshot.views(), deleting=step.message))
+                wait_s = DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
+                return ReconcileResult("waiting", wait_s)
         log.info("graph deleted", namespace=key[0], name=key[1])
         # Kopf's handler waits for this, and kopf removes the finalizer then.
         self._deletions.setdefault(raw["metadata"]["uid"], asyncio.Event()).set()

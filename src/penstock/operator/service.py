@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.api import GraphDeployment
 from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
@@ -22,17 +21,14 @@ from penstock.kube.lease import Election, election_of, instance, run_until
 from penstock.kube.objects.names import OPERATOR, lease_name
 from penstock.operator.apply import Applier
 from penstock.operator.cluster import Cluster
-from penstock.operator.draining import Drains
-from penstock.operator.gates import Gates
 from penstock.operator.loads import LoadReader, MetricsReader
 from penstock.operator.metrics import OperatorMetrics, StatusServer
-from penstock.operator.profiles import ProfileParts, Profiles
+from penstock.operator.profiles import Profiles
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.reconcile import Dependencies, Reconciler
 from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.settings import OperatorSettings
 from penstock.operator.trim import Object
-from penstock.operator.validity import validated
 
 log = get_logger(__name__)
 
@@ -59,7 +55,6 @@ class Operator:
         self._unserved: Kind | None = None
         self.queue = WorkQueue(limits or RateLimits(), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
-        applier = Applier(client, metrics, on_written=self.cluster.note)
         recorder = EventRecorder(
             client, EventReporter(OPERATOR, instance(), "Reconcile"), on_dropped=metrics.event_dropped
         )
@@ -71,19 +66,17 @@ class Operator:
             image_pull_policy=settings.image_pull_policy,
             allows_privileges=settings.allow_privileged_pod_templates,
         )
-        self.reconciler = Reconciler(
-            Dependencies(
-                cluster=self.cluster,
-                applier=applier,
-                drains=Drains(applier, loads),
-                gates=Gates(applier),
-                recorder=recorder,
-                metrics=metrics,
-                context=context,
-                operator_class=settings.operator_class,
-            )
+        parts = Dependencies(
+            client=client,
+            cluster=self.cluster,
+            applier=Applier(client, metrics, on_written=self.cluster.note),
+            loads=loads,
+            recorder=recorder,
+            metrics=metrics,
+            context=context,
+            operator_class=settings.operator_class,
         )
-        parts = ProfileParts(client, applier, recorder, context, graph=self._graph)
+        self.reconciler = Reconciler(parts)
         self.profiles = Profiles(parts, namespace=namespace, limits=self.queue.limits)
 
     async def run(self) -> None:
@@ -149,14 +142,6 @@ class Operator:
         return (
             graph for key in self.cluster.known() if (graph := self.cluster.snapshot(key).graph) is not None
         )
-
-    def _graph(self, key: Key) -> tuple[GraphDeployment | None, str]:
-        """Return a graph as the validated model, and its problems."""
-        raw = self.cluster.snapshot(key).graph
-        if raw is None:
-            return None, ""
-        model, problems = validated(raw)
-        return model, "; ".join(f"{each.path}: {each.message}" for each in problems)
 
     def _enqueue(self, key: Key, urgent: bool) -> None:  # noqa: FBT001 - the cluster's callback
         self.queue.enqueue(key, urgent=urgent)

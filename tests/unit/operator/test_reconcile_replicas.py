@@ -41,12 +41,12 @@ async def test_gates_are_lifted_within_the_budget_even_if_answers_are_lost(api):
     assert not gated["p-1"]
 
 
-async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api):
+async def test_pods_that_the_watch_does_not_show_yet_are_not_shrunk_away(api, monkeypatch):
     """The Deployment counts three, the view two: it shrinks only once one of the two may go."""
     loads = Loads({"d-1": Load(1, 0, 0.1), "d-2": Load(1, 0, 0.1)})
     now = [1_800_000_000.0]
     async with operator(api, loads) as made:
-        made.reconciler._now_s = lambda: now[0]
+        monkeypatch.setattr("time.time", lambda: now[0])
         live = api.at("GraphDeployment", "g")
         live["spec"]["planner"]["maxGpuBudget"] = 8
         live["metadata"]["generation"] += 1

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from penstock.api import ProfilePhase
 from penstock.kube.objects.names import GRAPH_KEY, PROFILE_KEY, SUMMARY_KEY
-from penstock.operator.plan.conditions import ConditionResult, conditions
 from penstock.operator.plan.diagnose import diagnose, worst
 from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.status import ConditionResult, conditions
 
 COMPLETE: Final = "Complete"
 """Type of the condition."""

@@ -9,25 +9,27 @@ import pytest
 from penstock.api import GraphSpec, Role
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock.operator.plan.budget import Waiting
-from penstock.operator.plan.conditions import (
+from penstock.operator.plan.diagnose import Category, Diagnosis
+from penstock.operator.plan.facts import (
+    ConditionFacts,
+    Replicas,
+    ServiceFacts,
+    count,
+    missing_definition,
+    observed_facts,
+)
+from penstock.operator.plan.pods import PodView
+from penstock.operator.plan.status import (
     BUDGET_RESPECTED,
     DEGRADED,
     MESSAGE_LIMIT,
     PROGRESSING,
     READY,
     SCHEDULABLE,
-    ConditionFacts,
     ConditionResult,
-    Replicas,
-    ServiceFacts,
     condition_results,
     conditions,
-    count,
-    missing_definition,
-    observed_services,
 )
-from penstock.operator.plan.diagnose import Category, Diagnosis
-from penstock.operator.plan.pods import PodView
 from penstock.operator.resources.metadata import BuildContext
 
 
@@ -264,7 +266,10 @@ def test_services_are_found_by_their_pods():
         member("y", "decode", ""),
         member("z", "juggler", "circus"),
     ]
-    assert observed_services(pods) == {
+    raw = {"metadata": {"generation": 2}, "spec": {"planner": {"maxGpuBudget": 3}}}
+    found = observed_facts(raw, pods, deleting="waits")
+    assert (found.generation, found.budget, found.deleting) == (2, 3, "waits")
+    assert found.services == {
         "decode": ServiceFacts(
             Role.DECODE, Replicas(1, 1, 1, 1, 2), 1, 1, 0, "penstock.dev/graph=g,penstock.dev/service=decode"
         ),
@@ -277,7 +282,7 @@ def test_services_are_found_by_their_pods():
             "penstock.dev/graph=g,penstock.dev/service=frontend",
         ),
     }
-    assert observed_services([]) == {}
+    assert observed_facts(raw, []).services == {}
 
 
 def spec(runtime, nodes=1, **router):

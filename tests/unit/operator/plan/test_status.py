@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock.api.status import AdapterStatus, GraphStatus
 from penstock.operator.plan.bounds import Bounded
-from penstock.operator.plan.conditions import ConditionFacts, Failure, Replicas, ServiceFacts
 from penstock.operator.plan.diagnose import Category, Diagnosis
+from penstock.operator.plan.facts import ConditionFacts, Failure, Replicas, ServiceFacts
 from penstock.operator.plan.status import adapter_status, graph_status, is_current
 
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
