@@ -24,7 +24,7 @@ from penstock.kube.objects.names import (
 )
 from penstock.operator.apply import Applier
 from penstock.operator.cluster import GraphSnapshot
-from penstock.operator.loads import LoadReader
+from penstock.operator.loads import MetricsReader
 from penstock.operator.plan.deletion import Child, DeletionStep, next_step
 from penstock.operator.plan.drain import ScalePlan, WorkerPool, is_idle, plan_scale, pods_to_ask
 from penstock.operator.plan.pods import PodView
@@ -41,7 +41,7 @@ class Drains:
     Its methods raise ClusterError where the API server does not answer or refuses.
     """
 
-    def __init__(self, applier: Applier, loads: LoadReader) -> None:
+    def __init__(self, applier: Applier, loads: MetricsReader) -> None:
         self._applier = applier
         self._loads = loads
 
@@ -118,9 +118,8 @@ class Drains:
             since_s = now_s if each.drain_since_s is None else each.drain_since_s
             if each.name in plan.leaving and now_s - since_s < each.grace_s:
                 head = {"name": each.name, "namespace": each.namespace, "uid": each.uid}
-                with suppress(
-                    ForbiddenError
-                ):  # rights of an older chart: the pod ends a little later by itself
+                # Rights of an older chart: the pod ends a little later by itself.
+                with suppress(ForbiddenError):
                     await self._applier.delete(POD.of(head), grace_s=IDLE_END_S)
 
 

@@ -56,7 +56,7 @@ class Gates:
         replicas: Mapping[str, int],
         now_s: float,
     ) -> tuple[Releases, list[str]]:
-        """Ungate the pods that the budget allows now; return the plan, and the ungated pods' names.
+        """Ungate the worker pods that the budget allows now; return the plan, and the ungated pods' names.
 
         Args:
             key: Graph.

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import aiohttp
 import kopf
@@ -28,7 +28,8 @@ from penstock.kube.informer import STREAM_S, ObjectKey, key_of
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.objects.names import drain_finalizer, is_of_class
 from penstock.kube.transport import ANSWER_S, CONNECT_S, SILENCE_S
-from penstock.operator.trim import Object
+from penstock.operator.cluster import Cluster
+from penstock.operator.profiles import Profiles
 
 TOUCH_ANNOTATION: Final = "penstock.dev/touch"
 """On a graph whose deletion lasts: when kopf came back to it last."""
@@ -43,9 +44,8 @@ class MemoryDiffBase(kopf.DiffBaseStorage):
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:  # noqa: ARG002 - kopf's
         """Return the compared part."""
-        return cast(
-            "kopf.BodyEssence", {"metadata": {"resourceVersion": body["metadata"]["resourceVersion"]}}
-        )
+        version = body["metadata"]["resourceVersion"]
+        return cast("kopf.BodyEssence", {"metadata": {"resourceVersion": version}})
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
         """Return the last handled state."""
@@ -104,31 +104,19 @@ LOGIN_GAP_S: Final = 10.0
 log = get_logger(__name__)
 
 
-class View(Protocol):
-    """What the reconcilers know of one kind."""
-
-    def report(self, obj: Object, /) -> None:
-        """Take over an object that is there."""
-        ...
-
-    def remove(self, obj: Object, /) -> None:
-        """Take over that an object is gone."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Handled:
     """What kopf's handlers call.
 
     Attributes:
-        graphs: View of the GraphDeployments.
-        requests: View of the ProfileRequests.
+        graphs: Is told of the GraphDeployments.
+        requests: Is told of the ProfileRequests.
         enqueue: Gets the namespace and name of each graph that is due though nothing changed.
         deleted: Returns once nothing is left of the deleted graph with this UID.
     """
 
-    graphs: View
-    requests: View
+    graphs: Cluster
+    requests: Profiles
     enqueue: Callable[[ObjectKey], None]
     deleted: Callable[[str], Awaitable[None]]
 
@@ -145,15 +133,7 @@ class KopfOperator:
         operator_class: str,
         resync_s: float,
     ) -> None:
-        """Prepare; `run` starts it.
-
-        Args:
-            client: Lends its credentials.
-            handled: What the handlers call.
-            namespace: None watches all.
-            operator_class: Of the objects that are handled.
-            resync_s: A graph is reported again after so many seconds without a change.
-        """
+        """Prepare; `run` starts it. A graph is reported again after ``resync_s`` without a change."""
         self._client = client
         self._handled = handled
         self._namespace = namespace
@@ -252,7 +232,7 @@ class KopfOperator:
 
         return registry
 
-    def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: View) -> None:
+    def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: Cluster | Profiles) -> None:
         """Register the handler that reports objects of one kind to their view."""
 
         @kopf.on.resume(*_selector(kind), registry=registry, when=self._is_ours)
@@ -275,7 +255,7 @@ class KopfOperator:
             self._reported.pop(body["metadata"]["uid"], None)
             view.remove(dict(body))
 
-    def _report(self, view: View, body: kopf.Body) -> None:
+    def _report(self, view: Cluster | Profiles, body: kopf.Body) -> None:
         """Report a version of an object once."""
         metadata = body["metadata"]
         if self._reported.get(metadata["uid"]) != metadata["resourceVersion"]:

@@ -105,9 +105,11 @@ class OperatorMetrics:
             registry=registry,
         )
         self._write_errors = Counter(
-            names.OPERATOR_WRITE_ERRORS, "Writes that failed, by kind and error.", ["kind", "error"],
+            names.OPERATOR_WRITE_ERRORS,
+            "Writes that failed, by kind and error.",
+            ["kind", "error"],
             registry=registry,
-        )  # fmt: skip
+        )
         self._events_dropped = Counter(
             names.OPERATOR_EVENTS_DROPPED, "Events that could not be recorded.", registry=registry
         )
@@ -174,11 +176,7 @@ class StatusServer:
         self._server = HttpServer(self._handle)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one, which `port` returns.
-
-        Raises:
-            PortInUseError: the port is taken.
-        """
+        """Listen; port 0 takes a free one, which `port` returns."""
         await self._server.start(host, port)
 
     @property

@@ -25,7 +25,7 @@ from penstock.operator.apply import Applied, Applier, Owner, make_router_secret
 from penstock.operator.cluster import Cluster, GraphSnapshot
 from penstock.operator.draining import Drains, scale_message
 from penstock.operator.gates import Gates
-from penstock.operator.loads import LoadReader
+from penstock.operator.loads import MetricsReader
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
 from penstock.operator.plan.bounds import bounded, held
@@ -86,7 +86,7 @@ class Dependencies:
     client: KubeClient
     cluster: Cluster
     applier: Applier
-    loads: LoadReader
+    loads: MetricsReader
     recorder: EventRecorder
     metrics: OperatorMetrics
     context: BuildContext

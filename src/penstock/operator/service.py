@@ -21,7 +21,7 @@ from penstock.kube.lease import Election, election_of, instance, run_until
 from penstock.kube.objects.names import OPERATOR, lease_name
 from penstock.operator.apply import Applier
 from penstock.operator.cluster import Cluster
-from penstock.operator.loads import LoadReader, MetricsReader
+from penstock.operator.loads import MetricsReader
 from penstock.operator.metrics import OperatorMetrics, StatusServer
 from penstock.operator.profiles import Profiles
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
@@ -44,7 +44,7 @@ class Operator:
         client: KubeClient,
         settings: OperatorSettings,
         *,
-        loads: LoadReader,
+        loads: MetricsReader,
         metrics: OperatorMetrics,
         limits: RateLimits | None = None,
     ) -> None:

@@ -38,13 +38,7 @@ def marked(workload: Object) -> Object:
 
 
 def template_changed(want: Object, live: Object, found: Iterable[FieldDifference]) -> bool:
-    """Return whether writing ``want`` would roll the pods.
-
-    Args:
-        want: From `marked`.
-        live: What is there.
-        found: The differences between the two.
-    """
+    """Return whether writing ``want``, from `marked`, would roll the pods, by its differences from what is there."""
     if _digest(want) != _digest(live):
         return True
     template = f"spec.{_TEMPLATES[want['kind']]}"
