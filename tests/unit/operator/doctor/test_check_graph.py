@@ -104,7 +104,7 @@ ROUTER = "router serving/llama-frontend-1"
     ("answer", "severity", "message"),
     [
         (BROKEN, Severity.PROBLEM, "/ready: 502: connection refused"),
-        (FORBIDDEN, Severity.UNKNOWN, "403: you may not"),
+        (FORBIDDEN, Severity.UNKNOWN, "/ready: 403: you may not"),
         (
             '{"status":"not ready","reasons":["no prefill worker is ready"]}',
             Severity.PROBLEM,
