@@ -28,10 +28,9 @@ from penstock.operator.gates import Gates
 from penstock.operator.loads import MetricsReader
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.bounds import bounded, held
 from penstock.operator.plan.budget import blocked, blocked_on_budget
 from penstock.operator.plan.diagnose import Category, refusal
-from penstock.operator.plan.drain import WorkerPool
+from penstock.operator.plan.drain import WorkerPool, bounded, held
 from penstock.operator.plan.facts import (
     ConditionFacts,
     Failure,

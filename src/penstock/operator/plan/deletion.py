@@ -17,32 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from penstock.api import Role
 from penstock.operator.plan.pods import PodView
 
 
-class DeletionStage(StrEnum):
-    """How far a deletion is; names appear in the status."""
-
-    ROUTERS = "DrainingRouters"
-    WORKERS = "DrainingWorkers"
-    REST = "DeletingChildren"
-    FINISHED = "Finished"
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Child:
-    """One existing object of the graph.
-
-    Attributes:
-        kind: Its kind, for example ``Deployment``.
-        name: Its name.
-        service: Service that it belongs to; empty for what the graph has once.
-        role: That service's role; empty for what the graph has once.
-        terminating: Whether its deletion was asked for already.
-    """
+    """One existing object of the graph; service and role are empty for what the graph has once."""
 
     kind: str
     name: str
@@ -61,23 +43,18 @@ class DeletionStep:
     """The actions now; they may run at once, and repeatedly.
 
     Attributes:
-        stage: How far the deletion is.
+        message: What is being waited for; one sentence, the same for the same state.
         delete: Children to delete.
         drain: Services to scale to 0 by draining.
         release: Whether to remove the finalizer.
-        message: What is being waited for; one sentence, the same for the same state.
+        waits_for_idleness: Whether pods are to be asked again soon.
     """
 
-    stage: DeletionStage
+    message: str
     delete: tuple[Child, ...] = ()
     drain: tuple[str, ...] = ()
     release: bool = False
-    message: str = ""
-
-    @property
-    def waits_for_idleness(self) -> bool:
-        """Whether pods are to be asked again soon."""
-        return bool(self.drain) or self.stage is DeletionStage.ROUTERS
+    waits_for_idleness: bool = False
 
 
 def next_step(
@@ -93,26 +70,23 @@ def next_step(
     present = sorted(children)
     workloads = [child for child in present if child.is_workload]
     routers = [child for child in workloads if child.role == Role.ROUTER]
-    router_pods = [
-        pod for pod in pods if pod.role == Role.ROUTER and not pod.finished and pod.name not in idle
-    ]
+    left = [pod for pod in pods if not pod.finished]
+    router_pods = [pod for pod in left if pod.role == Role.ROUTER and pod.name not in idle]
     if routers or router_pods:
-        return DeletionStep(DeletionStage.ROUTERS, _undeleted(routers), message=_text("router", router_pods))
-    worker_pods = [pod for pod in pods if not pod.finished]
-    if workloads or worker_pods:
-        busy = {pod.service for pod in worker_pods if pod.alive}
+        return DeletionStep(_text("router", router_pods), _undeleted(routers), waits_for_idleness=True)
+    if workloads or left:
+        busy = {pod.service for pod in left if pod.alive}
+        drain = tuple(sorted({child.service for child in workloads if child.service in busy}))
         return DeletionStep(
-            DeletionStage.WORKERS,
-            _undeleted([child for child in workloads if child.service not in busy]),
-            tuple(sorted({child.service for child in workloads if child.service in busy})),
-            message=_text("worker", worker_pods),
+            _text("worker", left),
+            _undeleted(child for child in workloads if child.service not in busy),
+            drain,
+            waits_for_idleness=bool(drain),
         )
     if present:
         names = ", ".join(f"{child.kind} {child.name}" for child in present)
-        return DeletionStep(
-            DeletionStage.REST, _undeleted(present), message=f"waits until these are gone: {names}"
-        )
-    return DeletionStep(DeletionStage.FINISHED, release=True, message="everything is gone")
+        return DeletionStep(f"waits until these are gone: {names}", _undeleted(present))
+    return DeletionStep("everything is gone", release=True)
 
 
 def _undeleted(children: Iterable[Child]) -> tuple[Child, ...]:
@@ -122,6 +96,5 @@ def _undeleted(children: Iterable[Child]) -> tuple[Child, ...]:
 def _text(what: str, pods: Sequence[PodView]) -> str:
     if not pods:
         return f"deletes the {what}s"
-    return (
-        f"waits until {what} pods have finished their requests: {', '.join(sorted(pod.name for pod in pods))}"
-    )
+    names = ", ".join(sorted(pod.name for pod in pods))
+    return f"waits until {what} pods have finished their requests: {names}"

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 from penstock.api import GraphDeployment, GraphSpec, Role
 from penstock.kube.kinds import Kind
 from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, WORKER_PORT, child_name
-from penstock.operator.plan.bounds import Bounded
 from penstock.operator.plan.budget import Waiting
 from penstock.operator.plan.diagnose import Diagnosis, diagnose
-from penstock.operator.plan.drain import ScalePlan
+from penstock.operator.plan.drain import Bounded, ScalePlan
 from penstock.operator.plan.pods import PodView
 from penstock.operator.plan.rollout import RolloutView
 from penstock.operator.resources.metadata import BuildContext, selector

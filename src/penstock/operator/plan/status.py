@@ -15,8 +15,8 @@ from typing import Any, Final
 from penstock.api import Role
 from penstock.api.enums import GraphPhase
 from penstock.kube.objects.names import REPLICA_FAILURE
-from penstock.operator.plan.bounds import Bounded
 from penstock.operator.plan.diagnose import worst
+from penstock.operator.plan.drain import Bounded
 from penstock.operator.plan.facts import ConditionFacts, ServiceFacts
 
 READY = "Ready"

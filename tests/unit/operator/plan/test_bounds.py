@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.api import ServiceSpec
-from penstock.operator.plan.bounds import Bounded, bounded
+from penstock.operator.plan.drain import Bounded, bounded
 
 SCALED = ServiceSpec.model_validate(
     {

@@ -232,7 +232,7 @@ def test_each_pod_is_counted_once_for_what_it_is():
         pod("draining", serving=DRAINING),
         pod("stripped", serving=""),
         pod("terminating", terminating=True),
-        pod("finished", finished=True),
+        pod("finished", phase="Failed"),
     ]
     assert count(pods) == Replicas(existing=5, ready=3, serving=1, draining=2, gpus=5)
 

@@ -73,15 +73,15 @@ def test_a_workload_rolls_while_older_replicas_exist(deployment, rolling, stuck)
     assert (view.rolling, view.stuck) == (rolling, stuck)
 
 
-DECODE = RolloutView("decode", Role.DECODE, 2, ready=2, updated=2)
-PREFILL = RolloutView("prefill", Role.PREFILL, 2, ready=2, updated=2)
-ROUTER = RolloutView("frontend", Role.ROUTER, 2, ready=2, updated=2)
+DECODE = RolloutView("decode", Role.DECODE, ready=2, updated=2)
+PREFILL = RolloutView("prefill", Role.PREFILL, ready=2, updated=2)
+ROUTER = RolloutView("frontend", Role.ROUTER, ready=2, updated=2)
 ROLLING = {"rolling": True}
 
 
 def view(base, **more):
     """Return ``base`` changed."""
-    return RolloutView(base.service, base.role, base.replicas, **{"ready": base.ready, "updated": 1, **more})
+    return RolloutView(base.service, base.role, **{"ready": base.ready, "updated": 1, **more})
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock.api.status import AdapterStatus, GraphStatus
-from penstock.operator.plan.bounds import Bounded
 from penstock.operator.plan.diagnose import Category, Diagnosis
+from penstock.operator.plan.drain import Bounded
 from penstock.operator.plan.facts import ConditionFacts, Failure, Replicas, ServiceFacts
 from penstock.operator.plan.status import adapter_status, graph_status, is_current
 
