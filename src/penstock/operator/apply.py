@@ -28,7 +28,7 @@ from penstock.kube.kinds import GRAPH_DEPLOYMENT, ROLE_BINDING, SCALING_ADAPTER,
 from penstock.kube.objects.names import APPLIED_ANNOTATION, INITIAL, OPERATOR, ROLE_LABEL
 from penstock.operator.memory import LruCache
 from penstock.operator.metrics import OperatorMetrics
-from penstock.operator.plan.drift import FieldDifference, differences, drifted, stamped
+from penstock.operator.plan.drift import FieldDifference, differences, stamped
 from penstock.operator.plan.status import is_current
 from penstock.operator.resources.metadata import BuildContext
 from penstock.operator.resources.router_config import graph_secret
@@ -179,10 +179,11 @@ class Applier:
         key, compared = _key(want), (_digest(want), int(there.get(VERSION, 0)))
         if compared[1] and self._right.get(key) == compared:
             return None
-        drift = drifted(want, there, tolerated=self._tolerated_paths(want, want))
+        tolerated = self._tolerated_paths(want, want)
+        drift = next((each for each in differences(want, there) if each.path not in tolerated), None)
         if drift is None:
             self._right.put(key, compared)
-        return drift
+        return None if drift is None else str(drift)
 
     def _tolerated_paths(self, want: Object, stamp: Object) -> frozenset[str]:
         nothing: tuple[str, frozenset[str]] = ("", frozenset())
