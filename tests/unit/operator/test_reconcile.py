@@ -154,6 +154,28 @@ async def test_a_refused_child_is_named_and_the_others_are_made(api, error):
     assert ("Deployment", "ns", "g-decode") in api.objects
 
 
+async def test_what_the_cluster_insists_on_is_not_written_again(api):
+    """A webhook that sets another grace period is taken for granted, and a hand edit elsewhere is repaired."""
+    create = api.create
+
+    async def changed(obj, **keys):
+        if obj["kind"] == "Deployment":
+            obj = copy.deepcopy(obj)
+            obj["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 7
+        return await create(obj, **keys)
+
+    api.create = changed
+    async with operator(api) as made:
+        await to_rest(api, made)
+        pods = api.at("Deployment", "g-decode")["spec"]["template"]["spec"]
+        assert pods["terminationGracePeriodSeconds"] == 7
+        pods["enableServiceLinks"] = True
+        api.stored(api.at("Deployment", "g-decode"), "MODIFIED")
+        await told(api)
+        await made.reconciler.reconcile(KEY)
+    assert api.at("Deployment", "g-decode")["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
 async def test_a_change_during_a_look_is_not_lost(api):
     """A number written while the look was under way is acted on by the next one."""
 
