@@ -128,14 +128,9 @@ class KubeClient:
         take: Callable[[dict[str, Any]], None],
         restart: Callable[[], None],
     ) -> str:
-        """Hand every object to ``take`` as its page arrives; return the view's resource version.
+        """Hand every object that a selector (empty: all) takes to ``take`` as its page arrives; return the view's version.
 
-        Args:
-            kind: Kind of the objects.
-            namespace: None reads all namespaces.
-            selector: Label selector in Kubernetes' own syntax; empty selects all.
-            take: Called with each object.
-            restart: Called when a page has expired: all objects will come once more.
+        ``restart`` is called when a page has expired: all objects will come once more.
         """
         params = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
         page_params = params
@@ -226,12 +221,7 @@ class KubeClient:
     ) -> None:
         """Ask for an object's deletion; its finalizers and grace period may keep it for a while.
 
-        Args:
-            kind: Kind of the object.
-            name: Its name.
-            namespace: Its namespace.
-            uid: Only this incarnation; another one is a conflict.
-            grace_s: Seconds that a pod is given; None leaves its own.
+        With a uid only that incarnation goes; a pod is given ``grace_s``, None leaves its own.
 
         Raises:
             NotFoundError: there is none (any more).

@@ -96,8 +96,7 @@ class Informer:
             client: Of the API server.
             kind: Kind to keep.
             namespace: None keeps all namespaces.
-            labels: That objects must carry, or a selector in Kubernetes' own syntax; one whose labels change leaves
-                with a DELETED.
+            labels: That objects must carry, or a selector in Kubernetes' own syntax.
             trim: Returns what is kept of an object; may change its argument.
             on_change: Called with ADDED, MODIFIED or DELETED and the trimmed object, after `objects` changed.
         """

@@ -93,11 +93,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
 
 
 def kind_of(obj: Mapping[str, Any]) -> Kind:
-    """Return an object's kind, in the version that the object names.
-
-    Raises:
-        InvalidObjectError: no kind, no apiVersion, or a kind that Penstock does not know.
-    """
+    """Return an object's kind in the version that it names; InvalidObjectError for one that Penstock does not know."""
     name, version = obj.get("kind"), obj.get("apiVersion")
     known = KINDS.get(name) if isinstance(name, str) else None
     if known is None or not isinstance(version, str):

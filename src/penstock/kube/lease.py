@@ -68,14 +68,8 @@ class Election:
     ) -> None:
         """Prepare; nothing is read yet.
 
-        Args:
-            client: Of the API server; its own writes are not fenced.
-            name: Of the Lease; created when absent.
-            namespace: Of the Lease.
-            identity: Of this process, unique among candidates and across restarts.
-            duration_s: Term; the Lease stores whole seconds, so at least 1.
-            labels: Of the Lease, written with every renewal.
-            owner: Owner reference that the Lease carries while this process holds it, see `own_pod`.
+        The Lease is created when absent, and carries the labels and, while this process holds it, the owner (see
+        `own_pod`). An identity is unique among candidates and across restarts; a term has at least a second.
         """
         # A renewal behind a hundred slow writes would come too late.
         self._client = client.urgent()

@@ -58,13 +58,7 @@ class Gates:
     ) -> tuple[Releases, list[str]]:
         """Ungate the worker pods that the budget allows now; return the plan, and the ungated pods' names.
 
-        Args:
-            key: Graph.
-            pods: Its worker pods.
-            budget: GPUs; None: no ceiling.
-            priorities: By service.
-            replicas: By service, the number that its workload is to have; more are not given back to it.
-            now_s: Seconds since the epoch.
+        ``replicas`` are, by service, the number that its workload is to have; more are not given back to it.
         """
         by_uid = {each.uid: each for each in pods}
         pending = set(self._pending(key, pods))

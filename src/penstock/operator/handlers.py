@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -97,6 +97,9 @@ AGAIN_S: Final = 1.0
 
 STOP_S: Final = 5.0
 """Chosen: longest wait for kopf's end. It writes finalizers alone, so a task that stays behind harms nothing."""
+
+PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *(10.0,) * 10_000)
+"""Between kopf's tries of one request, for a day: an API server that is away comes back."""
 
 LOGIN_GAP_S: Final = 10.0
 """Chosen: credentials that are refused sooner than this after they were read will not get better by reading them."""
@@ -301,19 +304,8 @@ class KopfOperator:
         settings.watching.chunk_size = 500
         settings.networking.connect_timeout = CONNECT_S
         settings.networking.request_timeout = ANSWER_S
-        settings.networking.error_backoffs = Pauses()
+        settings.networking.error_backoffs = PAUSES_S
         return settings
-
-
-class Pauses:
-    """Kopf's pauses between tries of one request, without end: an API server that is away comes back."""
-
-    def __iter__(self) -> Iterator[float]:
-        """Yield them in seconds: 0.2, 0.4, 0.8 and so on up to 10."""
-        pause_s = 0.2
-        while True:
-            yield pause_s
-            pause_s = min(2 * pause_s, 10.0)
 
 
 def _selector(kind: Kind) -> tuple[str, str, str]:

@@ -161,14 +161,7 @@ class StatusServer:
         standing: Callable[[], str] = lambda: "",
         fault: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            metrics: To show.
-            unready: Returns why this process is not ready; None if it is.
-            standing: Returns what a ready process does, in words; empty: nothing to report.
-            fault: Returns why only a restart of this process helps, which fails /healthz; None: all is well.
-        """
+        """Prepare; functions return in words why it is not ready, what it does, and why only a restart helps (/healthz)."""
         self._metrics = metrics
         self._unready = unready
         self._standing = standing

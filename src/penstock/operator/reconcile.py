@@ -35,6 +35,7 @@ from penstock.operator.plan.facts import (
     ConditionFacts,
     Failure,
     ReconcileState,
+    ServiceState,
     graph_facts,
     kind_of_runtime,
     missing_definition,
@@ -115,6 +116,11 @@ class _Graph:
     @property
     def uid(self) -> str:
         return str(self.raw["metadata"]["uid"])
+
+    @property
+    def budget(self) -> int | None:
+        """Most GPUs of its workers; None: no ceiling."""
+        return gpu_ceiling(self.model)
 
     @property
     def workers(self) -> list[PodView]:
@@ -269,7 +275,8 @@ class Reconciler:
         if applied.refused:
             raise ClusterError("; ".join(applied.refused))
         snapshot = self._parts.cluster.snapshot(graph.key)
-        draining = any(each.draining and not each.held for each in seen.plans.values())
+        plans = (each.plan for each in seen.services.values())
+        draining = any(each is not None and each.draining and not each.held for each in plans)
         unready = any(not view.ready and not view.finished for view in snapshot.views())
         requeue_after_s = DRAIN_REQUEUE_S if draining else UNREADY_REQUEUE_S if unready else None
         if applied.conflicts:
@@ -282,7 +289,6 @@ class Reconciler:
     def _desired_replicas(self, graph: _Graph, seen: ReconcileState) -> dict[str, int]:
         """Note every service's desired number within its bounds; return the first number of adapters yet to be made."""
         first: dict[str, int] = {}
-        budget = gpu_ceiling(graph.model)
         for name, service in graph.model.spec.services.items():
             workload = workload_of(graph.model, name, graph.snapshot.children)
             there = replicas_of(workload)
@@ -295,62 +301,54 @@ class Reconciler:
                 else:
                     # An adapter that was deleted comes back with the number that runs, not with the first one.
                     desired = first[child] = service.replicas if there is None else there
-            asked = bounded(desired, service, max_gpu_budget=budget)
-            seen.bounds[name] = held(asked, there) if seen.paused else asked
-            seen.desired[name] = seen.bounds[name].replicas if there is None else there
+            bounds = bounded(desired, service, max_gpu_budget=graph.budget)
+            bounds = held(bounds, there) if seen.paused else bounds
+            state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
             if workload is not None:
-                seen.rollouts[name] = rollout_view(name, service.role, workload)
-                if (refused := refusal(name, workload)) is not None:
-                    seen.refused[name] = refused
+                state.rollout = rollout_view(name, service.role, workload)
+                state.refused = refusal(name, workload)
+            seen.services[name] = state
         return first
 
     async def _scale(self, graph: _Graph, seen: ReconcileState) -> list[EventMessage]:
         messages = []
         pods = graph.workers
         allowed = self._gates.plan(
-            graph.key,
-            pods,
-            budget=gpu_ceiling(graph.model),
-            priorities=graph.priorities,
-            now_s=graph.now_s,
+            graph.key, pods, budget=graph.budget, priorities=graph.priorities, now_s=graph.now_s
         )
         seen.blocked = blocked(allowed, pods)
         # A rollout that waits for GPUs which only a scale-down can free makes no progress either.
         waiting = blocked_on_budget(allowed, pods)
         for name, service in graph.model.spec.workers.items():
-            rollout = seen.rollouts.get(name)
+            state = seen.services[name]
+            rollout = state.rollout
             is_rolling = rollout is not None and rollout.rolling and not rollout.stuck
             pool = WorkerPool(
-                desired=seen.bounds[name].replicas,
-                spec_replicas=seen.desired[name],
+                desired=state.bounds.replicas,
+                spec_replicas=state.running,
                 grace_s=service.termination_grace_period_seconds,
                 rolling=is_rolling and name not in waiting,
                 pods=[each for each in pods if each.service == name],
                 known_replicas=known_replicas(workload_of(graph.model, name, graph.snapshot.children)),
             )
-            plan = await self._drains.step(pool, now_s=graph.now_s)
-            seen.plans[name] = plan
+            state.plan = plan = await self._drains.step(pool, now_s=graph.now_s)
             text = scale_message(name, plan, pool.desired)
             if text is not None:
                 messages.append(EventMessage("Draining" if plan.begin else "Restored", text, action="Drain"))
         return messages
 
     def _wanted(self, graph: _Graph, seen: ReconcileState) -> list[Object]:
-        model, services = graph.model, graph.model.spec.services
-        replicas = {
-            name: seen.plans[name].spec_replicas if name in seen.plans else seen.bounds[name].replicas
-            for name in services
-        }
-        wanted_gpus = sum(seen.bounds[name].replicas * each.gpus for name, each in model.spec.workers.items())
-        budget = gpu_ceiling(model)
+        model, services = graph.model, seen.services
+        workers = [each for each in services.values() if each.spec.role.is_worker]
+        replicas = {name: each.number for name, each in services.items()}
         away = {
             name: unavailable(
-                role=each.role,
-                gpus_per_replica=each.gpus,
-                wanted_gpus=wanted_gpus,
-                budget=budget,
+                role=each.spec.role,
+                gpus_per_replica=each.spec.gpus,
+                wanted_gpus=sum(worker.bounds.replicas * worker.spec.gpus for worker in workers),
+                budget=graph.budget,
                 blocked=seen.blocked.get(name, 0),
-                view=seen.rollouts.get(name),
+                view=each.rollout,
             )
             for name, each in services.items()
         }
@@ -358,38 +356,30 @@ class Reconciler:
         known = (graph.uid, model, replicas, away, graph.context)
         built = self._built.get(graph.key)
         if built is None or built[0] != known:
-            built = known, self._build(graph, replicas, away)
+            scaled = [name for name, each in services.items() if each.spec.scaling is not None]
+            adapters = [adapter(model, name, graph.context, replicas=None) for name in scaled]
+            others = children(model, graph.context, replicas=replicas, unavailable=away)
+            built = known, [*adapters, *map(marked, others)]
             self._built.put(graph.key, built)
         return built[1]
-
-    def _build(self, graph: _Graph, replicas: dict[str, int], away: dict[str, int]) -> list[Object]:
-        model = graph.model
-        adapters = [
-            adapter(model, name, graph.context, replicas=None)
-            for name, each in model.spec.services.items()
-            if each.scaling is not None
-        ]
-        built = children(model, graph.context, replicas=replicas, unavailable=away)
-        return [*adapters, *map(marked, built)]
 
     async def _apply(
         self, graph: _Graph, seen: ReconcileState, wanted: list[Object], first_replicas: dict[str, int]
     ) -> Applied:
         live = graph.snapshot.children
         names = {child_name(graph.model.name, name): name for name in graph.model.spec.services}
+        workloads = {names[each["metadata"]["name"]]: each for each in wanted if each["kind"] in WORKLOADS}
         changed: set[str] = set()
-        for want in wanted:
+        for name, want in workloads.items():
             there = live.get((want["kind"], want["metadata"]["name"]))
-            if want["kind"] in WORKLOADS and there is not None:
+            if there is not None:
                 found = self._parts.applier.differences(want, there)
                 if template_changed(want, there, found):
-                    changed.add(names[want["metadata"]["name"]])
-        seen.held = held_rollouts(changed, seen.rollouts.values())
-        now: list[Object] = []
-        later: list[Object] = []
-        for want in wanted:
-            is_held = want["kind"] in WORKLOADS and names[want["metadata"]["name"]] in seen.held
-            (later if is_held else now).append(want)
+                    changed.add(name)
+        rollouts = (each.rollout for each in seen.services.values())
+        waiting = held_rollouts(changed, [each for each in rollouts if each is not None])
+        later = [workloads[name] for name in waiting]
+        now = [each for each in wanted if each not in later]
         owner = Owner(graph.uid, graph.model.name, first_replicas=first_replicas)
         refused = await make_router_secret(self._parts.applier, graph.model, graph.context, wanted, live)
         applied = await self._parts.applier.apply(now, live, owner)
@@ -398,9 +388,8 @@ class Reconciler:
             there, number = live[want["kind"], want["metadata"]["name"]], want["spec"]["replicas"]
             if replicas_of(there) != number:
                 await self._parts.applier.patch(there, {"spec": {"replicas": number}})
-        for name in seen.desired:
-            plan = seen.plans.get(name)
-            seen.desired[name] = plan.spec_replicas if plan is not None else seen.bounds[name].replicas
+        for name, state in seen.services.items():
+            state.held, state.running = waiting.get(name, ""), state.number
         return applied
 
     async def _prune(self, graph: _Graph, wanted: list[Object]) -> bool:
@@ -421,9 +410,9 @@ class Reconciler:
         allowed, released = await self._gates.ungate(
             graph.key,
             graph.workers,
-            budget=gpu_ceiling(graph.model),
+            budget=graph.budget,
             priorities=graph.priorities,
-            replicas=seen.desired,
+            replicas={name: each.running for name, each in seen.services.items()},
             now_s=graph.now_s,
         )
         seen.waiting = allowed.waiting
@@ -438,7 +427,7 @@ class Reconciler:
             if service.scaling is not None and live is not None and is_own(live, graph.uid):
                 said = adapter_status(
                     facts.services[name],
-                    seen.bounds[name],
+                    seen.services[name].bounds,
                     generation=live["metadata"].get("generation", 0),
                     old=live.get("status"),
                     now=stamp(graph.now_s),

@@ -52,13 +52,9 @@ _STARTING: Final = frozenset({"Pending", "Progressing", ""})
 def graph_findings(
     facts: GraphFacts, *, now_s: float, interval_s: float, absence: tuple[str, str] | None = None
 ) -> Iterator[Finding]:
-    """Yield what is to be said of one graph.
+    """Yield what is to be said of one graph at a time of the API server's clock, after looks ``interval_s`` apart.
 
-    Args:
-        facts: The graph, its pods and their pages.
-        now_s: The API server's clock, seconds since the epoch.
-        interval_s: Time between the two looks, real seconds.
-        absence: Why no operator acts on it, so that its status may be out of date, and what to do; None if one does.
+    An absence is why no operator acts on it, so that its status may be out of date, and what to do.
     """
     graph, subject = facts.graph, f"graph {full_name(facts.graph)}"
     yield from _status(subject, graph, absence)

@@ -108,14 +108,9 @@ def holdings(
     replicas: Mapping[str, int],
     now_s: float,
 ) -> dict[str, Holding]:
-    """Return the holding of each service, including what it is to get back.
+    """Return what each service holds, including what it is to get back of what it held before.
 
-    Args:
-        pods: All worker pods of the graph.
-        before: What each held at the last look; empty if unknown.
-        already_released: As in `releases`.
-        replicas: By service, the number that its workload is to have.
-        now_s: Seconds since the epoch.
+    ``replicas`` are, by service, the number that its workload is to have; the rest is as in `releases`.
     """
     started = _started(pods, already_released)
     counts = Counter(each.service for each in started)

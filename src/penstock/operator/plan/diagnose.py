@@ -143,10 +143,10 @@ def diagnose(
     budget_reason: str = "",
     slow_start_s: float = SLOW_START_S,
 ) -> Diagnosis | None:
-    """Return what keeps ``pod`` from serving; None if nothing is known to.
+    """Return what keeps ``pod``, a view or as the API returns it, from serving; None if nothing is known to.
 
     Args:
-        pod: The view, or the pod as the API returns it.
+        pod: The pod.
         now_s: Seconds since the epoch.
         budget_reason: Why the budget does not release it, from `budget.releases`.
         slow_start_s: Seconds that a container may take to start before that is reported.

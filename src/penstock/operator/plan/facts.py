@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penstock.api import GraphDeployment, GraphSpec, Role
+from penstock.api import GraphDeployment, GraphSpec, Role, ServiceSpec
 from penstock.kube.kinds import Kind
 from penstock.kube.objects.names import DRAINING, GRAPH_LABEL, SERVICE_LABEL, WORKER_PORT, child_name
 from penstock.operator.plan.budget import Waiting
@@ -138,32 +138,49 @@ class ConditionFacts:
 
 
 @dataclass(slots=True)
-class ReconcileState:
-    """What one reconcile found, service by service.
+class ServiceState:
+    """What one reconcile found of a service, and what it does with it.
 
     Attributes:
-        bounds: Every service's desired replicas, clamped to its bounds.
-        plans: Of worker services.
-        rollouts: Of the services whose workload exists.
-        desired: Number that each workload has now.
-        held: Why a service's new pod template waits.
-        refused: Of the services whose pods the API server refuses.
+        bounds: Its desired replicas, clamped to its bounds.
+        running: Number that its workload has now; the bounded one while there is no workload.
+        rollout: Where its workload stands; None: there is none.
+        refused: Why the API server refuses its pods; None: it refuses none.
+        plan: How a worker service is scaled.
+        held: Why its new pod template waits.
+    """
+
+    spec: ServiceSpec
+    bounds: Bounded
+    running: int
+    rollout: RolloutView | None = None
+    refused: Diagnosis | None = None
+    plan: ScalePlan | None = None
+    held: str = ""
+
+    @property
+    def number(self) -> int:
+        """Replicas that its workload is to have."""
+        return self.bounds.replicas if self.plan is None else self.plan.spec_replicas
+
+
+@dataclass(slots=True)
+class ReconcileState:
+    """What one reconcile found.
+
+    Attributes:
+        paused: What keeps the graph's children as they are; empty: nothing.
+        services: All of the specification, by name.
         waiting: Pods that the budget holds back.
         blocked: Replicas of a service that the budget keeps from running.
         failure: Why the graph cannot be brought about; None if it can.
-        paused: What keeps the graph's children as they are; empty: nothing.
     """
 
-    bounds: dict[str, Bounded] = field(default_factory=dict)
-    plans: dict[str, ScalePlan] = field(default_factory=dict)
-    rollouts: dict[str, RolloutView] = field(default_factory=dict)
-    desired: dict[str, int] = field(default_factory=dict)
-    held: Mapping[str, str] = field(default_factory=dict)
-    refused: dict[str, Diagnosis] = field(default_factory=dict)
+    paused: str = ""
+    services: dict[str, ServiceState] = field(default_factory=dict)
     waiting: Sequence[Waiting] = ()
     blocked: Mapping[str, int] = field(default_factory=dict)
     failure: Failure | None = None
-    paused: str = ""
 
 
 def graph_facts(
@@ -174,7 +191,8 @@ def graph_facts(
     for pod in pods:
         by_service.setdefault(pod.service, []).append(pod)
     reasons = {each.uid: each.reason for each in seen.waiting}
-    diagnoses = [each for _, each in sorted(seen.refused.items())]
+    states = sorted(seen.services.items())
+    diagnoses = [each.refused for _, each in states if each.refused is not None]
     for service, views in by_service.items():
         spec = graph.spec.services.get(service)
         slow_s = 300.0 if spec is None else max(30.0, spec.startup_timeout_seconds * _SLOW_AFTER_STARTUP)
@@ -189,7 +207,9 @@ def graph_facts(
     )
     return ConditionFacts(
         generation=generation,
-        services={name: _service(graph, name, by_service[name], seen) for name in graph.spec.services},
+        services={
+            name: _service(graph, name, by_service[name], each) for name, each in seen.services.items()
+        },
         budget=gpu_ceiling(graph),
         waiting=seen.waiting,
         diagnoses=diagnoses,
@@ -201,22 +221,19 @@ def graph_facts(
     )
 
 
-def _service(
-    graph: GraphDeployment, name: str, pods: Sequence[PodView], seen: ReconcileState
-) -> ServiceFacts:
-    rollout = seen.rollouts.get(name)
-    bounds, plan = seen.bounds[name], seen.plans.get(name)
+def _service(graph: GraphDeployment, name: str, pods: Sequence[PodView], state: ServiceState) -> ServiceFacts:
+    rollout, plan = state.rollout, state.plan
     return ServiceFacts(
-        role=graph.spec.services[name].role,
+        role=state.spec.role,
         replicas=count(pods),
-        desired=seen.desired.get(name, 0),
-        target=bounds.replicas,
+        desired=state.running,
+        target=state.bounds.replicas,
         updated=0 if rollout is None else rollout.updated,
         selector=",".join(f"{key}={value}" for key, value in sorted(selector(graph, name).items())),
         rolling=rollout is not None and rollout.rolling,
-        held=seen.held.get(name) or (plan.held if plan is not None else ""),
-        refused=seen.refused.get(name),
-        bounds=graph.spec.services[name].replica_bounds,
+        held=state.held or (plan.held if plan is not None else ""),
+        refused=state.refused,
+        bounds=state.spec.replica_bounds,
     )
 
 

@@ -33,14 +33,7 @@ _SIZE: Final = re.compile(r"Suggested (?P<role>prefill|decode) TP:(?P<size>\d{1,
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request stands.
-
-    Attributes:
-        phase: One word.
-        reason: Of the condition.
-        message: Of the condition.
-        recommendation: From the result; empty without one.
-    """
+    """How a request stands: phase, reason and message of its condition, and the recommendation once there is one."""
 
     phase: ProfilePhase
     reason: str
@@ -50,14 +43,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of a request's Job.
-
-    Attributes:
-        job: As the API has it, with its status.
-        pods: Its pods.
-        result: Data of the result's ConfigMap; None: there is no ConfigMap.
-        config_map: Its name.
-    """
+    """A request's Job, its pods, and the data (None: there is no ConfigMap) and the name of the result's ConfigMap."""
 
     job: Mapping[str, Any]
     pods: Sequence[PodView]
@@ -75,12 +61,7 @@ def ended(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def outcome(facts: JobFacts, *, now_s: float) -> Outcome:
-    """Return how a request stands whose Job is there.
-
-    Args:
-        facts: What is known.
-        now_s: Seconds since the epoch.
-    """
+    """Return how a request stands whose Job is there; ``now_s`` in seconds since the epoch."""
     end = ended(facts.job)
     if end is None:
         return _under_way(facts, now_s)
@@ -120,13 +101,7 @@ def request_status(
 ) -> dict[str, Any]:
     """Return the status of a request, for server-side apply.
 
-    Args:
-        found: How it stands.
-        generation: Its ``metadata.generation``.
-        job: Its Job; None: there is none.
-        config_map: Name of the result's ConfigMap.
-        old: The status that is there; empty if there is none.
-        now: RFC 3339; used only where the condition's status changes.
+    ``now`` (RFC 3339) is used only where the condition's status changes from the ``old`` one.
     """
     is_done = found.phase is ProfilePhase.SUCCEEDED
     condition = ConditionResult(COMPLETE, status=is_done, reason=found.reason, message=found.message)

@@ -196,10 +196,7 @@ SCALING_LIMITED: Final = "ScalingLimited"
 def graph_status(facts: ConditionFacts, *, old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
     """Return the operator's part of a graph's status, for server-side apply.
 
-    Args:
-        facts: What is known of the graph.
-        old: The status that is there; None if there is none.
-        now: RFC 3339; used only for conditions whose status changes.
+    ``now`` (RFC 3339) is used only for conditions whose status changes from the ``old`` one.
     """
     found = condition_results(facts)
     services = {name: _service(each) for name, each in sorted(facts.services.items())}

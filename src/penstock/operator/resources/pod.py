@@ -237,15 +237,9 @@ def pod_template(
     follows: bool = False,
     more_args: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the pod template of a service.
+    """Return the pod template of a service; ``more_args`` come before the user's own.
 
-    Args:
-        graph: The graph.
-        spec: The service's process.
-        context: Of the build.
-        follows: Whether the pod is a follower in a multi-node replica: it answers no requests, so it has
-            no probes and is in no Service.
-        more_args: Arguments before the user's own.
+    A follower in a multi-node replica answers no requests, so it has no probes and is in no Service.
 
     Raises:
         InvalidSpecError: the service's podTemplate cannot be laid over the template, or makes privileges of it that
