@@ -14,7 +14,7 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ForbiddenError, InvalidObjectError
 from penstock.kube.kinds import KINDS
 from penstock.kube.objects.names import OPERATOR
-from penstock.operator.plan.drift import drifted, stamped
+from penstock.operator.plan.drift import differences, stamped
 from penstock.operator.resources import BuildContext, children
 
 pytestmark = pytest.mark.cluster
@@ -42,6 +42,11 @@ ANOTHER = {
     "TCP": "UDP",
 }
 """A valid value instead of one of a closed set; elsewhere text gets a letter more."""
+
+
+def drifted(want, live):
+    """Return the first difference as text, or None."""
+    return next(map(str, differences(want, live)), None)
 
 
 def wanted(manifest, namespace):
