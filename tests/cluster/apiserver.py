@@ -254,7 +254,9 @@ class ControlPlane:
         for file in files or sorted(CRDS.glob("*.yaml")):
             self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
             # kubectl's condition fails on an object whose conditions are null, as a new definition's are.
-            self.kubectl("wait", "--for=jsonpath={.status.conditions[0].type}", "--timeout=30s", "-f", str(file))
+            self.kubectl(
+                "wait", "--for=jsonpath={.status.conditions[0].type}", "--timeout=30s", "-f", str(file)
+            )
             self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(file))
 
     def audit_events(self, *, after: int = 0, user: str | None = None) -> list[dict[str, Any]]:

@@ -76,7 +76,6 @@ class Informer:
         objects: By ``(namespace, name)``, trimmed; a live view, do not change what it holds.
         synced: Set once the first list is in.
         problem: Why the copy may be out of date, or None.
-        last_event_s: `time.monotonic` of the server's last sign; None before.
         resource_version: Version of the collection that `objects` shows; empty before the first list.
     """
 
@@ -111,7 +110,6 @@ class Informer:
         self.objects: Mapping[ObjectKey, dict[str, Any]] = MappingProxyType(self._store)
         self.synced = asyncio.Event()
         self.problem: str | None = None
-        self.last_event_s: float | None = None
         self.resource_version = ""
 
     async def run(self) -> None:
@@ -209,7 +207,6 @@ class Informer:
             )
 
     def _heard(self) -> None:
-        self.last_event_s = time.monotonic()
         if self.problem is not None:
             log.info("API server answers again", kind=self._kind.plural)
             self.problem = None

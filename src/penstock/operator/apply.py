@@ -308,9 +308,9 @@ class Applier:
         except fine:
             return None
         except ClusterError as exc:
-            self._metrics.write_failed(kind, type(exc).__name__)
+            self._metrics.write_errors.labels(kind, type(exc).__name__).inc()
             raise
-        self._metrics.wrote(kind, verb)
+        self._metrics.writes.labels(kind, verb).inc()
         return answer
 
 

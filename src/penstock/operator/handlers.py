@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import aiohttp
@@ -107,38 +106,31 @@ LOGIN_GAP_S: Final = 10.0
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
-    """What kopf's handlers call.
-
-    Attributes:
-        graphs: Is told of the GraphDeployments.
-        requests: Is told of the ProfileRequests.
-        enqueue: Gets the namespace and name of each graph that is due though nothing changed.
-        deleted: Returns once nothing is left of the deleted graph with this UID.
-    """
-
-    graphs: Cluster
-    requests: Profiles
-    enqueue: Callable[[ObjectKey], None]
-    deleted: Callable[[str], Awaitable[None]]
-
-
 class KopfOperator:
     """Kopf for one leader."""
 
     def __init__(
         self,
         client: KubeClient,
-        handled: Handled,
         *,
+        graphs: Cluster,
+        requests: Profiles,
+        enqueue: Callable[[ObjectKey], None],
+        deleted: Callable[[str], Awaitable[None]],
         namespace: str | None,
         operator_class: str,
         resync_s: float,
     ) -> None:
-        """Prepare; `run` starts it. A graph is reported again after ``resync_s`` without a change."""
+        """Prepare; `run` starts it.
+
+        A graph is reported again, and enqueued, after ``resync_s`` without a change; ``deleted`` returns once nothing
+        is left of the deleted graph with this UID.
+        """
         self._client = client
-        self._handled = handled
+        self._graphs = graphs
+        self._requests = requests
+        self._enqueue = enqueue
+        self._deleted = deleted
         self._namespace = namespace
         self._operator_class = operator_class
         self._finalizer = drain_finalizer(operator_class)
@@ -200,22 +192,21 @@ class KopfOperator:
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
-        handled = self._handled
 
         @kopf.on.login(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
         async def login(**_: Any) -> kopf.AiohttpSession:
             return await self._login()
 
-        self._drive(registry, GRAPH_DEPLOYMENT, handled.graphs)
-        self._drive(registry, PROFILE_REQUEST, handled.requests)
+        self._drive(registry, GRAPH_DEPLOYMENT, self._graphs)
+        self._drive(registry, PROFILE_REQUEST, self._requests)
         graphs = _selector(GRAPH_DEPLOYMENT)
 
         @kopf.on.delete(*graphs, registry=registry, when=self._is_ours, backoff=AGAIN_S)
         async def delete(body: kopf.Body, **_: Any) -> None:
-            handled.graphs.report(dict(body))
+            self._graphs.report(dict(body))
             try:
                 async with asyncio.timeout(DELETION_S):
-                    await handled.deleted(body["metadata"]["uid"])
+                    await self._deleted(body["metadata"]["uid"])
             except TimeoutError as exc:
                 raise kopf.TemporaryError("its workers finish their requests", delay=AGAIN_S) from exc
 
@@ -228,8 +219,8 @@ class KopfOperator:
         )
         async def resync(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
             if self._finalizer in body["metadata"].get("finalizers", ()):
-                handled.graphs.report(dict(body))
-                handled.enqueue(key_of(body))
+                self._graphs.report(dict(body))
+                self._enqueue(key_of(body))
             else:  # whatever refused the finalizer may take it now
                 patch.fns.append(self._add_finalizer)
 

@@ -161,7 +161,8 @@ class Reconciler:
             outcome = result.outcome
             return result.requeue_after_s
         finally:
-            self._parts.metrics.reconciled(outcome, time.monotonic() - started_s)
+            self._parts.metrics.reconciles.labels(outcome).inc()
+            self._parts.metrics.durations.observe(time.monotonic() - started_s)
 
     async def deleted(self, uid: str) -> None:
         """Wait until nothing is left of the graph with this UID, which is being deleted."""

@@ -14,7 +14,7 @@ from penstock.core.errors import ClusterError
 from penstock.core.http.client import ConnectionPool
 from penstock.core.logs import get_logger
 from penstock.kube.client import KubeClient
-from penstock.kube.events import EventRecorder, EventReporter
+from penstock.kube.events import EventRecorder
 from penstock.kube.informer import ObjectKey
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, PROFILE_REQUEST, Kind
 from penstock.kube.lease import Election, election_of, instance, run_until
@@ -56,7 +56,7 @@ class Operator:
         self.queue = WorkQueue(limits or RateLimits(), now_s=time.monotonic)
         self.cluster = Cluster(client, namespace=namespace, enqueue=self._enqueue)
         recorder = EventRecorder(
-            client, EventReporter(OPERATOR, instance(), "Reconcile"), on_dropped=metrics.event_dropped
+            client, OPERATOR, instance(), "Reconcile", on_dropped=metrics.events_dropped.inc
         )
         context = BuildContext(
             owner_uid="",
@@ -85,17 +85,14 @@ class Operator:
         Raises:
             ClusterError: kopf ended, which a new process may get over.
         """
-        from penstock.operator.handlers import Handled, KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
+        from penstock.operator.handlers import KopfOperator  # noqa: PLC0415 - a standby needs no kopf: 30 MB, 1 s
 
-        handled = Handled(
+        kopf = KopfOperator(
+            self._client,
             graphs=self.cluster,
             requests=self.profiles,
             enqueue=self.queue.enqueue,
             deleted=self.reconciler.deleted,
-        )
-        kopf = KopfOperator(
-            self._client,
-            handled,
             namespace=self._namespace,
             operator_class=self._settings.operator_class,
             resync_s=self._settings.resync_interval,
@@ -195,12 +192,12 @@ class OperatorService:
         pool = ConnectionPool()
         operator = Operator(client, self._settings, loads=MetricsReader(pool), metrics=self._metrics)
         self._operator = operator
-        self._metrics.leads(True)
+        self._metrics.leader.set(1)
         try:
             await operator.run()
         finally:
             self._operator = None
-            self._metrics.leads(False)
+            self._metrics.leader.set(0)
             await pool.close()
 
     @asynccontextmanager
@@ -215,7 +212,7 @@ class OperatorService:
         try:
             yield
         finally:
-            await server.close()
+            await server.close(grace_s=1.0)
 
     def _unready(self) -> str | None:
         """Return why this process neither acts nor stands by; None if it does."""

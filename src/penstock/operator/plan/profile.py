@@ -153,16 +153,10 @@ def _under_way(facts: JobFacts, now_s: float) -> Outcome:
 def _failed(facts: JobFacts, end: Mapping[str, Any]) -> Outcome:
     name, reason = facts.job["metadata"]["name"], str(end.get("reason") or "Failed")
     words = last_words(facts.pods)
-    remedy = _REMEDIES.get(reason, "correct what it says")
+    is_late = reason == "DeadlineExceeded"
+    remedy = "raise timeoutSeconds, or measure fewer sizes" if is_late else "correct what it says"
     message = f"Job {name}: {end.get('message') or reason}. {words}; {remedy}, then delete the request and apply it again"
     return Outcome(ProfilePhase.FAILED, reason, message)
-
-
-_REMEDIES: Final[Mapping[str, str]] = {
-    "DeadlineExceeded": "raise timeoutSeconds, or measure fewer sizes",
-    "BackoffLimitExceeded": "correct what it says",
-    "PodFailurePolicy": "correct what it says",
-}
 
 
 def last_words(pods: Sequence[PodView]) -> str:
