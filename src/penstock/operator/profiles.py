@@ -24,7 +24,7 @@ from penstock.kube.kinds import CONFIG_MAP, JOB, POD
 from penstock.kube.objects.names import PROFILE_LABEL, profile_name
 from penstock.operator.apply import Applied, Owner
 from penstock.operator.plan.pods import pod_view
-from penstock.operator.plan.profile import JobFacts, Outcome, ended, outcome, request_status
+from penstock.operator.plan.profile import Outcome, ended, outcome, request_status
 from penstock.operator.queue import Key, RateLimits, WorkQueue, serve
 from penstock.operator.reconcile import Dependencies
 from penstock.operator.resources.profile import profile_objects
@@ -107,16 +107,14 @@ class Profiles:
         owner = Owner(raw["metadata"]["uid"], request.name, kind=request.kind)
         context = replace(self._parts.context, owner_uid=owner.uid, namespace=key[0])
         try:
-            objects = profile_objects(request, graph, context)
+            *before, job = profile_objects(request, graph, context)
         except InvalidSpecError as exc:
             return Outcome(ProfilePhase.FAILED, "InvalidSpec", _words(exc))
-        for stage in (objects.before, (objects.job,)):
+        for stage in (before, [job]):
             applied = await self._parts.applier.apply(stage, {}, owner)
             if (trouble := _trouble(applied)) is not None:
                 return trouble
-        return Outcome(
-            ProfilePhase.PROFILING, "Starting", f"Job {objects.job['metadata']['name']} starts its pod"
-        )
+        return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {job['metadata']['name']} starts its pod")
 
     def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
         """Return the graph to measure, and the outcome without one."""
@@ -139,7 +137,7 @@ class Profiles:
             if (each["metadata"]["namespace"], each["metadata"]["labels"][PROFILE_LABEL]) == key
         ]
         result = await self._result(key[0], name) if ended(job) is not None else None
-        return outcome(JobFacts(job, pods, result, name), now_s=time.time())
+        return outcome(job, pods, result, name, now_s=time.time())
 
     async def _result(self, namespace: str, name: str) -> Mapping[str, str] | None:
         try:

@@ -75,11 +75,11 @@ def obsolete(
         each for key, each in sorted(children.items()) if key not in wanted and _owner_uid(each) == owner_uid
     ]
     workloads = [each for each in unwanted if each["kind"] in WORKLOADS]
-    busy = {_service(each) for each in workloads}
+    busy = {label_of(each, SERVICE_LABEL) for each in workloads} - {""}
     rest = [
         each
         for each in unwanted
-        if each["kind"] not in WORKLOADS and (_service(each) is None or _service(each) not in busy)
+        if each["kind"] not in WORKLOADS and label_of(each, SERVICE_LABEL) not in busy
     ]
     return workloads, rest
 
@@ -94,8 +94,9 @@ def _owner_uid(child: Object) -> str | None:
     return next((each.get("uid") for each in owners if each.get("controller")), None)
 
 
-def _service(child: Object) -> Any:
-    return child["metadata"].get("labels", {}).get(SERVICE_LABEL)
+def label_of(child: Object, name: str) -> str:
+    """Return the value of a child's label; empty without it."""
+    return str(child["metadata"].get("labels", {}).get(name, ""))
 
 
 def _digest(workload: Object) -> Any:

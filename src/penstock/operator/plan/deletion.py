@@ -19,23 +19,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.api import Role
+from penstock.kube.objects.names import ROLE_LABEL, SERVICE_LABEL
 from penstock.operator.plan.pods import PodView
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Child:
-    """One existing object of the graph; service and role are empty for what the graph has once."""
-
-    kind: str
-    name: str
-    service: str = ""
-    role: str = ""
-    terminating: bool = False
-
-    @property
-    def is_workload(self) -> bool:
-        """Whether it makes pods."""
-        return self.kind in {"Deployment", "LeaderWorkerSet"}
+from penstock.operator.trim import Object
+from penstock.operator.workloads import WORKLOADS, label_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +38,14 @@ class DeletionStep:
     """
 
     message: str
-    delete: tuple[Child, ...] = ()
+    delete: tuple[Object, ...] = ()
     drain: tuple[str, ...] = ()
     release: bool = False
     waits_for_idleness: bool = False
 
 
 def next_step(
-    children: Iterable[Child], pods: Sequence[PodView], *, idle: Collection[str] = ()
+    children: Iterable[Object], pods: Sequence[PodView], *, idle: Collection[str] = ()
 ) -> DeletionStep:
     """Return the next step of the deletion of a graph.
 
@@ -67,30 +54,30 @@ def next_step(
         pods: Every pod that exists of it; finished ones are waited for too, their workload deletes them.
         idle: Router pods that leave and hold no request.
     """
-    present = sorted(children)
-    workloads = [child for child in present if child.is_workload]
-    routers = [child for child in workloads if child.role == Role.ROUTER]
+    present = sorted(children, key=lambda child: (child["kind"], child["metadata"]["name"]))
+    workloads = [child for child in present if child["kind"] in WORKLOADS]
+    routers = [child for child in workloads if label_of(child, ROLE_LABEL) == Role.ROUTER]
     left = [pod for pod in pods if not pod.finished]
     router_pods = [pod for pod in left if pod.role == Role.ROUTER and pod.name not in idle]
     if routers or router_pods:
         return DeletionStep(_text("router", router_pods), _undeleted(routers), waits_for_idleness=True)
     if workloads or left:
         busy = {pod.service for pod in left if pod.alive}
-        drain = tuple(sorted({child.service for child in workloads if child.service in busy}))
+        drain = tuple(sorted(busy & {label_of(child, SERVICE_LABEL) for child in workloads}))
         return DeletionStep(
             _text("worker", left),
-            _undeleted(child for child in workloads if child.service not in busy),
+            _undeleted(child for child in workloads if label_of(child, SERVICE_LABEL) not in busy),
             drain,
             waits_for_idleness=bool(drain),
         )
     if present:
-        names = ", ".join(f"{child.kind} {child.name}" for child in present)
+        names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in present)
         return DeletionStep(f"waits until these are gone: {names}", _undeleted(present))
     return DeletionStep("everything is gone", release=True)
 
 
-def _undeleted(children: Iterable[Child]) -> tuple[Child, ...]:
-    return tuple(child for child in children if not child.terminating)
+def _undeleted(children: Iterable[Object]) -> tuple[Object, ...]:
+    return tuple(child for child in children if not child["metadata"].get("deletionTimestamp"))
 
 
 def _text(what: str, pods: Sequence[PodView]) -> str:

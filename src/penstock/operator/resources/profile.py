@@ -61,16 +61,10 @@ _REQUESTS: Final = {"cpu": "1", "memory": "1Gi"}
 _Env = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileObjects:
-    """What a request becomes: all that the Job needs to be there, in the order in which it is applied, and the Job."""
-
-    before: tuple[dict[str, Any], ...]
-    job: dict[str, Any]
-
-
-def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: BuildContext) -> ProfileObjects:
-    """Return the objects of a request that measures a graph; the same arguments give the same objects.
+def profile_objects(
+    request: ProfileRequest, graph: GraphDeployment, context: BuildContext
+) -> list[dict[str, Any]]:
+    """Return the objects of a request that measures a graph, its Job last; the same arguments give the same objects.
 
     Raises:
         InvalidSpecError: the request does not fit the graph: a pool that it does not have, no image for its
@@ -95,7 +89,7 @@ def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: Bu
         "policyTypes": ["Ingress"],
         "ingress": [],
     }
-    before = (
+    return [
         SERVICE_ACCOUNT.of(metadata, automountServiceAccountToken=False),
         ROLE.of(metadata, rules=[rights]),
         ROLE_BINDING.of(
@@ -105,8 +99,8 @@ def profile_objects(request: ProfileRequest, graph: GraphDeployment, context: Bu
         # Made empty, so that the Job may patch this one object and can take no other's name.
         CONFIG_MAP.of({"name": request.config_map, **own}),
         NETWORK_POLICY.of(metadata, spec=closed),
-    )
-    return ProfileObjects(before, _job(_Work(request, graph, context, labels), metadata))
+        _job(_Work(request, graph, context, labels), metadata),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,22 @@
 """The order in which a graph goes."""
 
-from penstock.operator.plan.deletion import Child, DeletionStep, next_step
+from penstock.kube.objects.names import ROLE_LABEL, SERVICE_LABEL
+from penstock.operator.plan.deletion import DeletionStep, next_step
 from penstock.operator.plan.pods import PodView
+from penstock.operator.workloads import WORKLOADS
 
-ROUTER = Child("Deployment", "llama-frontend", "frontend", "router")
-DECODE = Child("Deployment", "llama-decode", "decode", "decode")
-PREFILL = Child("LeaderWorkerSet", "llama-prefill", "prefill", "prefill")
-SERVICE = Child("Service", "llama-decode", "decode", "decode")
-CONFIG = Child("ConfigMap", "llama-router")
+
+def child(kind, name, service="", role=""):
+    """Return an object of the graph; without labels, one that the graph has once."""
+    labels = {SERVICE_LABEL: service, ROLE_LABEL: role} if service else {}
+    return {"kind": kind, "metadata": {"name": name, "labels": labels}}
+
+
+ROUTER = child("Deployment", "llama-frontend", "frontend", "router")
+DECODE = child("Deployment", "llama-decode", "decode", "decode")
+PREFILL = child("LeaderWorkerSet", "llama-prefill", "prefill", "prefill")
+SERVICE = child("Service", "llama-decode", "decode", "decode")
+CONFIG = child("ConfigMap", "llama-router")
 
 
 def pod(name, role, **more):
@@ -34,17 +43,17 @@ def test_then_workers_are_drained_and_deleted():
 
 def test_every_deletion_ends():
     """Whatever is there, doing what each step says leads to the finalizer's removal, routers before workers."""
-    children = {ROUTER, DECODE, PREFILL, SERVICE, CONFIG}
+    children = [ROUTER, DECODE, PREFILL, SERVICE, CONFIG]
     pods = {"r": pod("r", "router"), "d": pod("d", "decode"), "p": pod("p", "prefill")}
     deleted = []
     for _ in range(10):
         step = next_step(children, list(pods.values()))
         if step.release:
             break
-        deleted.append(sorted(child.kind for child in step.delete))
-        children -= set(step.delete)
-        gone = {child.service for child in step.delete if child.is_workload} | set(step.drain)
+        deleted.append(sorted(each["kind"] for each in step.delete))
+        children = [each for each in children if each not in step.delete]
+        workloads = [each for each in step.delete if each["kind"] in WORKLOADS]
+        gone = {each["metadata"]["labels"][SERVICE_LABEL] for each in workloads} | set(step.drain)
         pods = {name: each for name, each in pods.items() if each.service not in gone}
-    workloads = ["Deployment", "LeaderWorkerSet"]
-    assert deleted == [["Deployment"], [], workloads, ["ConfigMap", "Service"]]
+    assert deleted == [["Deployment"], [], ["Deployment", "LeaderWorkerSet"], ["ConfigMap", "Service"]]
     assert step == DeletionStep("everything is gone", release=True)
