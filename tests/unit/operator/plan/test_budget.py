@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import BUDGET_GATE
@@ -21,9 +21,6 @@ from penstock.operator.plan.budget import (
     releases,
 )
 from penstock.operator.plan.pods import PodView
-
-PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
-"""A busy machine is no failure."""
 
 
 def worker(name, *, gpus=1, role="decode", **more):
@@ -208,7 +205,6 @@ PODS = st.lists(
 )
 
 
-@PATIENT
 @given(PODS, st.integers(0, 12), st.dictionaries(st.sampled_from(["prefill", "decode"]), st.integers(-2, 2)))
 def test_releases_fit_and_leave_no_usable_room(pods, budget, priorities):
     """What starts fits; what waits either does not fit or gives way to one whose room is coming."""
@@ -314,7 +310,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(PATIENT, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(1, 8), st.lists(STEPS, max_size=60))
 def test_no_order_of_events_exceeds_the_budget(budget, steps):
     """Creates, kills, late watches, late and lost answers, restarts: at every instant the budget holds.

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.api import Role
@@ -115,7 +115,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.permutations(["decode", "prefill"]), STEPS)
 def test_a_rollout_beyond_the_budget_ends_and_keeps_the_ratio(decode, prefill, beyond, order, steps):
     """Whichever service came first and whatever order things happen in, every old pod is replaced.

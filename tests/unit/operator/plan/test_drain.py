@@ -4,15 +4,12 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kube.objects.names import BUDGET_GATE, DRAINING, SERVING
 from penstock.operator.plan.drain import DRAINING_COST, LEAVING_COST, Load, ScalePlan, WorkerPool, plan_scale
 from penstock.operator.plan.pods import ContainerView, PodView
-
-PATIENT = settings(suppress_health_check=[HealthCheck.too_slow])
-"""A busy machine is no failure."""
 
 IDLE = Load(0, 0, 0.0, idle_s=2.0)
 NOW = 1000.0
@@ -261,7 +258,6 @@ def services(draw):
     return pods, {each.name: draw(LOADS) for each in pods}
 
 
-@PATIENT
 @given(services(), st.integers(0, 8), st.integers(0, 8))
 def test_never_marks_more_than_needed(service, desired, spec):
     """Victims are exactly the surplus; the spec lies between the desired number and what it was."""
@@ -288,7 +284,6 @@ def carry_out(pods, found, now_s=NOW):
     return done
 
 
-@PATIENT
 @given(services(), st.integers(0, 8))
 def test_carried_out_it_asks_for_nothing_twice(service, desired):
     """Marks that are written are not written again."""
@@ -411,7 +406,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(PATIENT, max_examples=120)
+@settings(max_examples=120)
 @given(st.integers(0, 2**32), st.integers(0, 6), EVENTS)
 def test_no_request_is_lost_whatever_happens(chance, count, events):
     """Changed minds, crashes of the operator, pods that break: only what may go is deleted.
