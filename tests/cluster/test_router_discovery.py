@@ -169,11 +169,12 @@ async def test_a_stream_outlives_its_workers_slice(place):
     await place.start_router()
     await place.until(lambda: not place.router.admission.problems())
     stream = await place.stream(tokens=200)
-    await anext(stream)
+    begun = await anext(stream)
     await place.hide(worker)
     await place.until(lambda: not place.names)
-    rest = await stream.read(limit_bytes=1_000_000)
-    assert rest.rstrip().endswith(b"data: [DONE]")
+    # On a busy machine all of it may have come at once.
+    whole = begun + await stream.read(limit_bytes=1_000_000)
+    assert whole.rstrip().endswith(b"data: [DONE]")
 
 
 async def test_a_role_that_may_read_slices_and_its_graph_is_enough(crds, place, namespace, monkeypatch):
