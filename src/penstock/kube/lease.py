@@ -48,8 +48,6 @@ class Election:
     """One candidate.
 
     Attributes:
-        identity: Of this process.
-        duration_s: Term in seconds.
         holder: Identity of the leader as last seen; empty when there is none or before the first look.
         problem: Why the lease cannot be read or written, or None.
         overdue: Why only a restart of this process helps: its leadership is over, the work is not. None: all is well.

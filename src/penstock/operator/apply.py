@@ -66,7 +66,6 @@ class Applied:
     """What came of applying a graph's children.
 
     Attributes:
-        wrote: Whether anything was written.
         repaired: ``Kind name: what differed`` of those changed by another writer.
         conflicts: Names taken by objects of others, in words.
         leaving: ``Kind name`` of children of the same name that are being deleted; they come back afterwards.

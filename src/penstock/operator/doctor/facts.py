@@ -29,7 +29,7 @@ class Finding:
     Attributes:
         severity: problem: something does not work; unknown: it could not be looked at.
         subject: What it is about, such as ``graph serving/llama`` or ``API server``.
-        message: What was found, one sentence without a full stop.
+        message: One sentence without a full stop.
         remedy: What to do, a command where there is one; empty if nothing is to be done.
     """
 
@@ -116,8 +116,6 @@ class RightsFact:
         who: ``you`` or ``system:serviceaccount:NAMESPACE:NAME``.
         component: ``operator`` or ``planner``; empty for the caller.
         namespace: Where it must; None: in all namespaces.
-        asked: How many rights were asked for.
-        missing: The ones that it lacks.
         unseen: Why it could not be asked; None if it could.
     """
 
@@ -151,7 +149,6 @@ class Facts:
     """All that was seen; nothing but the server where that does not answer.
 
     Attributes:
-        url: The API server's address.
         version: The API server's, such as ``v1.34.4``.
         now_s: This machine's clock at the second look, corrected by the skew; seconds since the epoch.
         interval_s: Time between the two looks, real seconds.

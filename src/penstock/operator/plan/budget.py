@@ -1,28 +1,23 @@
 """Which gated pods may start now, so that existing workers never hold more GPUs than the graph's budget.
 
-Pure. Every worker pod of a graph with a ceiling is born with a scheduling gate; only the operator lifts it,
-and only as this module allows. A pod counts from its release until it is finished or gone, terminating or
-not. Views may lag behind the cluster, but only towards the past: a pod not seen yet is gated, a pod seen
-longer than it exists counts too long, and releases not seen yet are handed in. So a stale view can delay a
-start and can never exceed the budget.
+Pure. Every worker pod of a graph with a ceiling is born with a scheduling gate, which only the operator lifts. A pod
+counts from its release until it is finished or gone, terminating or not. A view that lags can delay a start and never
+exceed the budget: a pod not seen yet is gated, one seen too long counts too long, and releases not seen yet are handed in.
 
-**Order.** A role with nothing running or released first, because a graph with an empty role serves nothing
-whatever the priorities; then the replacement of a replica that the same service has lost, so that a rollout
-or a kill does not hand its GPUs to another service; then the higher ``scaling.priority``; then the older; then
-by name.
+**Order.** A role with nothing running or released first, because a graph with an empty role serves nothing; then the
+replacement of a replica that the same service has lost; then the higher ``scaling.priority``; then the older; then by name.
 
-**Head of the line.** A replica that does not fit keeps the free GPUs to itself only while replicas on their
-way out (terminating, deadline not past) will complete its room: then everyone behind it waits, so that
-small ones cannot slip past a big one for ever. If nothing on its way out would make room, holding GPUs back
-would only idle them, and those behind it pass; as long as all wanted replicas together fit the budget,
-this delays no replica, for their room becomes free without taking from those that passed.
+**Head of the line.** A replica that does not fit keeps the free GPUs to itself only while replicas on their way out
+(terminating, deadline not past) will complete its room, so that small ones cannot slip past a big one for ever. If
+nothing on its way out would make room, holding GPUs back would only idle them, and those behind it pass; that delays no
+replica as long as all wanted ones together fit the budget.
 
 **Groups.** A LeaderWorkerSet group starts completely or not at all: the first release takes the GPUs of the
 entire group, whose remaining pods then start as they appear.
 
-**Lost replicas.** A rollout, a kill or a lost node frees GPUs a moment before the replacement asks for them, and in that
-moment another service's waiting pod would take them. So what a service held stays its own while its workload
-wants that many replicas, for `KEEP_S` also before the replacement exists.
+**Lost replicas.** A rollout, a kill or a lost node frees GPUs a moment before the replacement asks for them. So that no
+other service's waiting pod takes them, what a service held stays its own while its workload wants that many replicas, for
+`KEEP_S` also before the replacement exists.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Pure: what still exists decides the next step.
 
 1. Routers stop being asked: their workloads are deleted, their pods finish what they have begun.
 2. Once no router pod is left, or all of them are idle, workers can only be finishing: each is drained (`drain.plan_scale`
-   with desired 0), its workload deleted when none of its pods lives. An idle router that still gets a request refuses it
-   then, for lack of workers; one that got a worker before is not idle, and is waited for.
+   with desired 0), its workload deleted when none of its pods lives. An idle router refuses further requests then.
 3. When no pod of the graph is left, everything else is deleted: adapters, Services, and so on.
 4. When nothing is left, the finalizer goes.
 

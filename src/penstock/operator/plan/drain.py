@@ -194,12 +194,9 @@ def pods_to_ask(pool: WorkerPool) -> list[PodView]:
 
 
 def plan_scale(pool: WorkerPool, *, loads: Mapping[str, Load | None], now_s: float) -> ScalePlan:
-    """Return the next step towards the desired number of replicas.
+    """Return the next step towards the desired number of replicas; ``now_s`` in seconds since the epoch.
 
-    Args:
-        pool: The service.
-        loads: Load by pod name; None or absent: unknown, which is not idle.
-        now_s: Seconds since the epoch.
+    Loads are by pod name; None or absent: unknown, which is not idle.
     """
     leaders = (pod for pod in pool.pods if pod.alive and pod.worker_index == 0)
     alive = sorted(leaders, key=lambda pod: pod.name)

@@ -110,7 +110,6 @@ class ConditionFacts:
 
     Attributes:
         generation: ``metadata.generation`` that was acted on.
-        services: By name, all services of the specification.
         budget: Most GPUs of workers; None: no ceiling.
         deleting: What a deletion waits for; empty unless the graph is being deleted.
         is_woken: Whether its routers hold requests until the planner has brought workers back from zero.
@@ -144,9 +143,8 @@ class ServiceState:
     Attributes:
         bounds: Its desired replicas, clamped to its bounds.
         running: Number that its workload has now; the bounded one while there is no workload.
-        rollout: Where its workload stands; None: there is none.
-        refused: Why the API server refuses its pods; None: it refuses none.
-        plan: How a worker service is scaled.
+        rollout: None while there is no workload.
+        plan: None for routers.
         held: Why its new pod template waits.
     """
 
@@ -170,7 +168,6 @@ class ReconcileState:
 
     Attributes:
         paused: What keeps the graph's children as they are; empty: nothing.
-        services: All of the specification, by name.
         waiting: Pods that the budget holds back.
         blocked: Replicas of a service that the budget keeps from running.
         failure: Why the graph cannot be brought about; None if it can.

@@ -87,15 +87,11 @@ class PodView:
         uid: Names repeat over time, uids never do.
         gpus: GPUs that it counts against the budget.
         gates: Names of the scheduling gates that still hold it, in order.
-        node: Name of the node that it is assigned to.
-        terminating: Whether its deletion was asked for.
-        serving: The serving label's value.
         drain_since_s: When its drain began; None if it does not drain.
         deletion_cost: Its pod-deletion-cost; 0 if absent or no number.
         deleted_s: When its deletion's grace ends or ended; None unless terminating.
         started_s: When the kubelet first saw it; None before.
-        grace_s: Its terminationGracePeriodSeconds.
-        containers: Its containers, init containers first.
+        containers: Init containers first.
         needs: Objects that its volumes come from and that must exist: ``Secret keys``, sorted.
         group: Key of its LeaderWorkerSet group; empty for a pod of a Deployment.
         group_index: Group's ordinal; None for a pod of a Deployment.

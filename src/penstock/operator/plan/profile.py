@@ -58,14 +58,9 @@ def outcome(
     *,
     now_s: float,
 ) -> Outcome:
-    """Return how a request stands whose Job is there.
+    """Return how a request stands whose Job is there; ``now_s`` in seconds since the epoch.
 
-    Args:
-        job: The request's.
-        pods: Of the Job.
-        result: Data of the result's ConfigMap; None: there is none.
-        config_map: Its name.
-        now_s: Seconds since the epoch.
+    ``result`` is the data of the ConfigMap of that name; None: there is none.
     """
     end = ended(job)
     if end is None:

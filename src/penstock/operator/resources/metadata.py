@@ -32,7 +32,6 @@ class BuildContext:
 
     Attributes:
         owner_uid: UID of the GraphDeployment; empty: children without an owner, for reading only.
-        namespace: Namespace of the graph and of its children.
         operator_namespace: Namespace of operator and planner, which may scrape workers; None: the graph's own.
         penstock_image: Image of routers and simulated workers whose graph names none; None: the release's.
         image_pull_policy: Always, IfNotPresent or Never.
